@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help install demo test test-rest test-all test-full fuzz damage corpus mistakes oracle bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types wheel clean distclean
+.PHONY: help install demo test test-rest test-all test-full fuzz damage corpus mistakes oracle bench bench-dist bench-pipeline bench-cost bench-remat bench-auto bench-mesh bench-steps docs lint format types dist compat clean distclean
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
@@ -38,7 +38,9 @@ help:
 	@echo "make bench-mesh  cost of a second mesh axis, and memory of logical devices, predicted and measured"
 	@echo "make docs        build the documentation site into build/site; broken links are errors"
 	@echo "make lint types  check the style and the types;  make format: repair the style"
-	@echo "make wheel       build the package;  make clean, make distclean: remove what was made"
+	@echo "make dist        build the package into dist/, and install and try it in an environment of its own"
+	@echo "make compat      install each TensorFlow that is supported as pip resolves it, run demo, tests and a job (hours)"
+	@echo "make clean, make distclean: remove what was made"
 
 install: $(VENV)/.ok
 
@@ -51,6 +53,8 @@ $(VENV)/.ok: setup.py constraints.txt
 	  $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip -q --python $(BIN)/python install pip; }
 	$(PIP) install -c constraints.txt setuptools wheel
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[$(EXTRA),dev]'
+	@# tf_keras asks for `tensorflow`, whose files those of `tensorflow-cpu` are.
+	$(PIP) install -c constraints.txt --no-deps tf-keras
 	@# pip compiles what it installs, but not what it installs as editable: half a second at each start.
 	$(BIN)/python -m compileall -q autograph_rewrite tools strategies benchmarks
 	@touch $@
@@ -67,6 +71,7 @@ test-rest: $(VENV)/.ok
 
 test-all: test
 	$(MAKE) test-rest
+	$(BIN)/python -m tests.compat --only 2.16 --parts install demo job
 
 test-full: $(VENV)/.ok
 	$(BIN)/python -m pytest -n $(WORKERS) -m "" --timeout 900 $(ARGS)
@@ -134,9 +139,21 @@ types: $(VENV)/.ok
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 	  --cache-dir ../../.mypy_cache -p autograph_rewrite
 
-wheel: $(VENV)/.ok
-	@rm -rf build/lib dist
-	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+# The wheel is built of the sdist, and tried away from the checkout: nothing but the wheel can be imported.
+dist: $(VENV)/.ok
+	@rm -rf build/lib build/clean dist
+	$(PIP) install build twine
+	$(BIN)/python -m build -q --no-isolation
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m venv --without-pip build/clean
+	$(PIP) --python build/clean/bin/python install -c constraints.txt "$$(echo dist/*.whl)[$(EXTRA)]"
+	cd build/clean && bin/python -m autograph_rewrite --help && \
+	  bin/python ../../tests/support/make_small_graph.py small.pb && \
+	  bin/autograph-rewrite rewrite small.pb --config all_reduce --train-op train --output loss --init-op init -o new.pb
+
+compat: $(VENV)/.ok
+	$(BIN)/python -m tests.compat $(ARGS)
+	$(BIN)/python -m tests.compat --table
 
 clean:
 	rm -rf build dist out *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

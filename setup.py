@@ -60,18 +60,18 @@ setup(
     # one of them would overwrite the other for whoever has it. The extras choose; `requires.py` checks.
     install_requires=[
         "grpcio>=1.60",  # TensorFlow needs it as well
-        "keras>=3.12,<4",
+        "keras>=3.0.5,<4",
         "networkx>=3.2",
         "numpy>=1.26",
-        "protobuf>=6.31.1,<8",
+        "protobuf>=4.25,<8",
         "pydantic>=2.6",
         "pyyaml>=6",
         "regex>=2024.4",  # as `re`, but a search can be ended
         "rich>=13",
     ],
     extras_require={
-        "tensorflow": ["tensorflow>=2.21,<2.22"],
-        "cpu": ["tensorflow-cpu>=2.21,<2.22"],
+        "tensorflow": ["tensorflow>=2.16,<2.22"],
+        "cpu": ["tensorflow-cpu>=2.16,<2.22"],
         "corpus": CORPUS,
         "demo": DEMO,
         "docs": DOCS,
@@ -80,6 +80,9 @@ setup(
     },
     entry_points={"console_scripts": ["autograph-rewrite = autograph_rewrite.tools.cli:main"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Environment :: GPU :: NVIDIA CUDA",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
@@ -89,6 +92,8 @@ setup(
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Compilers",
+        "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
 )

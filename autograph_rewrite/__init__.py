@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         register_pass,
         rewrite,
         shard_dataset,
+        virtual_devices,
     )
     from autograph_rewrite.config.config import Config
     from autograph_rewrite.inspect.diff import diff
@@ -98,6 +99,7 @@ __all__ = [
     "simulate",
     "split",
     "verify",
+    "virtual_devices",
 ]
 
 _LAZY = {
@@ -135,6 +137,7 @@ _LAZY = {
     "shard_dataset": "api",
     "simulate": "views",
     "verify": "views",
+    "virtual_devices": "api",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any misspelt name
@@ -158,5 +161,5 @@ if is_told(os.environ):
 
 
 def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+    """List the public names, loaded or not; modules are found where they are imported."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -28,6 +28,17 @@ from autograph_rewrite.training_graph import TrainingGraph
 T = TypeVar("T")
 
 
+def virtual_devices(count: int) -> None:
+    """Make so many CPU devices of this process's CPU, for mirrored variables without accelerators.
+
+    Raises:
+        ClusterError: TensorFlow has started already with fewer.
+    """
+    from autograph_rewrite.runtime.job.logical_devices import ensure_devices
+
+    ensure_devices([f"/device:CPU:{number}" for number in range(count)])
+
+
 def build_plan(item: TrainingGraph, config: ConfigLike | None = None, *, batch: int | None = None) -> Plan:
     """Decide how to distribute an item, and list what follows from it: every reshard edge with its reason.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 MOST = 50
 """Rows of a table; the others are counted."""
@@ -25,6 +26,24 @@ class NotebookView:
     def _html_parts(self) -> Iterator[str]:
         """Yield what stands below the first line."""
         yield text(str(self).partition("\n")[2])
+
+
+class Shown(str):
+    """A text that a notebook shows as it is written; everywhere else it is that text."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return self if self.startswith("<svg") else text(self)
+
+
+class ShownFile(type(Path())):  # type: ignore[misc]
+    """A page that a notebook shows in a frame, with a link to it."""
+
+    def _repr_html_(self) -> str:
+        address = html.escape(self.as_posix(), quote=True)
+        link = f'<p><a href="{address}" target="_blank">{address}</a></p>'
+        return f'{link}<iframe src="{address}" width="100%" height="640"></iframe>'
 
 
 def text(plain: str) -> str:

@@ -20,6 +20,7 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.notebook import Shown, ShownFile
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen
@@ -40,7 +41,7 @@ Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
 
 def explain(
     new: Any, config: ConfigLike | Plan | None = None, *, batch: int | None = None, specs: Sequence[Any] = ()
-) -> str:
+) -> Shown:
     """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
@@ -58,16 +59,12 @@ def explain(
     traces = _traces(new, specs)
     if config is not None:
         original, given = traces[0].original, chosen(config)
-        return run(rewrite(original, given, batch=batch), batch=batch) + where_time_goes(original, given, batch)
-    return "\n".join(
-        run(trace.rewritten, batch=batch)
-        + (
-            where_time_goes(trace.original, trace.rewritten.report.plan, batch)
-            if trace.original is not trace.rewritten
-            else ""
-        )
-        for trace in traces
-    )
+        return Shown(run(rewrite(original, given, batch=batch), batch=batch) + where_time_goes(original, given, batch))
+    texts = []
+    for original, rewritten in traces:
+        more = where_time_goes(original, rewritten.report.plan, batch) if original is not rewritten else ""
+        texts.append(run(rewritten, batch=batch) + more)
+    return Shown("\n".join(texts))
 
 
 def where_time_goes(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> str:
@@ -343,7 +340,7 @@ def report(
         shown = Shown(states, original, new, new.report.plan, network, batch, found, words, checked)
     stage("drawing")
     write_whole(out, report_page(title or Path(out).stem, shown).encode())
-    return Path(out)
+    return ShownFile(out)
 
 
 def _verified(original: TrainingGraph, given: Config | Plan, batch: int | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ OTHERS = (
     "mesh_memory",
     "checkpoint",
     "strategies",
+    "layers",
 )
 RESULTS = ROOT / "build" / "bench.json"
 

@@ -12,10 +12,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from autograph_rewrite.analysis.work.op_work import VIEWS
-from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import has
 from benchmarks.child import call
 from benchmarks.effort import Effort
 from benchmarks.figure import Figure, milliseconds
@@ -243,11 +242,11 @@ def allocated(stats: Any, new: Any, name: str = "CPU:0") -> float:
 
 def _readers(handle: Any) -> Iterator[str]:
     """Yield the names of nodes that read the memory of a variable, or hand it on."""
-    pending = [use.node for use in handle_uses(handle) if reads_variable(use.node.op)]
+    pending = [use.node for use in handle_uses(handle) if has(use.node.op, "reads")]
     while pending:
         node = pending.pop()
         yield node.name
-        if node.op in VIEWS or reads_variable(node.op):
+        if has(node.op, "views", "reads"):
             pending += [use.node for value in node.read_outputs for use in value.uses]
 
 

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import Protocol, cast
@@ -25,6 +26,7 @@ from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.requires import missing_tensorflow
 from autograph_rewrite.runtime.job.join_on_import import stay_out
 from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
+from autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow
 from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
 from autograph_rewrite.tools.unforeseen import of_the_graph
 
@@ -61,6 +63,36 @@ MODULES = {
 }
 """Of verbs that have none in `tools/verbs`."""
 
+GROUPS = {
+    "look at a graph": ("inspect", "dump", "diff"),
+    "distribute it": ("plan", "rewrite", "run", "launch"),
+    "see why": ("explain", "why", "why-not", "comm", "report"),
+    "see what it costs": ("simulate", "profile"),
+    "see whether it is right": ("verify", "bisect", "reduce"),
+    "tools": ("opt", "completion"),
+}
+EXAMPLES = {
+    "inspect": "inspect model.ar",
+    "dump": "dump new.ar --around loss --depth 3",
+    "diff": "diff model.ar new.ar",
+    "plan": "plan model.ar --config fsdp -o plan.yaml",
+    "rewrite": "rewrite model.ar --config all_reduce_mirrored -o new.ar",
+    "run": "run --config all_reduce_mirrored train.py",
+    "launch": "launch -n 2 --config all_reduce train.py",
+    "explain": "explain model.ar --config fsdp",
+    "why": "why new.ar loss",
+    "why-not": "why-not model.ar dense/kernel FSDP",
+    "comm": "comm new.ar",
+    "report": "report model.ar --config all_reduce_mirrored --verify",
+    "simulate": "simulate model.ar --config fsdp --calibrate",
+    "profile": "profile --config all_reduce_mirrored train.py",
+    "verify": "verify model.ar --config fsdp --steps 5",
+    "bisect": "bisect model.ar --config fsdp",
+    "reduce": "reduce model.ar --config fsdp -o small.txt",
+    "opt": "opt model.ar --passes normalise,propagate --config fsdp",
+    "completion": "completion bash",
+}
+
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
 
@@ -89,8 +121,12 @@ def _run(args: argparse.Namespace) -> int:
         return _outcome(args)
     from autograph_rewrite.diagnostics.progress_line import progress_on
 
-    with progress_on(sys.stderr) as line, patient_output(line.clear if line is not None else None):
-        return _outcome(args)
+    with quiet_tensorflow() as show, progress_on(sys.stderr) as line:
+        with patient_output(line.clear if line is not None else None):
+            code = _outcome(args)
+        if code != GOOD:
+            show()
+        return code
 
 
 def _outcome(args: argparse.Namespace) -> int:
@@ -107,13 +143,18 @@ def _outcome(args: argparse.Namespace) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; only the verb that stands in it is loaded."""
-    parser = Parser(prog="autograph-rewrite", description=autograph_rewrite.__doc__.partition("\n")[0], epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"%(prog)s {autograph_rewrite.__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     verbs = available_verbs()
+    parser = Parser(
+        prog="autograph-rewrite",
+        description=f"{autograph_rewrite.__doc__.partition(chr(10))[0]}\n\n{_listed(verbs)}",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {autograph_rewrite.__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help=argparse.SUPPRESS)
     require_known_verb(parser, argv, verbs)
     for verb in verbs:
-        subparser = subparsers.add_parser(verb, help=VERBS[verb], description=VERBS[verb])
+        subparser = subparsers.add_parser(verb)
         if argv and argv[0] == verb:
             _declare(verb, subparser)
             require_known_options(subparser, argv[1:])
@@ -122,14 +163,28 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """Return the parser of one verb, with all its arguments."""
-    parser = argparse.ArgumentParser(prog=f"autograph-rewrite {verb}", description=VERBS[verb])
+    parser = argparse.ArgumentParser(prog=f"autograph-rewrite {verb}")
     _declare(verb, parser)
     return parser
 
 
 def _declare(verb: str, parser: argparse.ArgumentParser) -> None:
+    module = load_verb(verb)
+    parser.description = f"{(module.__doc__ or '').partition('`: ')[2]}\n\nexample: autograph-rewrite {EXAMPLES[verb]}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--json", action="store_true", help="print JSON on standard output")
-    load_verb(verb).add_arguments(parser)
+    module.add_arguments(parser)
+
+
+def _listed(verbs: Sequence[str]) -> str:
+    """Return verbs by what they are for, with an example each, in lines of at most 80 letters."""
+    lines = []
+    for title, group in GROUPS.items():
+        lines.append(f"{title}:")
+        for verb in (one for one in group if one in verbs):
+            lines += [*textwrap.wrap(f"{verb:<11}{VERBS[verb]}", 77, initial_indent="  ", subsequent_indent=" " * 13)]
+            lines.append(f"{'':13}$ autograph-rewrite {EXAMPLES[verb]}")
+    return "\n".join(lines)
 
 
 def available_verbs() -> list[str]:

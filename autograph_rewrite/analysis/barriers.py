@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Select, Span
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, READS
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.variable_ops import touching_nodes
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, READS
 
 
 def predecessors(node: Node) -> list[Node]:

@@ -20,20 +20,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
+from autograph_rewrite.ops.traits import has
 
-COPIES = frozenset(("StopGradient", "Identity", "Reshape", "Squeeze", "Cast"))
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
-SPREADS = frozenset(("BroadcastTo", "Tile"))
-ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
-TERMS = frozenset(("Add", "AddV2", "Sub", "AddN"))
-FACTORS = frozenset(("Mul", "RealDiv", "Div"))
-LINEAR = COPIES | {"Neg", "ExpandDims", "Sum", "Transpose", "BroadcastTo", "Tile", "PreventGradient"}
-"""Linear in their first input, whatever the others are."""
-LINEAR_IN_SECOND = frozenset(("RsqrtGrad", "SqrtGrad", "ReciprocalGrad", "InvGrad"))
-CHAINED = COPIES | TERMS | FACTORS | {"ExpandDims", "BiasAdd", "Neg", "Maximum"}
-"""What may stand between normalised values and their scale."""
-AVERAGED = CHAINED | {"Switch", "Merge"}
-"""What may stand between a statistic and a moving average."""
 CHAIN_LENGTH = 6
 
 
@@ -116,7 +104,7 @@ def batch_norms(state: Propagation, moments: Iterable[Moments]) -> list[BatchNor
 
 
 def _behind_copies(node: Node) -> Node:
-    while node.op in COPIES:
+    while has(node.op, "copies") and node.op != "ExpandDims":
         node = node.inputs[0].node
     return node
 
@@ -173,7 +161,7 @@ class _Tracer:
         state = self._state
         shapes = [use.node for use in mean.inputs[0].uses if use.node.op == "Shape"]
         users = [use for shape in shapes for use in shape.output().uses]
-        spread = [use.node for use in users if use.node.op in SPREADS and use.index == 1]
+        spread = [use.node for use in users if has(use.node.op, "broadcasts") and use.index == 1]
         return [node for node in spread if node in self._after and node in state.transfers and is_split(state, node)]
 
     def _divided_by_size(self, spread: Node) -> bool:
@@ -211,7 +199,7 @@ class _Tracer:
         if node in self._norm.moments.both or self._reads_examples(node) or not self._is_traced(node):
             return []
         inputs = [value.node for value in node.inputs]
-        return inputs[:1] if node.op in LINEAR else inputs
+        return inputs[:1] if has(node.op, "linear") else inputs
 
     def _is_traced(self, node: Node) -> bool:
         """Return whether what a node holds depends on what it is computed from."""
@@ -235,17 +223,17 @@ class _Tracer:
             return NOTHING
         if None in kinds:
             return None
-        if node.op in LINEAR:
+        if has(node.op, "linear"):
             return kinds[0]
         sums = kinds.count(SUMMED)
         if not sums:
             return STATISTIC if STATISTIC in kinds else NOTHING
-        if node.op in TERMS:
+        if has(node.op, "terms"):
             zero = [self._state.facts[value].zero for value in node.inputs]
             return SUMMED if all(k is SUMMED or z for k, z in zip(kinds, zero, strict=True)) else None
-        if node.op in FACTORS:
+        if has(node.op, "factors"):
             return SUMMED if sums == 1 and (node.op == "Mul" or kinds[0] is SUMMED) else None
-        return SUMMED if node.op in LINEAR_IN_SECOND and sums == 1 and kinds[1] is SUMMED else None
+        return SUMMED if has(node.op, "linear_in_second") and sums == 1 and kinds[1] is SUMMED else None
 
     def _closure(self) -> set[Node] | None:
         """Return the statistics, and what is computed from them alone; None where examples come in another way."""
@@ -274,7 +262,7 @@ class _Tracer:
 
     def _has_root(self) -> bool:
         """Return whether something is divided by a deviation."""
-        return any(node.op in ROOTS for node in self._norm.forward)
+        return any(has(node.op, "roots") for node in self._norm.forward)
 
     def _moving_averages(self, marked: Collection[Node]) -> list[Node] | None:
         """Return the updates that the statistics go into; None where they go into anything else."""
@@ -282,14 +270,15 @@ class _Tracer:
         if any(self._is_told(node) for node in forward):
             return None
         updates: list[Node] = []
-        seen = {user for user in users_of(forward) if user not in marked and user.op not in MEASURES}
+        seen = {user for user in users_of(forward) if user not in marked and not has(user.op, "measures")}
         pending = list(seen)
         while pending:
             user = pending.pop()
             if is_update(user):
                 updates.append(user)
                 continue
-            if user.op not in AVERAGED or user in marked or is_split(self._state, user) or self._is_told(user):
+            averages = has(user.op, "scales") or user.op in ("Switch", "Merge")
+            if not averages or user in marked or is_split(self._state, user) or self._is_told(user):
                 return None
             new = users_of([user]) - seen
             seen |= new
@@ -306,12 +295,12 @@ class _Tracer:
         """Return whether a variable scales or shifts what is normalised: before the examples come in, or behind."""
         learnt = variable_dependent_nodes(self._state.order)
         forward = self._norm.forward
-        if any(self._is_parameter(value, learnt) for node in forward for value in node.inputs if node.op in CHAINED):
+        if any(self._is_parameter(v, learnt) for node in forward if has(node.op, "scales") for v in node.inputs):
             return True
         seen: set[Node] = set()
         pending = {node for node in users_of(forward) if is_split(self._state, node)}
         for _ in range(CHAIN_LENGTH):
-            pending = {node for node in pending if node.op in CHAINED and node not in seen}
+            pending = {node for node in pending if has(node.op, "scales") and node not in seen}
             if any(self._is_parameter(value, learnt) for node in pending for value in node.inputs):
                 return True
             seen |= pending

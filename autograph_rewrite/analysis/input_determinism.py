@@ -11,17 +11,7 @@ from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.attrs import decode
-
-_SEEDS = {
-    "ShuffleDataset": 2,
-    "ShuffleDatasetV3": 2,
-    "ShuffleAndRepeatDataset": 2,
-    "ShuffleAndRepeatDatasetV2": 2,
-    "RandomDataset": 0,
-    "RandomDatasetV2": 0,
-    "SamplingDataset": 2,
-}
-"""Datasets that draw, with the first of their two seed inputs; they draw by chance where both are 0."""
+from autograph_rewrite.ops.traits import operands
 
 
 class _Op(NamedTuple):
@@ -60,8 +50,7 @@ def chances(graph: Graph, source: Node) -> Iterator[str]:
 
 def _chance(op: _Op, known: Mapping[str, _Op]) -> str:
     """Return what is left to chance; empty if nothing is."""
-    if op.op in _SEEDS:
-        first = _SEEDS[op.op]
+    for first in operands(op.op, "dataset_seeds"):
         if all(_is_zero(known.get(name.partition(":")[0])) for name in op.inputs[first : first + 2]):
             return "has no seed"
     seeds = [decode(raw) for key in ("seed", "seed2") if isinstance(raw := op.attrs.get(key), bytes)]

@@ -34,11 +34,11 @@ from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, MERGES
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
 
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})

@@ -25,8 +25,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS
 
 Cuts = dict[Hashable, set[Value]]
 """Minimum cuts by all that decides them."""

@@ -15,9 +15,9 @@ from autograph_rewrite.analysis.container_cells import content, maker
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.traits import MERGES, has
 
 if TYPE_CHECKING:
     from autograph_rewrite.analysis.propagate import Propagation
@@ -39,7 +39,7 @@ def mark_containers(state: Propagation) -> int:
         if transferred.holds is not None and _is_misfit(state, node):
             chosen[maker(state, state.facts[node.inputs[transferred.holds[0]]].cell)] = None
     chosen |= dict.fromkeys(
-        node for node in _connected(lists) if not (forwards_handle(node.op) or node.op == "IdentityN")
+        node for node in _connected(lists) if not (has(node.op, "forwards_handle") or node.op == "IdentityN")
     )
     return _mark(chosen, NOT_ALIKE)
 

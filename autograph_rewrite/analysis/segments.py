@@ -18,16 +18,13 @@ from autograph_rewrite.analysis.rule_table import families
 from autograph_rewrite.analysis.rules.base import WHOLE, Op, Rule
 from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.traits import has
 
 FAMILIES = families(
     "elementwise", "reduce", "contraction", "layout", "layers", "convolutions", "normalization", "pooling",
     "concat_split", "slicing", "sizes", "ensure_shape",
 )  # fmt: skip
 """Rules that follow rows wherever they stand, and line blocks up by their sizes only."""
-CUTS = frozenset(("Split", "SplitV", "Slice", "StridedSlice"))
-"""Ops that may take one segment out, which is a block like any other."""
-TABLES = frozenset(("Gather", "GatherV2", "ResourceGather"))
-"""Ops whose rule does so of all operands but the first, in which rows are found by number."""
 
 
 def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
@@ -35,7 +32,7 @@ def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
     found = tuple(i for i, fact in enumerate(n.inputs) if fact.is_segmented and fact.placement.differs)
     if rule is None or any(n.attr(mark, False) for mark in (BLOCKWISE, ROWS_APART, WHOLE)):
         return found
-    if n.op in TABLES:
+    if has(n.op, "gathers") or n.op == "ResourceGather":
         return tuple(i for i in found if not i and not n.inputs[0].is_local)
     return () if rule.family in FAMILIES else found
 
@@ -53,6 +50,6 @@ def are_lost(op: str, inputs: Sequence[Fact], outputs: Iterable[Fact]) -> bool:
         size = fact.split_size
         if not fact.placement.is_split or segments(size):
             continue
-        if is_segmented(size) or (had and (op not in CUTS or unit(size) is None)):
+        if is_segmented(size) or (had and (not has(op, "cuts") or unit(size) is None)):
             return True
     return False

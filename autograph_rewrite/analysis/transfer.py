@@ -54,24 +54,16 @@ from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_b
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
 from autograph_rewrite.analysis.rules.marked.varying import let_out_as, place_of_one, place_varying
-from autograph_rewrite.analysis.rules.shapes.sizes import MEASURES
 from autograph_rewrite.analysis.segments import are_lost, read_whole
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.shapes.recorded import recorded_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
-MOVES = MEASURES | frozenset(
-    (
-        "Pack", "Unpack", "ConcatV2", "StridedSlice", "GatherV2", "Identity", "IdentityN", "Reshape", "ExpandDims",
-        "Squeeze", "Cast", "Slice", "DynamicStitch", "Enter", "Merge", "Switch", "Fill", "EnsureShape",
-        "Split", "SplitV", "Pad", "PadV2", "Transpose",
-    )
-)  # fmt: skip
-"""Ops that move sizes without computing: unknown entries pass through them harmlessly."""
 LARGEST_TRACKED = 64
+MEASURES = ops_with("measures")
 
 
 class NodeTransfer(NamedTuple):
@@ -199,7 +191,7 @@ def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
     values = rule.value(n)
     if values is None or any(v is None for v in values):
         return None
-    if (n.op not in MOVES or n.op == "Size") and any(None in v for v in values if v is not None):
+    if (not has(n.op, "moves") or n.op == "Size") and any(None in v for v in values if v is not None):
         return None
     shapes = rule.shape(n) if rule.shape is not None else (None,) * len(values)
     outputs = []
@@ -308,7 +300,7 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
         outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
     if any(f.cell for f in inputs):
         outputs = _carry_cells(node, inputs, outputs)
-    elif node.op in CELL_MAKERS:
+    elif has(node.op, "cell_makers"):
         outputs = (outputs[0]._replace(cell=node.name), *outputs[1:])
     return NodeTransfer(outputs, placed.operand_reshards, placed.decompose, note, placed.holds, False, n.inputs)
 
@@ -361,15 +353,11 @@ def _settle_shape(
     return tuple(dims)
 
 
-CELL_MAKERS = frozenset(("TensorArrayV3", "StackV2"))
-GRADIENT_CELLS = frozenset(("TensorArrayGradV3", "TensorArrayGradWithShape"))
-
-
 def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
     cell = next(fact.cell for fact in inputs if fact.cell)
-    if forwards_handle(node.op):
+    if has(node.op, "forwards_handle"):
         return tuple(f._replace(cell=cell) if f.dtype in (dtypes.RESOURCE, 0) else f for f in outputs)
-    if node.op in GRADIENT_CELLS:
+    if has(node.op, "gradient_cells"):
         source = node.attr("source", b"")
         return (outputs[0]._replace(cell=f"{cell}@{source.decode()}"), *outputs[1:])
     return outputs

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.execution.baseline import Baseline
+from autograph_rewrite.certify.execution.op_kinds import writes_variable
 from autograph_rewrite.certify.execution.samples import Sample
 from autograph_rewrite.certify.execution.simulate import Simulation
 from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, effects_needed, origin
@@ -21,7 +22,6 @@ from autograph_rewrite.certify.spans import spans
 from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import topological_order
 
 BEHIND = frozenset(("delegate-to-chief", "update-rows", "expand"))

@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.certify.execution.op_kinds import (
+    ENTERS,
+    EXITS,
+    MEASURES,
+    READS,
+    is_of_the_program,
+    writes_variable,
+)
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import ENTERS, EXITS, MEASURES, READS, is_of_the_program, writes_variable
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types.opdefs import find_op
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import yaml
 from pydantic import PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
@@ -41,6 +42,7 @@ from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_a
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, load_yaml
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types import device_names
+from autograph_rewrite.notebook import text
 
 
 class Config(Section):
@@ -124,6 +126,11 @@ class Config(Section):
             what = type(config).__name__  # type: ignore[unreachable]
             raise ConfigError(f"a configuration is a path, a dict or a Config, not {what}")
         return cls._read(Located(dict(config), Source()))
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what is not the default."""
+        given = {"strategy": {"name": self.strategy.name}, **self.model_dump(mode="json", exclude_defaults=True)}
+        return text(yaml.safe_dump(given, sort_keys=False))
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:

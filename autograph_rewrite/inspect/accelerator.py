@@ -23,13 +23,12 @@ from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import routes
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
-from autograph_rewrite.ir.variable_ops import VARIABLES
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
 SIZE = "a size that is computed with: of the batch, as a number"
@@ -224,12 +223,13 @@ class _Step:
 
     def without_kernel(self) -> list[Node]:
         """Return the nodes of the step that no accelerator could run."""
-        return [node for node in self.nodes if node not in self.fed and not routes(node.op) and kernel_of(node) is None]
+        nodes = (node for node in self.nodes if node not in self.fed and not has(node.op, "routes"))
+        return [node for node in nodes if kernel_of(node) is None]
 
     @cached_property
     def keeps_variables(self) -> bool:
         """Whether the host holds variables that an accelerator could hold."""
-        handles = (node for node in self.nodes if node.op in VARIABLES and kernel_of(node) is not None)
+        handles = (node for node in self.nodes if has(node.op, "variables") and kernel_of(node) is not None)
         return any(not is_accelerator(self.placed[node].device) for node in handles)
 
     def reason(self, one: Crossing) -> str:

@@ -16,13 +16,12 @@ from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
 from autograph_rewrite.plan.plan import Plan
 
-STORES = frozenset(("ResourceConditionalAccumulator", "FIFOQueueV2"))
 EXCHANGE = "exchange"
-JOINS = frozenset(("AddN", "ConcatV2", "Maximum", "Minimum"))
 _INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
@@ -117,7 +116,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
 
 def _joins_blocks(node: Node) -> bool:
     """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
-    if node.op not in JOINS or MODEL_AXIS_ATTR not in node.attrs:
+    if not has(node.op, "joins_shards") or MODEL_AXIS_ATTR not in node.attrs:
         return False
     return len({value.node.device for value in node.inputs if value.node.op != "Const"}) > 1
 
@@ -212,7 +211,7 @@ def _exchanged(node: Node, made: Collection[str]) -> str:
 
 def _stores(node: Node) -> bool:
     """Tell whether a pass made this node to hold what processes hand each other."""
-    return node.op in STORES and node.attr(PASS_ATTR, b"expand") != b"expand"
+    return has(node.op, "stores") and node.attr(PASS_ATTR, b"expand") != b"expand"
 
 
 def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:

@@ -20,6 +20,7 @@ from autograph_rewrite.ir.format.printer import provenance, render
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.notebook import Shown
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
@@ -38,7 +39,7 @@ def dump(
     depth: int = 2,
     full: bool = False,
     plan: Plan | None = None,
-) -> str:
+) -> Shown:
     """Return a graph, or a part of it, in a readable form.
 
     Args:
@@ -66,7 +67,7 @@ def dump(
     if any(one is not None for one in (op, name, device, around)):
         nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
     with no_garbage_collection():
-        return _text(item, nodes, full=True) if full else FORMATS[format](item, nodes)
+        return Shown(_text(item, nodes, full=True) if full else FORMATS[format](item, nodes))
 
 
 def _text(item: TrainingGraph, nodes: Nodes, *, full: bool = False) -> str:

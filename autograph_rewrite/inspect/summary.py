@@ -26,11 +26,11 @@ from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 OPS_SHOWN = 30
-_UNSEEDED = frozenset(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt", "Multinomial"))
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _warnings(
     if unknown:
         yield f"unknown ops: {_few(unknown)}"
     unseeded = [
-        n.name for n in flat.graph if n in step and n.op in _UNSEEDED and not n.attr("seed") and not n.attr("seed2")
+        n.name for n in flat.graph if n in step and has(n.op, "op_seeds") and not n.attr("seed") and not n.attr("seed2")
     ]
     if unseeded:
         yield f"random ops without a seed, different in each run: {_few(unseeded)}"

@@ -7,8 +7,8 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES
 from autograph_rewrite.ir.traversal import dependencies
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 
 OPENS = ENTERS | SWITCHES
 Frame = tuple[str, ...]
@@ -145,7 +145,7 @@ def predicate_of(switch: Node) -> Value:
 
 def decider(value: Value) -> Value:
     """Return what a predicate is a copy of, outside of the loops that it enters."""
-    while value.node.op in ("Identity", "LoopCond", "Enter", "Switch") and value.node._inputs:
+    while (has(value.node.op, "carries") or value.node.op == "LoopCond") and value.node._inputs:
         value = value.node._inputs[0]
     return value
 

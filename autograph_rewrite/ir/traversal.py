@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import BACK_EDGES, EXITS
+from autograph_rewrite.ops.traits import BACK_EDGES, EXITS
 
 
 def dependencies(node: Node) -> list[Node]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Node, Use, Value
-from autograph_rewrite.ir.op_traits import MERGES, PUSHES, forwards_handle, writes_variable
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
+from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
-VARIABLES = frozenset(("VarHandleOp", "VariableV2", "Variable"))
+_FORWARDS = ops_with("forwards_handle")
 _DENSE_ARGUMENTS = frozenset(("value", "grad", "delta"))
 """What op definitions call the inputs of an update that have the variable's shape."""
 _OF_ROWS = ("ResourceSparseApply", "ResourceScatter")
@@ -24,7 +24,7 @@ def is_handle(value: Value) -> bool:
 
 def is_update(node: Node) -> bool:
     """Return whether a node writes a variable."""
-    return writes_variable(node.op)
+    return has(node.op, "writes")
 
 
 def handle_node(value: Value) -> Node:
@@ -33,7 +33,7 @@ def handle_node(value: Value) -> Node:
     Where ways meet, it is the one that all of them lead from; where they lead from two, it is the Merge.
     """
     node = value.node
-    while node._inputs and forwards_handle(node.op):
+    while node._inputs and node.op in _FORWARDS:
         if node.op in MERGES:
             return _before_merge(node)
         node = node._inputs[0].node
@@ -45,7 +45,7 @@ def _before_merge(merge: Node) -> Node:
     found: dict[Node, None] = {}
     while pending:
         for node in [value.node for value in pending.pop()._inputs]:
-            while node._inputs and forwards_handle(node.op) and node not in seen:
+            while node._inputs and node.op in _FORWARDS and node not in seen:
                 seen.add(node)
                 if node.op in MERGES:
                     pending.append(node)
@@ -63,14 +63,14 @@ def handle_uses(handle: Node) -> Iterator[Use]:
     while pending:
         for use in pending.pop().uses:
             yield use
-            if forwards_handle(use.node.op) and use.node not in seen:
+            if use.node.op in _FORWARDS and use.node not in seen:
                 seen.add(use.node)
                 pending += use.node.read_outputs
 
 
 def written(node: Node) -> Iterator[Node]:
     """Yield where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
-    if not (is_update(node) or node.op in PUSHES) or find_op(node.op) is None:
+    if not (is_update(node) or node.op == "ResourceAccumulatorApplyGradient") or find_op(node.op) is None:
         return
     for value, dtype in zip(node.inputs, node.input_dtypes, strict=False):
         if dtype == dtypes.RESOURCE or dtype > dtypes.REF_OFFSET:

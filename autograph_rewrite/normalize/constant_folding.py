@@ -21,9 +21,9 @@ from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.normalize.constant_kernels import EVALUATE, Array
+from autograph_rewrite.ops.traits import has
 
 MAX_ELEMENTS = 64
-_SHAPES = frozenset(("Shape", "Size", "Rank", "VariableShape"))
 
 
 def fold(graph: Graph, batches: Sequence[Value]) -> None:
@@ -75,7 +75,7 @@ def _evaluate(node: Node) -> Array | None:
 
 def _fold_shapes(graph: Graph, batches: Sequence[Value]) -> list[Node]:
     """Replace the static shapes of what depends on no batch and stands in no loop or branch."""
-    known = [(node, value) for node in graph if node.op in _SHAPES and (value := _known(node)) is not None]
+    known = [(node, value) for node in graph if has(node.op, "folds_to_size") and (value := _known(node)) is not None]
     if not known:
         return []
     moving = descendants((value.node for value in batches), controls=False)

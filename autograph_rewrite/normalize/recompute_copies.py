@@ -17,16 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import MEASURES, forwards_value, is_pure, reads_variable, routes
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 from autograph_rewrite.load.marks import SEGMENT_ATTR
 from autograph_rewrite.normalize.recompute_barriers import Barrier
-
-LOOKS = frozenset(("VarIsInitializedOp", "VariableShape"))
-"""What is given a variable's handle, and leaves the variable as it is, besides reads."""
+from autograph_rewrite.ops.traits import has
 
 
 def merge_copies(graph: Graph, barriers: Sequence[Barrier]) -> int:
@@ -100,7 +98,7 @@ class _Numbering:
 
     def _number(self, node: Node) -> None:
         """Give a node before the barriers its number."""
-        if forwards_value(node.op) and not _is_handle(node):
+        if has(node.op, "forwards") and not _is_handle(node):
             self._same[node.output()] = self._of(node.inputs[0])
         elif (key := self._key(node)) is not None:
             first = self._first.setdefault(key, node)
@@ -109,7 +107,7 @@ class _Numbering:
 
     def _find(self, node: Node) -> None:
         """Look for what is equal to a node behind a barrier; an edge that it waits by must hold for that, too."""
-        if forwards_value(node.op) and not node.controls and not _is_handle(node):
+        if has(node.op, "forwards") and not node.controls and not _is_handle(node):
             source = node.inputs[0]
             if source in self._same or source.node in self._sure:
                 self._same[node.output()] = self._of(source)
@@ -120,9 +118,9 @@ class _Numbering:
 
     def _key(self, node: Node) -> object | None:
         """Return what is equal for equal values; None for what may make other values when it runs again."""
-        if node not in self._sure or routes(node.op) or not node.outputs:
+        if node not in self._sure or has(node.op, "routes") or not node.outputs:
             return None
-        reads = reads_variable(node.op)
+        reads = has(node.op, "reads")
         if not reads and (not is_pure(node.op) or _is_handle(node)):
             return None
         attrs = frozenset((key, raw) for key, raw in node.attrs.items() if not key.startswith("_"))
@@ -145,7 +143,7 @@ class _Numbering:
 
 def _may_write(node: Node) -> bool:
     """Return whether a node is given a handle, and may change what it is the handle of."""
-    if routes(node.op) or forwards_value(node.op) or reads_variable(node.op) or node.op in LOOKS:
+    if has(node.op, "routes", "forwards", "reads", "inspects"):
         return False
     return any(value.dtype == dtypes.RESOURCE for value in node.inputs)
 
@@ -176,7 +174,7 @@ def _waits(equal: Iterable[Node], entries: Mapping[Node, int]) -> dict[Node, int
         found[node] = bits
         for value in node.read_outputs:
             for user, _ in value.uses:
-                if user not in copies and user.op not in MEASURES:
+                if user not in copies and not has(user.op, "sizes"):
                     readers[user] = readers.get(user, 0) | bits
     return readers
 

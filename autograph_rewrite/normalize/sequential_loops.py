@@ -9,25 +9,17 @@ spread over devices. Enclosing loops are held back too: their iterations start i
 
 from __future__ import annotations
 
-import re
-
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.opdefs import find_op
-
-_DRAWS = re.compile(
-    r"Random\w*|\w*TruncatedNormal(V2)?|Multinomial|Stateful(Uniform|StandardNormal|Random)\w*|Rng(ReadAnd)?Skip"
-    r"|NonDeterministicInts|SampleDistortedBoundingBox(V2)?|\w+CandidateSampler"
-    r"|IteratorGetNext\w*|MultiDeviceIteratorGetNext\w*|QueueDequeue\w*|ReaderRead\w*|PyFunc|EagerPyFunc"
-)
+from autograph_rewrite.ops.traits import ENTERS, has
 
 
 def draws(node: Node) -> bool:
     """Return whether each run of a node takes the next element of some stream."""
     op = find_op(node.op)
-    return op is not None and op.is_stateful and _DRAWS.fullmatch(node.op) is not None
+    return op is not None and op.is_stateful and has(node.op, "draws")
 
 
 def run_in_turn(graph: Graph) -> int:

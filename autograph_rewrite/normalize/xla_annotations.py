@@ -16,8 +16,6 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.load.op_sharding import read_op_sharding
 from autograph_rewrite.load.sharding_marks import OPEN_DIMS, XLA_SHARDING
 
-_MANUAL = ("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape")
-
 
 def forward_annotated(graph: Graph) -> None:
     """Turn every `XlaSharding` into an `Identity` with its annotation as an attribute.
@@ -40,7 +38,7 @@ def require_automatic(graph: Graph) -> None:
         GraphError: some is, or an annotation is malformed.
     """
     for node in graph:
-        if node.op in _MANUAL:
+        if node.op in ("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"):
             raise GraphError(
                 f"{node.op} switches between whole tensors and the shards of a device (manual partitioning)",
                 node=node,

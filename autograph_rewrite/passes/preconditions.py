@@ -49,6 +49,11 @@ def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> N
     """
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     updates = [node for node in step if is_update(node)]
+    if not item.targets:
+        raise GraphError(
+            "this function updates no variable when it is called, so there is nothing to distribute",
+            hint="let it take gradients and apply them (optimizer.apply_gradients, or variable.assign_sub)",
+        )
     if not updates:
         raise GraphError(
             "the train op updates no variable, so there is nothing to distribute",

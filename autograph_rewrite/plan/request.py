@@ -13,7 +13,7 @@ from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
 from autograph_rewrite.load.marks import has_segments
-from autograph_rewrite.load.signature.inputs import DRAWN
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.annotations import annotations_of
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
@@ -202,7 +202,9 @@ def _batch_axes(item: ItemLike, config: Config) -> dict[str, int]:
     drawn = {
         name: tensor.shape[0]
         for name, tensor in item.inputs.items()
-        if tensor.shape and (node := nodes.get(tensor.tensor.partition(":")[0])) is not None and node.op in DRAWN
+        if tensor.shape
+        and (node := nodes.get(tensor.tensor.partition(":")[0])) is not None
+        and (has(node.op, "input_elements") or node.op == "OptionalGetValue")
     }
     return dict.fromkeys(drawn, 0) if len(set(drawn.values())) == 1 else {}
 

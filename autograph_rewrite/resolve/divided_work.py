@@ -22,15 +22,14 @@ from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.analysis.rules.shapes.sizes import MEASURES
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
-from autograph_rewrite.analysis.work.op_work import FREE, work_of
+from autograph_rewrite.analysis.work.op_work import work_of
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.coverage import Amount, Coverage, WholeWork
@@ -160,7 +159,7 @@ def _dependent(
     while True:
         before = len(found) + len(behind)
         for node in whole:
-            if node in found or node in behind or node.op in MEASURES:
+            if node in found or node in behind or has(node.op, "measures"):
                 continue
             is_behind = depends = computes = False
             for index, value in enumerate(node._inputs):
@@ -226,7 +225,7 @@ class _Work:
 
     def of(self, node: Node) -> Amount | None:
         """Return the floating-point work of a node; None where it has none."""
-        if node.op in FREE:
+        if has(node.op, "free"):
             return None
         transferred = self._state.transfers[node]
         flops = self._known.get(id(transferred))
@@ -353,7 +352,7 @@ class _Causes:
             return NO_BATCH if node.op.startswith(("Placeholder", "Iterator")) else ONCE
         if any(self._state.facts[node._inputs[index]].is_local for index in transferred.operand_reshards):
             return transferred.note or AS_LARGE
-        if forwards_handle(node.op) or not self._settled or work.of(node) is None:
+        if has(node.op, "forwards_handle") or not self._settled or work.of(node) is None:
             return None
         return ONCE if node in self._dependent else ALONE
 

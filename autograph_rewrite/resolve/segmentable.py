@@ -17,9 +17,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import segments, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate
 from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.plan import Plan
-
-JOINS = frozenset(("Concat", "ConcatV2"))
 
 
 def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Propagation:
@@ -31,7 +30,7 @@ def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None
         static: how many examples there are, where that is known.
         plan: the request.
     """
-    may_be = _are_possible(plan) and any(node.op in JOINS for node in graph)
+    may_be = _are_possible(plan) and any(has(node.op, "concatenates") for node in graph)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, segments=may_be)
     joined = propagate(graph, batch, semantics)
     if not may_be or len(batch) == 1 or static is not None or len(plan.processes) > 1:

@@ -19,10 +19,10 @@ from autograph_rewrite.analysis.variables.uses import converted_uses, variable_u
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import SWITCHES, is_of_the_program
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.server_nodes import ServerRegion
@@ -172,7 +172,7 @@ def _stays(region: ServerRegion, node: Node) -> bool:
     """Return whether a node can only run in the process of a worker."""
     handles = [handle_node(value) for value in node.inputs if value.dtype == dtypes.RESOURCE]
     away = any(handle not in region.handles and handle not in region.nodes for handle in handles)
-    return is_of_the_program(node.op) or away
+    return has(node.op, "of_the_program") or away
 
 
 def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Container
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
-
-_SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+from autograph_rewrite.ops.traits import has
 
 
 def differs_by_replica(state: Propagation, node: Node, future_splits: Container[Value] = ()) -> bool:
@@ -39,7 +38,7 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
             index not in transferred.operand_reshards
             and fact.placement.differs
             and transferred.outputs
-            and node.op not in _SIZES
+            and not has(node.op, "measures")
         ):
             return True
     if not state.cells:

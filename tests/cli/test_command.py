@@ -202,3 +202,27 @@ def test_a_graph_that_tensorflow_refuses_too_is_to_blame(tmp_path: Path, monkeyp
 
     assert blamed("good.pb") is bug
     assert str(blamed("bad.pb")).startswith("TensorFlow cannot load this graph: Dimensions must be equal")
+
+
+def test_help_lists_every_verb_in_a_group_with_an_example_of_it() -> None:
+    assert sorted(verb for group in cli.GROUPS.values() for verb in group) == sorted(cli.VERBS)
+    assert {verb: example.split()[0] for verb, example in cli.EXAMPLES.items()} == {verb: verb for verb in cli.VERBS}
+    for verb, example in cli.EXAMPLES.items():
+        if verb not in cli.SCRIPTS:  # theirs are the script's own
+            assert cli.parse(example.split()).verb == verb
+
+
+def test_log_lines_of_tensorflow_wait_until_something_goes_wrong(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow\n"
+        "with quiet_tensorflow() as show:\n"
+        "    os.write(2, b'I0000 00:00:1.0 7 port.cc:1] on\\nE0000 00:00:1.0 7 a.cc:1] bad\\n')\n"
+        "    print('told', file=sys.stderr)\n"
+        "    if sys.argv[1:]:\n        import time; time.sleep(0.3); show()\n"
+    )
+    said = [
+        subprocess.run([sys.executable, "-c", program, *more], capture_output=True, text=True, timeout=60).stderr
+        for more in ([], ["wrong"])
+    ]
+    assert ["bad" in text and "told" in text for text in said] == [True, True]
+    assert ["port.cc" in text for text in said] == [False, True]

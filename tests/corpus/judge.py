@@ -22,6 +22,7 @@ from autograph_rewrite.runtime.verify.report import Row, rows_of
 from tests.corpus import training
 from tests.corpus.configurations import Configuration
 from tests.corpus.program import Built, Program
+from tests.support.chosen_keras import keras
 from tests.support.keras_floats import keras_floats
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-5}
@@ -161,8 +162,6 @@ def judged(original: Original, configuration: Configuration) -> Line:
 
 def build(program: Program) -> Built:
     """Build a program, seeded, in its type."""
-    import keras
-
     keras.utils.set_random_seed(SEED)
     with keras_floats(program.floats):
         return program.build()

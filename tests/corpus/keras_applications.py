@@ -1,12 +1,11 @@
-"""keras.applications, at the smallest images that they take, without their weights."""
+"""keras.applications, at the smallest images that they take, without their weights; of tf_keras, too."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from tests.corpus.program import Built, Library, Program, ids, images, trained
+from tests.support.chosen_keras import keras
 
 ADDRESS = "keras.io/api/applications/"
 

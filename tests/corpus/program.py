@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.support.chosen_keras import keras
 
 Array = np.ndarray[Any, Any]
 BATCH = 8
@@ -186,9 +187,7 @@ def _axes(feeds: Mapping[str, Feed], batch: int | None) -> dict[str, int | None]
 
 
 def _floats() -> str:
-    import keras
-
-    found: str = keras.config.floatx()
+    found: str = keras.backend.floatx()
     return found
 
 

@@ -77,6 +77,13 @@ def test_a_repr_is_one_line_that_names_the_class(name: str) -> None:
     assert "\n" not in repr(view)
 
 
+def test_texts_and_pages_are_shown_as_they_are() -> None:
+    config = ar.Config.of("all_reduce_mirrored")
+    assert "mirrored" in config._repr_html_()
+    assert ar.explain(regression(), config)._repr_html_().startswith("<pre>The graph of")
+    assert ar.dump(regression())._repr_html_().startswith("<pre>")
+
+
 def test_a_long_table_counts_the_rows_that_it_leaves_out() -> None:
     shown = table(("#n",), [(i,) for i in range(MOST + 7)])
     assert shown.count("<td") == MOST

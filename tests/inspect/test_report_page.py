@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.diagnostics.amounts import duration, size
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.report.build import Shown, report_data
 from autograph_rewrite.inspect.report.graph_states import GraphStates
@@ -231,3 +232,12 @@ for (let i = 0; i < 3; i++) {
 R.reveal = took(() => Page.go(Page.state(Page.steps.length - 1).ids.slice(-1)[0]));
 R.drawn = view.boxes.size;
 """
+
+
+def test_the_page_writes_amounts_as_python_does(report: Path) -> None:
+    sizes = [0, 1, 4, 1536, 2**20, 343_441_420, 3 * 2**40]
+    times = [0.0, 2e-7, 4.35e-5, 0.0435, 1.0, 47.61, 190.2]
+    script = f"R.sizes = {sizes}.map(bytes); R.times = {times}.map(seconds);"
+    found = driven(report, script)
+    assert found["sizes"] == [size(count) for count in sizes]
+    assert found["times"] == [duration(one) for one in times]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types import opdefs
@@ -104,3 +105,31 @@ def test_the_registry_loads_in_a_fraction_of_a_second_without_tensorflow() -> No
     seconds, imported = ran.stdout.split()
     assert float(seconds) < 1
     assert imported == "False"
+
+
+def test_attributes_of_a_later_tensorflow_are_left_out_where_they_have_their_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as built:
+        tf.gather_nd(tf.zeros((2, 2)), [[0]])
+        tf.gather_nd(tf.zeros((2, 2)), [[5]], bad_indices_policy="IGNORE")
+    graph, older = built.as_graph_def(), tf_private.registered_op("GatherNd")
+    default, other = (node for node in graph.node if node.op == "GatherNd")
+    assert "bad_indices_policy" in default.attr
+    lacking = type(older).FromString(older.SerializeToString())
+    del lacking.attr[[attr.name for attr in older.attr].index("bad_indices_policy")]
+    monkeypatch.setattr(tf_private, "registered_op", lambda name: lacking)
+    opdefs._newer_attrs.cache_clear()
+    try:
+        opdefs.drop_newer_attrs(graph)
+    finally:
+        opdefs._newer_attrs.cache_clear()
+    assert "bad_indices_policy" not in default.attr
+    assert other.attr["bad_indices_policy"].s == b"IGNORE"
+
+
+def test_an_op_is_pure_that_is_known_and_has_no_state() -> None:
+    assert all(map(opdefs.is_pure, ("MatMul", "NoOp", "Identity")))
+    assert not any(map(opdefs.is_pure, ("RandomUniform", "ReadVariableOp", "AssignVariableOp", "NoSuchOp")))

@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "a kernel is given no row",
         "passes/batch/pad_empty_blocks.py",
-        "if node.op in REFUSES_EMPTY or (",
+        'if has(node.op, "refuses_empty") or (',
         "if (",
     ),
     Mutant(

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.normalize.functions.bodies import FUNCTIONAL
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.traits import ops_with
 from tests.support.normal_form import assert_same_calls, assert_same_steps, ops, run_steps, v1
 
 X = np.linspace(0.1, 1.0, 5)
@@ -64,7 +64,7 @@ def test_effects_of_a_call_run_when_only_its_result_is_used() -> None:
         v1.global_variables_initializer()
     item = GraphItem.from_graph(graph, outputs=["y"], train_op="y")
     normal = assert_same_steps(item, [{"x:0": [1.0, 2.0]}] * 3)
-    assert not FUNCTIONAL & ops(normal)
+    assert not ops_with("functional") & ops(normal)
 
 
 def test_the_call_itself_stays_fetchable_and_runnable_under_its_name() -> None:
@@ -129,7 +129,7 @@ def test_a_call_inside_a_v1_loop_and_a_v1_branch_stays_in_its_frame() -> None:
     item = GraphItem.from_graph(graph, outputs=["y"])
     assert "PartitionedCall" in ops(item)
     normal = assert_same_steps(item, [{"x:0": [1.0, 2.0]}])
-    assert not FUNCTIONAL & ops(normal)
+    assert not ops_with("functional") & ops(normal)
 
 
 def test_a_call_by_function_name_with_type_attributes_is_inlined() -> None:

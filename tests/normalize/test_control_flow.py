@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.normalize.functions.bodies import FUNCTIONAL
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.traits import ops_with
 from tests.support.normal_form import assert_same_calls, assert_same_steps, ops, v1
 from tests.zoo import ZOO
 
@@ -178,7 +178,7 @@ def test_a_branch_runs_its_effects_after_what_the_cond_waits_for() -> None:
         v1.global_variables_initializer()
     item = GraphItem.from_graph(graph, outputs=["after"], train_op="after")
     normal = assert_same_steps(item, [{"x:0": [1.0]}, {"x:0": [-3.0]}] * 3)
-    assert not FUNCTIONAL & ops(normal)
+    assert not ops_with("functional") & ops(normal)
 
 
 def test_the_outputs_of_a_loop_and_a_branch_stay_fetchable_by_their_own_names() -> None:
@@ -215,5 +215,5 @@ def test_the_loops_and_branches_of_the_zoo_train_to_the_same_values(name: str, r
     options = {"optimizer": "adam" if refs else "momentum", "ref_variables": refs, "batch": 4 if refs else None}
     built = ZOO[name].build(**options)
     normal = assert_same_steps(_zoo_item(name, **options), [built.feeds(step, 4) for step in range(3)])
-    assert not (FUNCTIONAL | {"VariableV2", "Assign"}) & ops(normal)
+    assert not (ops_with("functional") | {"VariableV2", "Assign"}) & ops(normal)
     assert not normal.graph.library

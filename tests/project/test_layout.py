@@ -18,6 +18,7 @@ MAPPED = {"strategies", "tools", "configs"}  # trees that are installed below au
 
 # A layer may import the earlier ones; parts of one layer may import each other, but not in a circle.
 LAYERS = (
+    {"ops"},
     {"errors"},
     {"requires", "notebook", "tf_private"},
     {"ir"},
@@ -37,7 +38,7 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 # A strategy decides and a pass edits; neither may know the other.
 STRANGERS = {("strategies", "passes"), ("passes", "strategies")}
 # A certificate trusts nothing that made the rewrite, so it knows nothing of it.
-NOTHING_OF = ("training_graph", "load", "normalize", "analysis", "resolve", "passes", "strategies", "configs")
+NOTHING_OF = ("ops", "training_graph", "load", "normalize", "analysis", "resolve", "passes", "strategies", "configs")
 STRANGERS |= {("certify", part) for part in NOTHING_OF}
 STRANGERS |= {(part, "certify") for part in ("passes", "strategies", "configs")}
 # `Auto` asks the cost model, and the cost model compiles what strategies have planned: one of both has to wait until it

@@ -17,10 +17,10 @@ import numpy as np
 from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_local
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
-from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ops.traits import has
 from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample
 
@@ -275,7 +275,7 @@ def check(
         if index in case.sample.undefined:
             continue
         parts = [result[index] for result in results]
-        if case.sample.op in UNDEFINED_WHEN_EMPTY and placement.is_partial and cut_into_blocks(after):
+        if has(case.sample.op, "undefined_when_empty") and placement.is_partial and cut_into_blocks(after):
             parts = [p if b else np.zeros_like(p) for p, b in zip(parts, case.blocks, strict=True)]
         check_value(case, placement, parts, expected[index], index)
         check_shape(case, rule, after, placement, parts, index)
@@ -296,7 +296,7 @@ def inputs_of_blocks(case: Case, placements: Sequence[Placement], placed: Placed
 def _run_block(case: Case, after: Op, placed: Placed, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Run the op on one block; where its kernel refuses one without examples, as the lowering has it done."""
     splits = {i: f.placement.dim for i, f in enumerate(after.inputs) if f.placement.is_split}
-    if case.sample.op not in REFUSES_EMPTY or all(inputs[i].shape[dim] for i, dim in splits.items()):
+    if not has(case.sample.op, "refuses_empty") or all(inputs[i].shape[dim] for i, dim in splits.items()):
         return run_once(case.sample.op, inputs, case.attrs)
     for i, dim in splits.items():
         inputs[i] = np.zeros([1 if d == dim else size for d, size in enumerate(inputs[i].shape)], inputs[i].dtype)

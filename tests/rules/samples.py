@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.rules.base import whole
-from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
+from autograph_rewrite.ops.traits import ops_with
 from tests.rules import (
     samples_elementwise,
     samples_gather,
@@ -44,7 +44,7 @@ NOT_RUN: dict[str, str] = {
         (op for op, rule in TABLE.items() if rule.family in families("variables") and rule.place is not whole),
         "reads or writes a variable, which is no array: see tests/passes/tensor_parallel",
     ),
-    **dict.fromkeys(LOOKUPS, "reads a table, which is no array: see test_preprocessing"),
+    **dict.fromkeys(ops_with("table_lookups"), "reads a table, which is no array: see test_preprocessing"),
     "Conv2DBackpropInputV2": NO_KERNEL,
     "Conv2DBackpropFilterV2": NO_KERNEL,
     "Conv3DBackpropInput": REMOVED,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.arrays.random import PARAMETERS
+from autograph_rewrite.ops.traits import operands, ops_with
 from tests.rules.sample import Draw, Make, Sample, Sizes, elements, known
 
 ELEMENT = {"element_dtype": 2}
@@ -97,7 +97,7 @@ def _spread(op: str, shape: Callable[[Sizes], tuple[int, ...]]) -> Sample:
     seeds = (KEY, COUNTER, ALGORITHM) if op.endswith("V3") else (SEED,)
 
     def make(d: Sizes, r: Draw) -> list[np.ndarray]:
-        parameters = [r.unit(*shape(d)) for _ in PARAMETERS[op]]
+        parameters = [r.unit(*shape(d)) for _ in operands(op, "random_parameters")]
         return [known([d["a"], d["b"]]), *seeds, *parameters]
 
     return Sample(op, "ab", make, DRAWN_WITH.get(op, {}), compare="shapes", random="independent")
@@ -127,7 +127,7 @@ RANDOM = [
         )
         for op in ("RandomGamma", "RandomPoissonV2")
     ),
-    *(_spread(op, shape) for op in PARAMETERS for shape in SPREADS),
+    *(_spread(op, shape) for op in sorted(ops_with("random_parameters")) for shape in SPREADS),
     Sample("Multinomial", "a", lambda d, r: [r(d["a"], 4), known(3)], {}, "a", compare="shapes", random="independent"),
 ]
 

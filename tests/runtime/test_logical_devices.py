@@ -48,7 +48,7 @@ except ar.ClusterError as error:
 """
     run = forked_python(program("mirrored", late=late))
     assert "has no CPU:1" in run.stdout, run.stderr[-2000:]
-    line = next(text.strip() for text in run.stdout.splitlines() if "set_logical_device_configuration" in text)
+    line = next(text.strip() for text in run.stdout.splitlines() if "virtual_devices" in text)
     late = "step = ar.distribute(make(), config)\nprint(float(step(np.ones([4, 2]))))"
     run = forked_python(program("mirrored", early=line, late=late))  # and the line works
     assert run.stdout.split() == ["16.0"], run.stderr[-2000:]
@@ -72,11 +72,7 @@ try:
 except KeyboardInterrupt:
     print("stopped", float(step(np.ones([4, 2]))) >= 0)
 """
-    early = (
-        'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
-        "[tf.config.LogicalDeviceConfiguration()] * 2)"
-    )
-    run = forked_python(program("mirrored", early=early, late=late))
+    run = forked_python(program("mirrored", early="ar.virtual_devices(2)", late=late))
     assert run.stdout.split() == ["stopped", "True"], run.stderr[-2000:]
 
 

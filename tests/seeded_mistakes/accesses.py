@@ -6,9 +6,9 @@ import numpy as np
 
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
 from tests.seeded_mistakes.bench import Bench, Kind, alike, each, let_go, set_each
 
 
@@ -262,7 +262,7 @@ def order_lost(bench: Bench) -> str:
     found = []
     for nodes in accesses.values():
         for node in nodes:
-            if writes_variable(node.op) or any(writes_variable(c.op) for c in ancestors(node.controls)):
+            if has(node.op, "writes") or any(has(c.op, "writes") for c in ancestors(node.controls)):
                 found += [(node, control) for control in node.controls]
     node, control = bench.pick(sorted(found, key=lambda pair: (pair[0].name, pair[1].name)))
     node.remove_control(control)

@@ -16,11 +16,11 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Use, Value
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.item import GraphItem
+from autograph_rewrite.ops.traits import READS
 
 
 class Bench:

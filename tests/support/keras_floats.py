@@ -13,11 +13,11 @@ def keras_floats(dtype: str, library: Any = None) -> Iterator[None]:
 
     Args:
         dtype: its name.
-        library: Keras 3, which is the default, or tf_keras.
+        library: Keras 3 or tf_keras; left out, that of `tf.keras`.
     """
-    import keras
+    from tests.support.chosen_keras import keras as chosen
 
-    keras = library or keras
+    keras = library or chosen
     before = keras.backend.floatx(), keras.mixed_precision.global_policy()
     keras.backend.set_floatx(dtype)
     keras.mixed_precision.set_global_policy(dtype)

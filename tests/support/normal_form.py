@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.normalize.functions.bodies import FUNCTIONAL
 from autograph_rewrite.normalize.normalize import normalise, roots
+from autograph_rewrite.ops.traits import ops_with
 
 v1 = tf.compat.v1
 
@@ -80,7 +80,7 @@ def assert_same_calls(function: Callable[..., Any], *arguments: Any, steps: int 
     specs = [tf.TensorSpec([None, *a.shape[1:]] if a.ndim else [], a.dtype) for a in arrays]
     item = GraphItem.from_function(function, *specs)
     normal = normalise(item)
-    assert not FUNCTIONAL & {node.op for node in ancestors(roots(normal, normal.graph))}
+    assert not ops_with("functional") & {node.op for node in ancestors(roots(normal, normal.graph))}
     tensors = [tf.constant(array) for array in arrays]
     expected = _called(item, lambda: tf.nest.flatten(item.binding.concrete(*tensors)), steps)
     run = _wrapped(normal, arrays)

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-keras = tf.keras  # Keras 3, or tf_keras where TF_USE_LEGACY_KERAS says so
+from tests.support.chosen_keras import keras
+
 v1 = tf.compat.v1.train
 _NAME = "optimizer"
 

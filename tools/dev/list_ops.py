@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autograph_rewrite.analysis.rule_table import FAMILIES, TABLE
 from autograph_rewrite.analysis.rules.base import Rule, whole
-from autograph_rewrite.analysis.rules.empty_blocks import UNDEFINED_WHEN_EMPTY
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature, is_open
 
 DEFAULT = Path("docs/ops.md")
@@ -60,7 +60,7 @@ def describe(op: str, rule: Rule) -> str:
     text = _said(rule)
     if rule.pinned:
         text += " *once*"
-    if op in UNDEFINED_WHEN_EMPTY:
+    if has(op, "undefined_when_empty"):
         text += " (sums over empty blocks are replaced by zeros)"
     return text
 

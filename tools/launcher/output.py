@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 
 from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest
+from autograph_rewrite.tools.terminal.tensorflow_log import NOISE
 
 # Enough for a traceback; who wants all of it reads up, or in the log.
 KEPT_LINES = 30
@@ -65,7 +66,9 @@ class LineWriter:
             for line in lines:
                 # A progress bar writes over itself: what follows the last return is what a terminal would show.
                 shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-                self.last.append(shown.decode("utf-8", errors="replace"))
+                self.last.append(shown.decode("utf-8", errors="replace"))  # all of them, for whoever asks what failed
+                if NOISE.match(shown):
+                    continue
                 self._out.write(self._form(shown) + b"\n")
             self._out.flush()
         except BrokenPipeError:  # `launch ... | head` ends what is shown, not the job

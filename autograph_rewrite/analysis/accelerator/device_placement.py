@@ -21,14 +21,14 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.kernels import Kernel, find_kernel
-from autograph_rewrite.ir.variable_ops import VARIABLES, is_handle
+from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.ops.traits import has
 
 ACCELERATOR = "GPU"
 """The kind of device whose kernels are known."""
 DEFAULT = "/device:GPU:0"
 """Where TensorFlow puts what asks for no device."""
 HOST = "/device:CPU:0"
-_SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 _OF_DATA = re.compile(r"Dataset|Iterator")
 """Ops that may use a resource of another device."""
 
@@ -94,7 +94,7 @@ def place(
         placed.update(_together(group, requested, elsewhere))
     free = [node for node in alone if not requested(node) and node not in elsewhere]
     for node in free:
-        if node.op in _SIZES and node.inputs and node.inputs[0].node in placed:
+        if has(node.op, "measures") and node.inputs and node.inputs[0].node in placed:
             placed[node] = _at(node, placed[node.inputs[0].node].device) or placed[node]
     for node in free:
         readers = {placed[use.node].device for value in node.read_outputs for use in value.uses if use.node in placed}
@@ -134,7 +134,7 @@ def _together(
     group: Sequence[Node], requested: Callable[[Node], str], elsewhere: Collection[Node]
 ) -> Mapping[Node, Placed]:
     """Return where the nodes of a group run: where its variable is, whatever its initial value asks for."""
-    owners_first = sorted(group, key=lambda node: node.op not in VARIABLES)
+    owners_first = sorted(group, key=lambda node: not has(node.op, "variables"))
     wanted = next(filter(None, map(requested, owners_first)), DEFAULT)
     if not is_accelerator(wanted):
         return dict.fromkeys(group, Placed(wanted))

@@ -16,15 +16,10 @@ import numpy as np
 
 from autograph_rewrite.analysis.accelerator.device_placement import Placed, is_accelerator, place
 from autograph_rewrite.ir.graph import PASS_ATTR, Node, Value
-from autograph_rewrite.ir.op_traits import MEASURES, is_pure, routes
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ops.traits import has
 
-CUTS = frozenset(("StridedSlice", "Slice", "Split", "SplitV", "Identity"))
-"""Ops whose results are parts of their first operand."""
-_FILLS = frozenset(("Fill", "Tile", "BroadcastTo", "OneHot", "Pad", "PadV2"))
-"""Ops that an accelerator does from what is small: their results are large, and say nothing new."""
-_SPREADS = _FILLS | {"Range", "Where", "Bincount"}
-"""Ops of sizes whose results are no sizes: they may be as long as a size says."""
 _DISCRETE = dtypes.INTEGER | {dtypes.BOOL}
 _SMALL = 64
 """Elements of a constant that counts as a size."""
@@ -45,7 +40,7 @@ def host_nodes(
         return set()
     placed = place(order, requested, fed)
     host = {node for node in order if is_accelerator(requested(node)) and not is_accelerator(placed[node].device)}
-    host |= {node for node in order if node in inside and node.op in MEASURES and node.inputs[0].node in host}
+    host |= {node for node in order if node in inside and has(node.op, "sizes") and node.inputs[0].node in host}
     free = [node for node in order if node in placed and is_accelerator(placed[node].device) and node not in inside]
     host |= _cuts(free, host)
     host |= _sizes(free, placed, host)
@@ -56,9 +51,9 @@ def _cuts(free: Iterable[Node], host: Collection[Node]) -> set[Node]:
     """Return what passes cut out of inputs, and what is measured of those."""
     found: set[Node] = set()
     for node in free:
-        made = node.op in CUTS and PASS_ATTR in node.attrs
-        if (made or node.op in MEASURES) and all(one.node in host or one.node in found for one in node.inputs[:1]):
-            is_input = bool(node.inputs) and not routes(node.inputs[0].node.op)
+        made = PASS_ATTR in node.attrs and (has(node.op, "cuts") or node.op == "Identity")
+        if (made or has(node.op, "sizes")) and all(v.node in host or v.node in found for v in node.inputs[:1]):
+            is_input = bool(node.inputs) and not has(node.inputs[0].node.op, "routes")
             found |= {node} if is_input else set()
     return found
 
@@ -71,14 +66,14 @@ def _sizes(free: Iterable[Node], placed: dict[Node, Placed], host: Collection[No
         kernel = placed[node].kernel
         if kernel is None or not node.output_dtypes or not all(dtype in _DISCRETE for dtype in node.output_dtypes):
             continue
-        if node.op in MEASURES or _is_small(node):
+        if has(node.op, "sizes") or _is_small(node):
             sizes.add(node)
         elif node.inputs and is_pure(node.op):
-            is_size = node.op not in _SPREADS and all(value.node in sizes for value in node.inputs)
+            is_size = not has(node.op, "enlarges_by_value") and all(value.node in sizes for value in node.inputs)
             sizes |= {node} if is_size else set()
             is_near = (
                 PASS_ATTR in node.attrs
-                and node.op not in _FILLS
+                and not has(node.op, "enlarges")
                 and all(
                     value.node in host or value.node in moved or _is_small(value.node) or _made_on_host(value, placed)
                     for value in node.inputs

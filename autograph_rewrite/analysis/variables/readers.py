@@ -14,17 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.op_traits import forwards_handle, forwards_value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.shapes.recorded import Shape
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
-
-GATHERS = frozenset(("Gather", "GatherV2"))
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "VarIsInitializedOp"))
-"""They ask how large a variable is, not what it holds."""
 
 
 def declared_trained(variables: Mapping[str, Variable]) -> set[str]:
@@ -34,14 +30,15 @@ def declared_trained(variables: Mapping[str, Variable]) -> set[str]:
 
 def reads_of(handle: Node) -> tuple[Use, ...]:
     """Return what reads a variable's contents, by its handle or as the value that was read; no update is a read."""
-    return tuple(use for use in _uses_of(handle) if not is_update(use.node) and use.node.op not in MEASURES)
+    others = [use for use in _uses_of(handle) if not is_update(use.node)]
+    return tuple(use for use in others if not has(use.node.op, "measures", "inspects"))
 
 
 def _uses_of(handle: Node) -> Iterator[Use]:
     for use in handle_uses(handle):
         if use.node.op == "ReadVariableOp":
             yield from _uses_of_contents(use.node.read_outputs)
-        elif not forwards_handle(use.node.op):
+        elif not has(use.node.op, "forwards_handle"):
             yield use
 
 
@@ -49,7 +46,7 @@ def _uses_of_contents(values: Iterable[Value]) -> Iterator[Use]:
     pending = list(values)
     while pending:
         for use in pending.pop().uses:
-            if forwards_value(use.node.op):
+            if has(use.node.op, "forwards"):
                 pending += use.node.read_outputs
             else:
                 yield use
@@ -60,7 +57,7 @@ def looks_up(use: Use) -> bool:
     node, index = use
     if node.op == "ResourceGather":
         return index == 0
-    if node.op not in GATHERS or index != 0:
+    if not has(node.op, "gathers") or index != 0:
         return False
     if node.op == "Gather":
         return True

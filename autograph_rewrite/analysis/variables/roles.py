@@ -9,12 +9,8 @@ from dataclasses import dataclass
 
 from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
-
-CAPTURES = frozenset(
-    ("Enter", "RefEnter", "Switch", "RefSwitch", "Merge", "RefMerge", "If", "StatelessIf", "Case", "StatelessCase")
-) | {"While", "StatelessWhile"}
-"""Control flow that a handle runs into."""
 
 
 @dataclass(frozen=True)
@@ -47,4 +43,4 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
 
 
 def _role(use: VariableUse) -> Role:
-    return Role(use.trained, use.sparse, any(node.op in CAPTURES for node, _ in handle_uses(use.handle)))
+    return Role(use.trained, use.sparse, any(has(node.op, "captures") for node, _ in handle_uses(use.handle)))

@@ -7,20 +7,12 @@ ResourceStridedSliceAssign, ResourceCountUpTo                            they wo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import SWITCHES, forwards_handle, routes, writes_variable
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
-
-_UPDATES = re.compile(
-    r"Assign(Add|Sub|)VariableOp|Resource(Sparse)?Apply\w+|ResourceScatter(Add|Sub|Mul|Div|Min|Max|Update)"
-)
-_OTHERS = frozenset(
-    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "DestroyResourceOp")
-)
+from autograph_rewrite.ops.traits import SWITCHES, has
 
 
 class Obstacle(NamedTuple):
@@ -38,15 +30,16 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None) -> Obstacle | No
         cut: the handles of all variables that are cut the same way; None where that is not known yet.
     """
     for node, index in handle_uses(handle):
-        if routes(node.op) and node.op not in SWITCHES:
+        if has(node.op, "routes") and node.op not in SWITCHES:
             return Obstacle("a loop captures it", node)
-        if not (forwards_handle(node.op) or _is_known(node, index, cut)):
+        if not (has(node.op, "forwards_handle") or _is_known(node, index, cut)):
             return Obstacle(f"{node.op} needs the whole variable", node)
     return None
 
 
 def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:
-    if not writes_variable(node.op):
-        return node.op in _OTHERS and index == 0
+    if not has(node.op, "writes"):
+        is_known = has(node.op, "reads", "inspects") or node.op == "DestroyResourceOp"
+        return is_known and index == 0
     handles = [handle_node(value) for value in node.inputs if is_handle(value)]
-    return _UPDATES.fullmatch(node.op) is not None and (cut is None or all(handle in cut for handle in handles))
+    return has(node.op, "writes_blocks") and (cut is None or all(handle in cut for handle in handles))

@@ -20,11 +20,9 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.variables.readers import Readers, declared_trained, reads_of, updates_behind
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (
-    VARIABLES,
     dense_inputs,
     handle_node,
     is_handle,
@@ -34,6 +32,7 @@ from autograph_rewrite.ir.variable_ops import (
     updates_rows,
     written,
 )
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
@@ -135,7 +134,7 @@ def _updates(nodes: Iterable[Node], handles: Collection[Node]) -> dict[Node, lis
     same = {storage_key(handle): handle for handle in handles}
     found: dict[Node, list[Node]] = {}
     for handle, made in updates(nodes).items():
-        known = same.get(storage_key(handle), handle) if handle.op in VARIABLES else handle
+        known = same.get(storage_key(handle), handle) if has(handle.op, "variables") else handle
         found.setdefault(known, []).extend(made)
     return found
 
@@ -226,7 +225,7 @@ def _serves_only(handle: Node, group: Collection[Node]) -> bool:
         node = pending.pop()
         for value in node.read_outputs:
             for reader, _ in value.uses:
-                if writes_variable(reader.op) and any(other not in group for other in written(reader)):
+                if has(reader.op, "writes") and any(other not in group for other in written(reader)):
                     return False
                 if reader not in seen:
                     seen.add(reader)
@@ -306,6 +305,7 @@ def update_regions(
     found = {}
     for node in order:
         owner = by_bit.get(serves[node])
-        if owner is not None and node not in before[owner] and node.op not in (*VARIABLES, "Placeholder"):
+        is_made = not has(node.op, "variables") and node.op != "Placeholder"
+        if owner is not None and node not in before[owner] and is_made:
             found[node] = owner
     return found

@@ -18,22 +18,15 @@ import numpy as np
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.work.loop_trips import LIST_VIEWS, held_in_lists, trips_of
+from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.analysis.work.op_work import is_view
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 
 REUSING = families("elementwise", "layout")
 """Families of ops that put their result into an input's memory where nobody else needs that."""
-_TAKING_OVER = """
-    AddN BiasAdd Relu ReluGrad Softmax LogSoftmax CollectiveReduceV2 SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits
-"""
-TAKING_OVER = frozenset(_TAKING_OVER.split())
-"""The same, by name."""
-FED = frozenset(("Placeholder", "PlaceholderWithDefault", "Const"))
-"""What they make is there during the whole step."""
 
 
 class Buffers(NamedTuple):
@@ -77,8 +70,8 @@ def buffers_of(
         copies = node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in copied
         views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
         rule = TABLE.get(node.op)
-        reuses = node.op in TAKING_OVER or (rule is not None and rule.family in REUSING)
-        found[node] = Buffers(tuple(nbytes), views or node.op in LIST_VIEWS, reuses)
+        reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
+        found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
     return found
 
 

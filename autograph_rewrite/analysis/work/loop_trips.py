@@ -10,21 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.work.op_work import VIEWS
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
-
-_PUSHES = {"TensorListPushBack": 1, "TensorListSetItem": 2, "StackPushV2": 1, "TensorArrayWriteV3": 2}
-"""The input that each of them puts into a list."""
-_FILLED = {"TensorListFromTensor": 0, "TensorArrayScatterV3": 2}
-"""The input of which they make a whole list."""
-_TAKES = frozenset(("TensorListPopBack", "StackPopV2", "TensorListGetItem", "TensorArrayReadV3"))
-_LISTS = frozenset((*_PUSHES, *_TAKES, "TensorArrayScatterV3"))
-LIST_VIEWS = frozenset(("TensorListPushBack", "TensorListSetItem", *_TAKES))
-"""Their output shares the memory of the list that they are given."""
-_KNOWN = frozenset(("ReadVariableOp", "VarHandleOp", "Const", "Placeholder"))
-"""What is kept anyway: a list of it takes no memory."""
+from autograph_rewrite.ops.traits import has, operands
 
 
 def _no_number(value: Value) -> int:
@@ -44,9 +33,9 @@ def trips_of(
     nodes = list(order)
     conditions = [node for node in nodes if node.op == "LoopCond"]
     found = {frames.get(node, ()): bound for node in conditions if (bound := _bound(node, number))}
-    put = {_made(node): frames[node] for node in nodes if node.op in _PUSHES and node in frames}
+    put = {_made(node): frames[node] for node in nodes if has(node.op, "puts_element") and node in frames}
     for node in nodes:
-        if node.op in _TAKES and node in frames and (there := put.get(_made(node))) in found:
+        if has(node.op, "takes_element") and node in frames and (there := put.get(_made(node))) in found:
             found.setdefault(frames[node], found[there])
     return found
 
@@ -73,16 +62,16 @@ def held_in_lists(
     found: dict[Node, int] = {}
     seen: set[Value] = set()
     for node in state.order:
-        index = _PUSHES.get(node.op, _FILLED.get(node.op))
-        if index is None:
+        put = operands(node.op, "puts_element") or operands(node.op, "fills_list")
+        if not put:
             continue
-        value = _origin(node.inputs[index])
-        if value in seen or value.node.op in _KNOWN:
+        value = _origin(node.inputs[put[0]])
+        if value in seen or has(value.node.op, "kept"):
             continue
         seen.add(value)
-        count = runs(frames.get(node, ()), trips) if node.op in _PUSHES else 1
+        count = runs(frames.get(node, ()), trips) if has(node.op, "puts_element") else 1
         maker = node if node.op == "TensorListFromTensor" else _made(node)
-        found[maker] = found.get(maker, 0) + sizes.nbytes(state.source(node.inputs[index])) * count
+        found[maker] = found.get(maker, 0) + sizes.nbytes(state.source(node.inputs[put[0]])) * count
     return found
 
 
@@ -104,7 +93,7 @@ def _bound(condition: Node, number: Callable[[Value], int]) -> int:
 def _made(node: Node) -> Node:
     """Return the node that makes the list which a node is given."""
     node = node.inputs[0].node
-    while node.inputs and (node.op in VIEWS or node.op in _LISTS):
+    while node.inputs and has(node.op, "views", "lists"):
         node = node.inputs[0].node
     return node
 
@@ -118,6 +107,6 @@ def _origin(value: Value) -> Value:
 
 def _viewed(value: Value) -> Value:
     """Return what a value is a view of, in one iteration."""
-    while value.node.op in VIEWS and value.node.inputs and value.node.op not in _KNOWN and value.node.op != "Merge":
+    while has(value.node.op, "views") and value.node.inputs and value.node.op not in ("ReadVariableOp", "Merge"):
         value = value.node.inputs[0]
     return value

@@ -16,31 +16,10 @@ from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
+from autograph_rewrite.ops.traits import has, ops_with
 
-_VIEWS = """
-    Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient Snapshot CheckNumerics Enter Exit
-    NextIteration Switch Merge RefEnter RefExit RefSwitch RefMerge RefNextIteration RefIdentity ReadVariableOp
-    EnsureShape PlaceholderWithDefault LoopCond
-"""
-_FREE = """
-    Const Placeholder VarHandleOp NoOp Shape ShapeN Size Rank VariableShape VarIsInitializedOp BroadcastGradientArgs
-    AssignVariableOp ControlTrigger
-"""
-_TRANSCENDENTAL = """
-    Exp Expm1 Log Log1p Tanh TanhGrad Sigmoid SigmoidGrad Erf Erfc Erfinv Pow Sqrt Rsqrt SqrtGrad RsqrtGrad Sin Cos
-    Softplus SoftplusGrad Softsign Elu EluGrad Selu SeluGrad Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
-    SparseSoftmaxCrossEntropyWithLogits ResourceApplyAdam ResourceApplyRMSProp ResourceApplyFtrl
-    ResourceApplyAdagradV2 ResourceApplyAdagrad
-"""
 ROW_BYTES = 512
 """Fetching a row of a table that no cache holds takes as long as reading so many bytes in sequence: 0.1 us."""
-VIEWS = frozenset(_VIEWS.split())
-"""Their output shares the memory of their first input."""
-FREE = VIEWS | frozenset(_FREE.split())
-"""They cost what starting an op costs; an assignment takes over the buffer of its value."""
-TRANSCENDENTAL = frozenset(_TRANSCENDENTAL.split())
-"""Ops with several operations for each element."""
-_REDUCING = frozenset(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"))
 _OF_RULE = {
     **dict.fromkeys(families("reduce", "pooling", "segment"), "reduce"),
     **dict.fromkeys(families("gather_scatter", "slicing"), "gather"),
@@ -75,12 +54,12 @@ def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bo
         inputs: shapes of its operands, in numbers.
         outputs: and of its results.
     """
-    if node.op in VIEWS:
+    if has(node.op, "views"):
         return True
     if node.op == "Transpose" and len(node.inputs) == 2:
         order = constant(node.inputs[1])
         return order is not None and order.tolist() == list(range(order.size))
-    return node.op in _REDUCING and bool(outputs) and inputs[:1] == outputs[:1] and 1 not in outputs[0]
+    return has(node.op, "reduces") and bool(outputs) and inputs[:1] == outputs[:1] and 1 not in outputs[0]
 
 
 def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: float) -> Work:
@@ -92,11 +71,11 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
         outputs: the shapes that it makes.
         nbytes: of all of them together.
     """
-    if node.op in FREE or is_view(node, inputs, outputs):
+    if has(node.op, "free") or is_view(node, inputs, outputs):
         return NOTHING
     count = _COUNTED.get(node.op)
     if count is not None:
-        family = "matmul" if node.op in _PRODUCTS else "conv"
+        family = "matmul" if has(node.op, "products") else "conv"
         try:
             return Work(family, count(node, inputs, outputs), nbytes)
         except (IndexError, ValueError):
@@ -104,7 +83,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     if updates_rows(node):
         return _rows_updated(node, inputs)
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
-    if node.op in TRANSCENDENTAL:
+    if has(node.op, "transcendental"):
         return Work("transcendental", elements * 2.0, nbytes)
     rule = TABLE.get(node.op)
     family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
@@ -170,12 +149,9 @@ def _depthwise(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 
 
 _Count = Callable[[Node, Sequence[Shape], Sequence[Shape]], float]
-_PRODUCTS: Mapping[str, _Count] = {
-    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul"), _matmul),
-    "Einsum": _einsum,
-}
 _COUNTED: Mapping[str, _Count] = {
-    **_PRODUCTS,
+    **dict.fromkeys(ops_with("products"), _matmul),
+    "Einsum": _einsum,
     **dict.fromkeys(("Conv2D", "Conv3D", "_FusedConv2D"), _conv),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _conv_input),
     **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), _conv_filter),

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite.certify.execution.baseline import Leaf, Unknown
+from autograph_rewrite.certify.execution.op_kinds import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, PerInstance, Span, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, writes_variable
 
 IDLE = 64
 """So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""

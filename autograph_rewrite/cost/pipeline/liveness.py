@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 
 _ALIGNED = 64
@@ -233,7 +233,7 @@ class _Values:
         if home is None or self._staged.device(home) == device or (value, device) in self._sent:
             return
         self._sent.add((value, device))
-        if value.node.op not in FED:
+        if not has(value.node.op, "held"):
             self.shared[home, device] += self._bytes.get(value, 0)
 
     def _make(self, node: Node, at: int) -> None:
@@ -247,7 +247,7 @@ class _Values:
             nbytes = self._bytes[value]
             if value in self._staged.folded.state.whole_inputs:
                 continue  # counted with its blocks
-            if node.span is not Span.EACH and (node.op in FED or part[0] == BEFORE):
+            if node.span is not Span.EACH and (has(node.op, "held") or part[0] == BEFORE):
                 self.fed[self._staged.device(part)] += nbytes
                 continue
             self._of[value] = made = _Made(nbytes, part, at)

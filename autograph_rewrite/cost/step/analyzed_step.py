@@ -20,9 +20,9 @@ from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.cost.step.shard_room import with_same_room
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
 from autograph_rewrite.passes.base.context import Context
@@ -93,7 +93,7 @@ class AnalyzedStep:
 
     def variable_of(self, node: Node) -> str | None:
         """Return the name of the variable that a node reads or writes by its handle."""
-        if not node.inputs or forwards_handle(node.op):
+        if not node.inputs or has(node.op, "forwards_handle"):
             return None
         return self.handles.get(handle_node(node.inputs[0]).name)
 

@@ -17,8 +17,8 @@ from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import updates_rows
+from autograph_rewrite.ops.traits import has
 
-_UNIQUE = frozenset(("Unique", "UniqueV2"))
 _INDEX = dtypes.INT32
 
 
@@ -91,9 +91,9 @@ def _distinct(node: Node, first: Shape, known: Mapping[Value, Shape]) -> dict[Va
         first: the shape of its first operand, as it reads it.
         known: the shapes of what was merged before.
     """
-    merges = node.op == "UnsortedSegmentSum" and node.inputs[1].node.op in _UNIQUE
+    merges = node.op == "UnsortedSegmentSum" and has(node.inputs[1].node.op, "unique")
     hands_on = node.op == "Identity" and node.inputs[0] in known
-    return {node.output(0): first} if node.op in _UNIQUE or merges or hands_on else {}
+    return {node.output(0): first} if has(node.op, "unique") or merges or hands_on else {}
 
 
 def _joined(folded: AnalyzedStep, node: Node, shape: Shape, sizes: Sizes) -> Shape:

@@ -17,7 +17,6 @@ from functools import partial
 from itertools import pairwise
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.work.buffers import FED
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -29,6 +28,7 @@ from autograph_rewrite.cost.tasks.row_updates import handed_on, meeting_places
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
 from autograph_rewrite.plan.plan import Plan
@@ -335,7 +335,7 @@ class Builder:
             first = self.topology.lanes[0]
             found = self.values.get((value, first))
             task.after([self.ends.get((value.node, first))])
-            if found is not None and lane in self.topology.lanes and found.nbytes and value.node.op not in FED:
+            if found is not None and lane in self.topology.lanes and found.nbytes and not has(value.node.op, "held"):
                 task.after([self._moved(value, found)])
             return self.logical.brought(task, value, found, self.logical.of(node), lane)
         task.after([self.ends.get((value.node, lane))])
@@ -387,5 +387,5 @@ class Builder:
                 times = self.topology.local  # the process is fed the shares of all its replicas
             place = self.topology.place(lane, self.logical.of(node))
             made = self._buffer(nbytes * times // share, place, task, each=each)
-            made.kept = node.op in FED or value in self.folded.outputs
+            made.kept = has(node.op, "held") or value in self.folded.outputs
             self.values[value, lane] = made

@@ -19,9 +19,8 @@ from autograph_rewrite.cost.tasks.communication import exchange_task, pass_task
 from autograph_rewrite.cost.tasks.task import Buffer, Task
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.residence import Residence
-
-ROWS = frozenset(("ResourceGather", "ResourceGatherNd"))
 
 
 class Pulled(NamedTuple):
@@ -58,9 +57,9 @@ class Reads:
         holder = self._held.get(name) if name is not None else None
         if holder is None or name is None or self._folded.region.get(node) == name or node.op == "VarHandleOp":
             return Pulled()
-        what = node.name if node.op in ROWS else "whole"
+        what = node.name if has(node.op, "reads_rows") else "whole"
         if not (holder.is_on_server or holder.stage):
-            return self._join(name, lane) if len(holder.sizes) > 1 and node.op not in ROWS else Pulled()
+            return self._join(name, lane) if len(holder.sizes) > 1 and not has(node.op, "reads_rows") else Pulled()
         if holder.stage:
             pulled = self._gather(name, what, lane, kept=holder.stage < 3)
             if holder.stage == 3 and pulled.buffer is not None:
@@ -100,14 +99,14 @@ class Reads:
     def _pull(self, node: Node, name: str, what: str, lane: str) -> Pulled:
         """Return the pull of a variable on servers, or of the rows of it that a node looks up on all replicas."""
         nbytes = self._folded.item.variables[name].nbytes
-        if node.op in ROWS:
+        if has(node.op, "reads_rows"):
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))
             nbytes = rows * (self._topology.local if node in self._folded.each else 1)
         if (name, what) not in self._chains:
             exchange = self._topology.pull(nbytes, *self._held[name].servers)
             self._chains[name, what] = [exchange_task(f"pull {name}", "pull", exchange)]
-        is_there = node.op in ROWS or not self._chains[name, what][0].traffic
-        if is_there and len(self._held[name].sizes) > 1 and node.op not in ROWS:
+        is_there = has(node.op, "reads_rows") or not self._chains[name, what][0].traffic
+        if is_there and len(self._held[name].sizes) > 1 and not has(node.op, "reads_rows"):
             joined = self._join(name, lane, each=False)
             joined.tasks[0].after(self._chains[name, what])
             return joined

@@ -18,9 +18,9 @@ from autograph_rewrite.inspect.profile.rank_trace import Source
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.device_names import process_of
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
-MOVES = frozenset(("_Send", "_Recv", "_HostSend", "_HostRecv"))
 _NUMBERED = re.compile(r"(?:/_|_[SG])\d+$")
 _INLINED = re.compile(r"/_\d+/")
 _GRAPPLER = re.compile(r"^(?:ConstantFolding/|[A-Za-z]+Optimizer/){1,100}(?:[A-Z][A-Za-z]+_)?")
@@ -45,7 +45,7 @@ class Attribution:
             op: type of the kernel.
             route: of a send or receive, from which device to which, where that is known.
         """
-        if op in MOVES:
+        if has(op, "sends", "receives"):
             return self._moved(_NUMBERED.sub("", name), op, route)
         if not self._items:
             return Source(name, op, "", name)

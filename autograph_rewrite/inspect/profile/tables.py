@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from autograph_rewrite.diagnostics.amounts import several
+from autograph_rewrite.diagnostics.amounts import duration, several
 from autograph_rewrite.inspect.profile.device_time import NANO
 from autograph_rewrite.inspect.profile.rank_trace import RankTrace, Source
 from autograph_rewrite.inspect.render.table import drawn, table
@@ -34,8 +34,6 @@ def _foretold(profile: Profile, index: int) -> dict[str, float] | None:
     if not lanes:
         return None
     busy = lanes[min(place, len(lanes) - 1)]["busy_seconds"]
-    if len(lanes) == 1 and lanes[0]["name"].endswith("cpu device"):
-        busy /= len(own)  # devices of a process that share its cores are predicted together
     idle = max(0.0, step["step_seconds"] - busy - step["exposed_seconds"])
     return {"compute": busy, "communication": step["exposed_seconds"], "idle": idle}
 
@@ -95,8 +93,8 @@ def text(profile: Profile) -> str:
     """Return figures and tables."""
     part, predicted = profile.attributed, profile.predicted
     steps = several(len(profile.ranks[0].steps), "step")
-    foretold = f" (predicted: {_ms(predicted['step_seconds'])} ms)" if predicted else ""
-    said = [f"{steps} on {several(len(profile.ranks), 'rank')}: {_ms(profile.step_seconds)} ms each{foretold}"]
+    foretold = f" (predicted: {duration(predicted['step_seconds'])})" if predicted else ""
+    said = [f"{steps} on {several(len(profile.ranks), 'rank')}: {duration(profile.step_seconds)} each{foretold}"]
     if profile.examples:
         said.append(f"{profile.examples_per_second:,.0f} examples/s")
     if profile.flops_per_second:
@@ -111,23 +109,23 @@ def text(profile: Profile) -> str:
     devices = []
     for row in device_rows(profile):
         also = row["predicted"] or {}
-        cells = [_ms(row[key]) if which == 0 else _ms(also.get(key)) for key in _TIMES for which in (0, 1)]
+        cells = [_time(row[key]) if which == 0 else _time(also.get(key)) for key in _TIMES for which in (0, 1)]
         devices.append((row["rank"], row["device"], *cells))
     nodes = [
-        (row["node"], row["op"], row["pass"], row["runs"], _ms(row["seconds"])) for row in node_rows(profile)[:SHOWN]
+        (row["node"], row["op"], row["pass"], row["runs"], _time(row["seconds"])) for row in node_rows(profile)[:SHOWN]
     ]
     exchanges = [
-        (row["exchange"], row["members"], _ms(row["seconds"]), _ms(row["longest"]))
+        (row["exchange"], row["members"], _time(row["seconds"]), _time(row["longest"]))
         for row in exchange_rows(profile)[:SHOWN]
     ]
     columns = ("rank", "device", *(f"#{key}{also}" for key in _TIMES for also in ("", ", predicted")))
     shown = [
-        table("milliseconds of the typical step", columns, devices),
-        table("original nodes", ("node", "kernel", "made by", "#runs", "#ms"), nodes),
-        table("communication", ("exchange", "#members", "#ms", "#longest"), exchanges),
+        table("the typical step", columns, devices),
+        table("original nodes", ("node", "kernel", "made by", "#runs", "#time"), nodes),
+        table("communication", ("exchange", "#members", "#time", "#longest"), exchanges),
     ]
     clocks = [
-        f"clock of rank {one.rank}: {one.value * NANO * 1e3:+.3f} ms, known to {one.error * NANO * 1e3:.3f} ms"
+        f"clock of rank {one.rank}: {duration(one.value * NANO)}, known to {duration(one.error * NANO)}"
         for one in profile.offsets
         if not one.is_same and one.error is not None
     ]
@@ -137,5 +135,5 @@ def text(profile: Profile) -> str:
 _TIMES = ("compute", "communication", "idle")
 
 
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3f}"
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)

@@ -20,16 +20,14 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import closest, infer
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.literals import Literals, dtype_number
-from autograph_rewrite.ir.format.printer import HAS_SHAPE_ATTR
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replication import PerInstance, Select, Span
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ir.types.dtypes import base
 from autograph_rewrite.ir.types.opdefs import OpDef, find_op, signature
+from autograph_rewrite.ops.traits import has
 
-SAYS_ITS_SHAPE = HAS_SHAPE_ATTR | {"Const"}
-"""Ops whose attributes have the shape of their result; of all others TensorFlow keeps it beside them."""
 _SHAPES = "_output_shapes"
 
 _NAME = r'(?:"(?:[^"\\]|\\.){0,1000000}"|[\w.\-/>\\]+)'
@@ -299,9 +297,9 @@ def _attributes(line: _Line, types: Mapping[str, Sequence[int | None]], replicas
     if op is None:
         return line.attrs
     raw: dict[str, Any] = {**line.attrs}
-    if line.op in HAS_SHAPE_ATTR and "shape" not in raw and line.types and line.types[0][1] is not None:
+    if has(line.op, "states_shape") and "shape" not in raw and line.types and line.types[0][1] is not None:
         raw["shape"] = encode("shape", line.types[0][1])
-    elif line.op not in SAYS_ITS_SHAPE and _SHAPES not in raw and any(shape is not None for _, shape in line.types):
+    elif not has(line.op, "says_shape") and _SHAPES not in raw and any(shape is not None for _, shape in line.types):
         raw[_SHAPES] = encode("list(shape)", [shape for _, shape in line.types])
     _infer_from_results(op, line, raw)
     missing = [key for key in op.type_attrs if key not in raw]

@@ -31,6 +31,7 @@ from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.protos import proto
+from autograph_rewrite.ops.traits import has
 
 SHOWN_ELEMENTS = 8  # of a constant; a longer one shows three and a checksum
 SHOWN_TEXT = 60
@@ -43,7 +44,6 @@ Shapes = Callable[[Value], Shape | None]
 
 # The first byte of an AttrValue tells the kind of its value; types in a list are packed.
 _LIST, _TYPE, _SHAPE, _TENSOR, _TYPES = b"\n", b"0", b":", b"B", b"2"
-HAS_SHAPE_ATTR = frozenset(("Placeholder", "VariableV2", "Variable", "PlaceholderV2"))
 # Shown elsewhere in the line, or bookkeeping of TensorFlow's Python layer on nearly every node.
 _UNSHOWN = frozenset((PASS_ATTR, ORIGIN_ATTR, "_output_shapes", "_has_manual_control_dependencies", "debug_name"))
 
@@ -163,7 +163,7 @@ def _stated_shape(node: Node, index: int) -> Shape | None:
         return shape
     if node.op == "Const" and isinstance(raw := node.attrs.get("value"), bytes):
         return _small_shape(raw) if len(raw) <= SMALL else _constant_shape(raw)
-    return node.attr("shape") if node.op in HAS_SHAPE_ATTR else None
+    return node.attr("shape") if has(node.op, "states_shape") else None
 
 
 def _constant_shape(raw: bytes) -> Shape | None:
@@ -239,7 +239,7 @@ def _goes_without_saying(name: str, key: str, raw: bytes | PerInstance) -> bool:
     if op is None:
         return False
     declared = op.attrs.get(key)
-    implied = key in op.type_attrs or (key == "shape" and name in HAS_SHAPE_ATTR)
+    implied = key in op.type_attrs or (key == "shape" and has(name, "states_shape"))
     return implied or (declared is not None and raw == declared.default)
 
 

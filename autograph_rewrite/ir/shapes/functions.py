@@ -18,6 +18,7 @@ import numpy as np
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 
 Dim = int | str
 Shape = tuple[Dim, ...] | str
@@ -142,7 +143,7 @@ def _argument(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
 def _shaped(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
     """Return what an operand says: a constant, one -1 in which is worked out."""
     operand = shape_operand(node)
-    if operand is None or operand.node.op in MEASURES:
+    if operand is None or has(operand.node.op, "shapes"):
         return given[-1]
     wanted = constant(operand)
     if wanted is None:
@@ -320,8 +321,6 @@ _BINARY = (
     "Less LessEqual Greater GreaterEqual Equal NotEqual LogicalAnd LogicalOr MulNoNan Xlogy Xdivy BitwiseAnd BitwiseOr "
     "LeftShift RightShift SelectV2"
 )
-MEASURES = frozenset(("Shape", "ShapeN"))
-STATED = frozenset(("Placeholder", "VariableV2", "Variable", "Const", "ReadVariableOp"))
 _SHAPED_BY = {
     "Reshape": 1, "Fill": 0, "BroadcastTo": 1, "RandomUniform": 0, "RandomStandardNormal": 0, "TruncatedNormal": 0,
     "StatelessRandomUniformV2": 0, "StatelessRandomNormalV2": 0, "Conv2DBackpropFilter": 1, "Conv2DBackpropInput": 0,

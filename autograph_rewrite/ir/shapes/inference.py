@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES
-from autograph_rewrite.ir.shapes.functions import MEASURES, RULES, STATED, Shape, shape_operand, unknown
+from autograph_rewrite.ir.shapes.functions import RULES, Shape, shape_operand, unknown
+from autograph_rewrite.ops.traits import BACK_EDGES, has
 
 
 class Shapes:
@@ -68,7 +68,8 @@ def differ(one: Shape, other: Shape) -> bool:
 
 def _needed(node: Node) -> Sequence[Value]:
     """Return the values whose shapes the shape of a node follows from."""
-    if node.op not in RULES or node.op in STATED or any(value.node.op in BACK_EDGES for value in node.inputs):
+    is_known = node.op in RULES and not has(node.op, "states_result_shape")
+    if not is_known or any(value.node.op in BACK_EDGES for value in node.inputs):
         return ()
     return _sources(node)
 
@@ -76,6 +77,6 @@ def _needed(node: Node) -> Sequence[Value]:
 def _sources(node: Node) -> list[Value]:
     """Return the inputs, and behind them the value whose shape the result is to have."""
     operand = shape_operand(node)
-    if operand is None or operand.node.op not in MEASURES:
+    if operand is None or not has(operand.node.op, "shapes"):
         return list(node.inputs)
     return [*node.inputs, operand.node.inputs[operand.index]]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.traits import has
 
 Shape = tuple[int | None, ...]
 """Sizes of the dimensions of a tensor; None for one that is not known."""
-_OWN_ATTR = {"Placeholder": "shape", "PlaceholderV2": "shape", "PlaceholderWithDefault": "shape"}
-_OWN_LIST = dict.fromkeys(("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue"), "output_shapes")
 
 
 def static_shape(value: Value) -> Shape | None:
@@ -22,10 +21,10 @@ def static_shape(value: Value) -> Shape | None:
 def recorded_shapes(node: Node) -> Sequence[Shape | None]:
     """Return the shapes of the outputs of a node; none where nothing is recorded."""
     shapes = node.attr("_output_shapes")
-    if shapes is None and node.op in _OWN_ATTR:
-        return (node.attr(_OWN_ATTR[node.op]),)
-    if shapes is None and node.op in _OWN_LIST:
-        shapes = node.attr(_OWN_LIST[node.op])
+    if shapes is None and has(node.op, "placeholders"):
+        return (node.attr("shape"),)
+    if shapes is None and (has(node.op, "draws_element") or node.op == "OptionalGetValue"):
+        shapes = node.attr("output_shapes")
     return shapes or ()
 
 

@@ -86,6 +86,12 @@ def _known(name: str, is_running: bool) -> OpDef:
     return _read(declared)
 
 
+def is_pure(name: str) -> bool:
+    """Return whether an op does nothing but make its values, the same ones of the same operands; an unknown op may."""
+    known = find_op(name)
+    return known is not None and not known.is_stateful
+
+
 def _read(found: Any) -> OpDef:
     attrs = {
         a.name: Attr(a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None)

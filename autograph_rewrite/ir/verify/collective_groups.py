@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, EXITS, MERGES
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.traversal import dependencies, last_iteration
 from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, MERGES, has
 
 KEYS = ("group_size", "group_key", "instance_key")
 Symbol = int | str | tuple[Any, ...]
@@ -25,7 +25,6 @@ Symbol = int | str | tuple[Any, ...]
 
 SENT = "what is sent"
 """In a key, what the member itself hands over."""
-_SAME = frozenset(("Identity", "Enter", "Switch"))
 # A key may follow from a size: TensorFlow ties one instance key to one shape, and shapes change between steps.
 _ARITHMETIC = frozenset(
     ("Add", "AddV2", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "FloorMod", "Mod", "LeftShift", "Size")
@@ -113,7 +112,7 @@ def _symbol(value: Value, sent: Value | None, depth: int = 8) -> Symbol:
             return int(node.attr("value"))
         except (GraphError, TypeError, ValueError):
             return node.name
-    if node.op in _SAME and node.inputs:
+    if has(node.op, "carries") and node.inputs:
         return _symbol(node.inputs[0], sent, depth)
     if node.op == "Size" and sent is not None and _original(node.inputs[0]) is sent:
         return (node.op, SENT)
@@ -174,7 +173,7 @@ def key_range(symbol: Symbol) -> KeyRange:
         other = fixed.pop()
     if other is not None and len(fixed) == 1 and isinstance(symbol, tuple):
         number = fixed[0].low
-        if symbol[0] in ("Add", "AddV2"):
+        if has(symbol[0], "adds"):
             return KeyRange(other.low + number, other.step, other.high + number)
         if symbol[0] == "Mul" and number > 0:
             return KeyRange(other.low * number, other.step * number, other.high * number)

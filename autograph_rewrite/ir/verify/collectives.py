@@ -15,7 +15,6 @@ from itertools import chain, combinations
 from typing import Any
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import BACK_EDGES
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.shapes.functions import Shape
 from autograph_rewrite.ir.shapes.inference import Shapes, differ, shape_text
@@ -35,6 +34,7 @@ from autograph_rewrite.ir.verify.control_flow import conditions_are_equal, decis
 from autograph_rewrite.ir.verify.folded import Fault
 from autograph_rewrite.ir.verify.job import SAME_PLAN, SHOWN, Job, odd_one
 from autograph_rewrite.ir.verify.nccl import nccl_has_device_and_type, nccl_has_one_order
+from autograph_rewrite.ops.traits import BACK_EDGES
 
 Invariant = Callable[[Job], Iterable[Fault]]
 

@@ -7,26 +7,14 @@ Nobody would miss a value: an array that nothing was put into gives zeros.
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.variable_ops import handle_node
-
-_KINDS = {
-    "write": re.compile(r"TensorArray(Write|Scatter|Split)V\d|StackPush(V2)?"),
-    "read": re.compile(r"TensorArray(Read|Gather|Concat)V\d|StackPop(V2)?"),
-    "gradients": re.compile(r"TensorArrayGradV\d"),
-}
+from autograph_rewrite.ops.traits import has
 
 Container = tuple[Node, bytes]
 """What makes it, and whose gradients it holds, if any."""
-
-
-@functools.cache
-def _kind(op: str) -> str:
-    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(op)), "")
 
 
 def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
@@ -38,12 +26,11 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
     written: dict[Container, Node] = {}
     reads: list[Node] = []
     for node in nodes:
-        kind = _kind(node.op)
-        if kind == "write":
+        if has(node.op, "container_writes"):
             before = written.setdefault(_container(node), node)
             if node.span.is_rarer_than(before.span):
                 written[_container(node)] = node
-        elif kind == "read":
+        elif has(node.op, "container_reads"):
             reads.append(node)
     for read in reads:
         write = written.get(_container(read))
@@ -54,6 +41,6 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
 
 def _container(node: Node) -> Container:
     maker, source = handle_node(node.inputs[0]), b""
-    while _kind(maker.op) == "gradients":
+    while has(maker.op, "container_gradients"):
         maker, source = handle_node(maker.inputs[0]), maker.attr("source")
     return maker, source

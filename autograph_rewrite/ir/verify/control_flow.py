@@ -14,9 +14,9 @@ from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ir.verify.folded import Fault
 from autograph_rewrite.ir.verify.job import SAME_PLAN, Job, odd_one
+from autograph_rewrite.ops.traits import has
 
 # What they give is one on all ranks, as far as it decides anything: sizes that differ are made global before.
-_COMMON = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 
 
 def conditions_are_equal(job: Job) -> Iterator[Fault]:
@@ -91,7 +91,7 @@ def _origin(value: Value, own_inputs: frozenset[str]) -> _Origin:
         making.add((common_name(node.name), node.op, node.attrs.get("value") if node.op == "Const" else None))
         if node.name in own_inputs:
             own = node.name
-        if is_collective(node.op) or node.op in _COMMON:
+        if is_collective(node.op) or has(node.op, "measures"):
             continue
         more = [one.node for one in node.inputs if one.node not in seen]
         seen.update(more)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from autograph_rewrite.ir.control_flow import OPENS, Frame, Guard, Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES
 from autograph_rewrite.ir.replication import Select, Span, common_name
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.verify.folded import Fault, raise_for
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES
 
 Apart = Callable[[Node, Node, Select | None], bool]
 """Whether a node certainly is on another device than a producer of which it reads these instances; None: the only."""

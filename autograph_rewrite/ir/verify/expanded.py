@@ -26,6 +26,7 @@ from autograph_rewrite.ir.verify.collectives import collective_faults
 from autograph_rewrite.ir.verify.dead_values import on_other_devices, values_arrive
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify.job import Job, Root
+from autograph_rewrite.ops.traits import has
 
 
 class _Tensor(Protocol):
@@ -177,7 +178,7 @@ def no_storage_is_shared_by_accident(finished: Finished) -> Iterator[Fault]:
     original = finished.original.graph
     first: dict[tuple[str, tuple[str, str, str]], Node] = {}
     for node in finished.graph:
-        if node.op not in variable_ops.VARIABLES:
+        if not has(node.op, "variables"):
             continue
         other = first.setdefault((node.device, variable_ops.storage_key(node)), node)
         if other is node:

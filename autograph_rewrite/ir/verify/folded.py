@@ -16,7 +16,6 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.replication import Mesh, PerInstance, Select, Span
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
@@ -26,6 +25,7 @@ from autograph_rewrite.ir.types.opdefs import OpDef, find_op, get_op, signature
 from autograph_rewrite.ir.verify.collective_groups import collect
 from autograph_rewrite.ir.verify.containers import unwritten_reads
 from autograph_rewrite.ir.verify.loops import loop_faults
+from autograph_rewrite.ops.traits import ENTERS
 
 SHOWN = 12  # faults in one message
 Types = tuple[tuple[int, ...], tuple[int, ...]]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES
 from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES
 
 
 class LoopFault(NamedTuple):

@@ -31,6 +31,7 @@ from autograph_rewrite.ir.verify.expanded import Original, job_of, roots_in
 from autograph_rewrite.ir.verify.folded import Fault, raise_for
 from autograph_rewrite.ir.verify.job import SAME_PLAN, Job, odd_one
 from autograph_rewrite.ir.verify.stores import stores_come_out_even
+from autograph_rewrite.ops.traits import has
 
 Invariant = Callable[[Job], Iterable[Fault]]
 
@@ -148,7 +149,7 @@ def _homes(job: Job) -> dict[int, str]:
 
 def variables_are_alike(job: Job) -> Iterator[Fault]:
     """A variable has one type and shape on all ranks, and two of them share their storage everywhere or nowhere."""
-    handles = [node for graph in job.graphs for node in graph if node.op in variable_ops.VARIABLES]
+    handles = [node for graph in job.graphs for node in graph if has(node.op, "variables")]
     named: dict[str, dict[Node, str]] = {}
     for node in handles:
         kind = f"{dtypes.dtype_name(node.attr('dtype'))}{shape_text(node.attr('shape'))}"

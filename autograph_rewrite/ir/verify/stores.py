@@ -20,6 +20,7 @@ from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ir.verify.folded import Fault
 from autograph_rewrite.ir.verify.job import SAME_PLAN, Job, odd_one
+from autograph_rewrite.ops.traits import has
 
 Count = Callable[[Node], int | None]
 """How many elements a node puts in or takes out; None where that is not constant."""
@@ -107,7 +108,7 @@ def _stores(job: Job) -> dict[str, _Store]:
         for node in graph:
             role = next((role for role, ops in _ROLES.items() if node.op in ops), "declared")
             for handle in [node] if role == "declared" else _meant(node.inputs[0]):
-                if handle.op in _DECLARES:
+                if has(handle.op, "accumulators", "queues"):
                     getattr(found.setdefault(_place(job, handle), _Store()), role).append(node)
     return found
 
@@ -145,9 +146,6 @@ def _leading(node: Node) -> int | None:
 
 
 _KINDS = ("Accumulator", "ResourceAccumulator", "SparseAccumulator")
-_ACCUMULATORS = ("ConditionalAccumulator", "ResourceConditionalAccumulator", "SparseConditionalAccumulator")
-_QUEUES = ("FIFOQueueV2", "PaddingFIFOQueueV2", "PriorityQueueV2", "RandomShuffleQueueV2")
-_DECLARES = frozenset((*_ACCUMULATORS, *_QUEUES))
 _PUTS: dict[str, Count] = {
     **{f"{kind}ApplyGradient": _one for kind in _KINDS},
     "QueueEnqueueV2": _one,

@@ -16,11 +16,9 @@ from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.load.signature.references import find_value, tensor_name
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
-PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
-ITERATORS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "MultiDeviceIteratorGetNextFromShard"))
-DRAWN = ITERATORS | {"OptionalGetValue"}
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
 BatchInputs = Mapping[str, int | None]
@@ -28,15 +26,15 @@ BatchInputs = Mapping[str, int | None]
 
 def is_fed(node: Node) -> bool:
     """Return whether a node is a placeholder that the caller feeds: what user code asks about replicas is none."""
-    return node.op in PLACEHOLDERS and not replica_mark(node.name)
+    return has(node.op, "placeholders") and not replica_mark(node.name)
 
 
 def is_drawn(node: Node) -> bool:
     """Return whether a node gives what an iterator draws, also through an Optional, as loops over data do."""
     if node.op != "OptionalGetValue":
-        return node.op in ITERATORS
+        return has(node.op, "input_elements")
     value = node.inputs[0]
-    while value.node.op in ("Switch", "Identity", "Enter"):
+    while has(value.node.op, "carries"):
         value = value.node.inputs[0]
     return value.node.op == "IteratorGetNextAsOptional"
 
@@ -90,7 +88,7 @@ def source_values(nodes: Iterable[Node]) -> list[Value]:
     for node in nodes:
         if is_fed(node):
             found.append(node.output())
-        elif node.op in ITERATORS:
+        elif has(node.op, "input_elements"):
             found += node.outputs
     return found
 

@@ -10,8 +10,7 @@ from collections.abc import Collection
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import descendants
-
-FILES = frozenset(("Save", "SaveSlices", "SaveV2", "Restore", "RestoreSlice", "RestoreV2", "MergeV2Checkpoints"))
+from autograph_rewrite.ops.traits import has
 
 
 def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
@@ -21,7 +20,8 @@ def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
         graph: a training graph.
         used: what the step and the init op run; what they restore belongs to them.
     """
-    after = {node for node in descendants(n for n in graph if n.op in FILES and n not in used) if node not in used}
+    files = (node for node in graph if has(node.op, "checkpoint_files") and node not in used)
+    after = {node for node in descendants(files) if node not in used}
     ends = (node for node in graph if node in after and not _is_read_in(node, after))
     return tuple(node.name for node in ends)
 

@@ -9,9 +9,7 @@ from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.load.signature.collections import Collected
 from autograph_rewrite.load.signature.inputs import source_values
-from autograph_rewrite.load.signature.variables import ASSIGNS, HANDLES, REF_VARIABLES
-
-_GROUPS = frozenset(("NoOp", "Identity"))
+from autograph_rewrite.ops.traits import has
 
 
 def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -81,14 +79,14 @@ def _is_sink(node: Node) -> bool:
 
 def _updates(node: Node) -> bool:
     """Whether a node writes a variable."""
-    if node.op in HANDLES or node.op in ("ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"):
+    if has(node.op, "variables") or node.op in ("ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"):
         return False
     op = find_op(node.op)
     if op is None or not op.is_stateful:
         # Legacy updates (Assign, ApplyAdam...) are not registered as stateful: they take a reference.
         takes_reference = op is not None and bool(op.inputs) and op.inputs[0].is_ref
-        return takes_reference and _first_source(node) in REF_VARIABLES
-    return _first_source(node) in HANDLES and "Gather" not in node.op
+        return takes_reference and has(_first_source(node), "reference_variables")
+    return has(_first_source(node), "variables") and "Gather" not in node.op
 
 
 def _first_source(node: Node) -> str:
@@ -122,9 +120,9 @@ def _assigned(group: Node) -> int:
             if node in seen:
                 continue
             seen.add(node)
-            if node.op in _GROUPS:
+            if has(node.op, "groups"):
                 stack.append(node)
-            elif node.op in ASSIGNS:
+            elif has(node.op, "assigns"):
                 if any(n.op in ("RestoreV2", "Placeholder") for n in ancestors([node.inputs[1].node])):
                     return 0
                 count += 1

@@ -8,11 +8,9 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.load.signature.collections import Collected
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
 
-REF_VARIABLES = frozenset(("VariableV2", "Variable"))
-HANDLES = REF_VARIABLES | {"VarHandleOp"}
-ASSIGNS = frozenset(("AssignVariableOp", "Assign"))
 ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"  # TensorFlow's shared_name for "do not share"
 
 
@@ -21,14 +19,14 @@ def resource_key(node: Node) -> tuple[str, str, str]:
     shared = node.attr("shared_name", b"").decode() or node.name
     if shared == ANONYMOUS:
         return "", "", node.name
-    kind = "ref" if node.op in REF_VARIABLES else "resource"
+    kind = "ref" if has(node.op, "reference_variables") else "resource"
     return kind, node.attr("container", b"").decode(), shared
 
 
 def assigns_of(handle: Node) -> Iterator[Node]:
     """Yield the ops that assign a whole new value to a variable."""
     for use in handle.output().uses:
-        if use.index == 0 and use.node.op in ASSIGNS:
+        if use.index == 0 and has(use.node.op, "assigns"):
             yield use.node
 
 
@@ -43,7 +41,7 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
     """
     handles: dict[tuple[str, str, str], Node] = {}
     for node in graph:
-        if node.op in HANDLES:
+        if has(node.op, "variables"):
             handles.setdefault(resource_key(node), node)
     initial = ancestors([graph.node(init_op)]) if init_op is not None else set()
     found = {}

@@ -12,16 +12,14 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.load.signature.collections import declared, from_tf_graph
-from autograph_rewrite.load.signature.inputs import ITERATORS, describe, named_batches
+from autograph_rewrite.load.signature.inputs import describe, named_batches
 from autograph_rewrite.load.signature.keras_library import path_of
 from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
 from autograph_rewrite.load.signature.variable_owners import variables_of
 from autograph_rewrite.load.sources.graphs import read
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph, Variable
-
-_NO_EFFECT = frozenset(("ReadVariableOp", "VariableShape", "VarIsInitializedOp"))
-"""Registered as stateful, but nobody runs one for its effect."""
 
 
 def from_function(
@@ -133,7 +131,7 @@ def from_concrete(
         owner=owner,
         first=first if first is not concrete else None,
     )
-    effects = {op.name for op in traced.control_outputs if op.type not in _NO_EFFECT}
+    effects = {op.name for op in traced.control_outputs if op.type != "ReadVariableOp" and not has(op.type, "inspects")}
     return TrainingGraph(
         graph,
         inputs=named_batches(inputs, batch_inputs, composite),
@@ -195,7 +193,7 @@ def _inputs(graph: Graph, concrete: Any, arguments: Sequence[str]) -> tuple[dict
         paths = list(arguments)
     inputs = {path: describe(path, graph.node(node).output()) for path, node in zip(paths, arguments, strict=True)}
     for node in graph:
-        if node.op in ITERATORS:
+        if has(node.op, "input_elements"):
             inputs |= {value.name: describe(value.name, value) for value in node.outputs}
     return inputs, frozenset(leaf.path for leaf in flat if not leaf.dense)
 

@@ -16,22 +16,21 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import forwards_value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.load.marks import mark_checkpoints
 from autograph_rewrite.load.signature import collections
 from autograph_rewrite.load.signature.collections import Collected
-from autograph_rewrite.load.signature.inputs import ITERATORS, describe_output, graph_inputs
+from autograph_rewrite.load.signature.inputs import describe_output, graph_inputs
 from autograph_rewrite.load.signature.references import as_list, find_node, is_tensor, output_count
 from autograph_rewrite.load.signature.savers import savers
 from autograph_rewrite.load.signature.train_ops import infer_init_op, infer_train_ops
 from autograph_rewrite.load.signature.variables import find_variables
 from autograph_rewrite.load.sources import metagraph, validate
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
 _SHOWN = 5
 """How many nodes a note names."""
-_GIVEN = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault", *ITERATORS))
 
 
 def from_graph(
@@ -184,14 +183,15 @@ def _undeclared(
     """Say which results of a graph no step computes, where only its train op was named."""
     if outputs or not targets:
         return []
-    computed = descendants([node for node in kept if node.op in _GIVEN], controls=False) - set(kept)
+    given = [node for node in kept if has(node.op, "placeholders", "input_elements")]
+    computed = descendants(given, controls=False) - set(kept)
     ends = [
         node
         for node in graph
         if node in computed
         and output_count(node)
         and not any(value.uses for value in node.read_outputs)
-        and not (forwards_value(node.op) and node.inputs[0].node in kept)  # the step has its value by another name
+        and not (has(node.op, "forwards") and node.inputs[0].node in kept)  # the step has its value by another name
     ]
     text = "no output is declared, so no step computes this: name it as one (outputs=[...], --output) to keep it"
     return [(node.name, node.op, text) for node in ends[:_SHOWN]]

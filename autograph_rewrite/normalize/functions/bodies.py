@@ -9,19 +9,14 @@ from functools import cache
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.function_library import Function, Library
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
 from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, find_op
 from autograph_rewrite.ir.types.wire import RawNode, read_varint
+from autograph_rewrite.ops.traits import ENTERS, has
 
-CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-BRANCHES = frozenset(("If", "StatelessIf", "Case", "StatelessCase"))
-LOOPS = frozenset(("While", "StatelessWhile"))
 DATASET_LOOP = "ReduceDataset"
-FUNCTIONAL = CALLS | BRANCHES | LOOPS | {"SymbolicGradient"}
 
 _PLACEHOLDER_TAG = 0x4A  # AttrValue.placeholder: "take the caller's attribute of this name"
-_NO_EFFECT = frozenset(("ReadVariableOp", "VarHandleOp", "Placeholder", "VarIsInitializedOp"))
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class _Scope:
 
     def is_functional(self, node: Node) -> bool:
         """Whether a node will be replaced by a body itself."""
-        return node.op in FUNCTIONAL or node.op in self.library
+        return has(node.op, "functional") or node.op in self.library
 
     def value(self, reference: str) -> Value:
         """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
@@ -253,7 +248,7 @@ def _loose_effects(nodes: Iterable[Node]) -> Iterable[Node]:
     """Yield stateful nodes whose results nobody reads: what an old function, without control results, runs for."""
     for node in nodes:
         op = find_op(node.op)
-        if op is None or not op.is_stateful or node.op in _NO_EFFECT:
+        if op is None or not op.is_stateful or has(node.op, "kept") or node.op == "VarIsInitializedOp":
             continue
         if not any(value.uses for value in node.read_outputs):
             yield node

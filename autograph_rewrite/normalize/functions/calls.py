@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types.attrs import FunctionName
-from autograph_rewrite.normalize.functions.bodies import CALLS, Entry, is_invariant
+from autograph_rewrite.normalize.functions.bodies import Entry, is_invariant
 from autograph_rewrite.normalize.functions.lowering import Lowering
+from autograph_rewrite.ops.traits import has
 
 
 def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
@@ -16,7 +17,7 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
         node: the call.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
-    function = node.attr("f") if node.op in CALLS else FunctionName(node.op)
+    function = node.attr("f") if has(node.op, "calls") else FunctionName(node.op)
     if pivot is None and state.has_routing and node.inputs:
         pivot = _pivot_of(state.graph, node)
     body = state.body(node, function, "", node.inputs, Entry(node.controls, pivot))

@@ -16,15 +16,15 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import OPENS
 from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.normalize.functions.bodies import BRANCHES, DATASET_LOOP, LOOPS, state_results
+from autograph_rewrite.normalize.functions.bodies import DATASET_LOOP, state_results
 from autograph_rewrite.normalize.functions.branches import lower_branches
 from autograph_rewrite.normalize.functions.calls import lower_call
 from autograph_rewrite.normalize.functions.dataset_loops import as_while
 from autograph_rewrite.normalize.functions.loops import lower_while
 from autograph_rewrite.normalize.functions.lowering import Lowering
 from autograph_rewrite.normalize.functions.optionals import look_through
+from autograph_rewrite.ops.traits import ENTERS, has
 
 
 def flatten(
@@ -105,9 +105,9 @@ def _lower(state: Lowering, node: Node, pivot: Node | None) -> None:
             results = [loop.output(i) for i in range(len(node.output_dtypes))]
             state.finish(node, results, [loop], [loop])
             lower_while(state, loop, pivot)
-    elif node.op in LOOPS:
+    elif has(node.op, "loops"):
         lower_while(state, node, pivot)
-    elif node.op in BRANCHES:
+    elif has(node.op, "branches"):
         lower_branches(state, node, pivot)
     else:
         lower_call(state, node, pivot)

@@ -15,13 +15,13 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types.attrs import FunctionName
 from autograph_rewrite.normalize.functions.bodies import (
     DATASET_LOOP,
-    FUNCTIONAL,
     Body,
     CallSite,
     Entry,
     instantiate,
     is_invariant,
 )
+from autograph_rewrite.ops.traits import has
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Lowering:
         """Whether a node calls functions in a way that can be lowered."""
         if node.op == DATASET_LOOP:
             return self.loops_over_data
-        return node.op in FUNCTIONAL or node.op in self.library
+        return has(node.op, "functional") or node.op in self.library
 
     def gated(self, node: Node, index: int, value: Value, effects: Sequence[Node]) -> Value:
         """Make the readers of a result also run the effects; undone in the end where something else runs them.

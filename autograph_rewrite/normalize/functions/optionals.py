@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
 
-_ROUTE = frozenset(("Switch", "Identity", "Enter"))
-_COPIES = frozenset(("Switch", "Identity"))
 _UNTYPED = Variant(without=("T", "_output_shapes"))
 
 Laid = dict[tuple[Value, Value], Value]  # (routing value, what is carried instead) -> its copy
@@ -53,7 +52,7 @@ def _replaced(graph: Graph, node: Node, predicates: Mapping[Node, Value], laid: 
 def _route(value: Value) -> tuple[list[Value], Value]:
     """Return the routing values between an Optional and where it was made, the last one first; and that value."""
     path: list[Value] = []
-    while value.node.op in _ROUTE:
+    while has(value.node.op, "carries"):
         path.append(value)
         value = value.node.inputs[0]
     return path, value
@@ -80,7 +79,7 @@ def _source(path: Sequence[Value], end: Value, predicates: Mapping[Node, Value])
 
 def _original(value: Value) -> Value:
     """Follow a value back through nodes that only copy it."""
-    while value.node.op in _COPIES:
+    while value.node.op in ("Switch", "Identity"):
         value = value.node.inputs[0]
     return value
 

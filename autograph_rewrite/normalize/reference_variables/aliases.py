@@ -14,19 +14,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, writes_variable
 from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.load.signature.variables import REF_VARIABLES
+from autograph_rewrite.ops.traits import BACK_EDGES, has
 
-VALUE_KEPT = frozenset(
-    ("Identity", "RefIdentity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Print")
-)
-"""Ops whose output 0 is their input 0, unchanged."""
-_BY_INPUT_0 = VALUE_KEPT | {"PlaceholderWithDefault", "Reshape", "Squeeze", "ExpandDims", "Bitcast"}
-_ROUTES = frozenset(("Switch", "RefSwitch", "RefEnter"))
 _SINGLE = {"Pack": ("N", 0), "AddN": ("N", 0), "Split": ("num_split", 1), "SplitV": ("num_split", 0)}
-_OF_ONE_SIZE = frozenset(("Slice", "Tile", "BroadcastTo", "Pad", "PadV2", "Sum", "Mean", "Max", "Min", "Prod"))
 
 
 def is_reference(node: Node, index: int) -> bool:
@@ -42,9 +34,9 @@ def is_loop_head(node: Node) -> bool:
 def handed_on(node: Node, index: int) -> Iterable[Value]:
     """Return the outputs that are the buffer of an input."""
     op = node.op
-    if op in _BY_INPUT_0:
+    if has(op, "keeps_buffer"):
         return [node.output()] if index == 0 else ()
-    if op in _ROUTES:
+    if has(op, "switches") or op == "RefEnter":
         return node.outputs if index == 0 else ()
     if op == "IdentityN":
         return [node.output(index)]
@@ -57,9 +49,9 @@ def handed_on(node: Node, index: int) -> Iterable[Value]:
         return [node.output()] if index == place and node.attr(count) == 1 else ()
     if op == "Cast":
         return [node.output()] if node.attr("SrcT") == node.attr("DstT") else ()
-    if op in _OF_ONE_SIZE and index == 0:
+    if has(op, "keeps_buffer_of_size") and index == 0:
         return [node.output()] if _size(node.inputs[0]) == _size(node.output()) is not None else ()
-    if writes_variable(op) and is_reference(node, index):
+    if has(op, "writes") and is_reference(node, index):
         return node.outputs if index == 0 else ()
     return ()
 
@@ -82,12 +74,12 @@ class Aliases:
         self.variables: dict[Value, tuple[Node, ...]] = {}
         self.readers: dict[tuple[Node, int], None] = {}
         self.updates: dict[Node, list[Node]] = {}
-        pending = deque(node.output() for node in graph if node.op in REF_VARIABLES)
+        pending = deque(node.output() for node in graph if has(node.op, "reference_variables"))
         self.variables |= {value: (value.node,) for value in pending}
         while pending:
             value = pending.popleft()
             for node, index in value.uses:
-                if writes_variable(node.op) and is_reference(node, index):
+                if has(node.op, "writes") and is_reference(node, index):
                     self._updated_by(node, value)
                 outputs = handed_on(node, index)
                 pending.extend(out for out in outputs if self._is_new(out, value))
@@ -126,8 +118,8 @@ class Aliases:
             value = stack.pop()
             yield value
             for node, index in value.uses:
-                updates = writes_variable(node.op) and is_reference(node, index)
-                for out in handed_on(node, index) if node.op in VALUE_KEPT or updates else ():
+                updates = has(node.op, "writes") and is_reference(node, index)
+                for out in handed_on(node, index) if has(node.op, "keeps_value") or updates else ():
                     if out not in seen:
                         seen.add(out)
                         stack.append(out)

@@ -23,12 +23,11 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
-from autograph_rewrite.load.signature.variables import REF_VARIABLES
 from autograph_rewrite.normalize.reference_variables.aliases import Aliases
 from autograph_rewrite.normalize.reference_variables.late_reads import notes, races, read_late
 from autograph_rewrite.normalize.reference_variables.routes import read_before_routes
+from autograph_rewrite.ops.traits import has
 
-_ROUTES = {"RefSwitch": "Switch", "RefEnter": "Enter", "RefIdentity": "Identity"}
 _SPECIAL = {
     "Assign": "AssignVariableOp",
     "AssignAdd": "AssignAddVariableOp",
@@ -74,7 +73,7 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ())
     Raises:
         GraphError: a reference is used by an op that has no resource form.
     """
-    variables = [node for node in graph if node.op in REF_VARIABLES]
+    variables = [node for node in graph if has(node.op, "reference_variables")]
     if not variables:
         return Converted({}, {})
     read_before_routes(graph)
@@ -140,7 +139,7 @@ def _trace(handles: dict[Node, Node]) -> dict[Value, _Reference]:
         for node, index in value.uses:
             if not _is_reference(node, index):
                 continue
-            if node.op in _ROUTES:
+            if has(node.op, "routes_reference"):
                 new = {out: _Reference(reference.variable, out, reference.after) for out in _aliases(node)}
             elif index == 0 and resource_form(node.op) is not None:
                 new = {out: _Reference(reference.variable, reference.handle, (node,)) for out in _aliases(node)}
@@ -202,8 +201,8 @@ def _convert_user(node: Node, references: dict[Value, _Reference], updates: dict
 
 
 def _to_resource_form(node: Node, inputs: list[Value]) -> None:
-    if node.op in _ROUTES:
-        become(node, _ROUTES[node.op], inputs, {"T": dtypes.RESOURCE})
+    if has(node.op, "routes_reference"):
+        become(node, node.op.removeprefix("Ref"), inputs, {"T": dtypes.RESOURCE})
         node.drop_attr("_output_shapes")
         return
     form = resource_form(node.op)

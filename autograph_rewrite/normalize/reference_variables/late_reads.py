@@ -13,14 +13,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, SWITCHES
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.normalize.reference_variables.aliases import Aliases
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES
 
 Race = tuple[Node, Node, Node]
 """A variable, what reads it, and an update that no edge orders with the reader."""
-_JOINING = frozenset(("Merge", "Exit"))  # they take what a route of the loop gives them, nothing else
 _KEPT_READS = 3  # readers that one note names
 
 
@@ -116,7 +115,7 @@ class _Behind:
 def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[Node, ...]:
     """Return what a read for a reader has to wait for; nothing where the reader sees what the present read gives."""
     value = node.inputs[index]
-    if node.op in _JOINING:
+    if node.op in ("Merge", "Exit"):  # they take what a route of the loop gives them, nothing else
         return ()
     own = 0
     for variable in aliases.variables[value]:

@@ -12,22 +12,13 @@ from __future__ import annotations
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
-
-_VALUE_FORMS = {
-    "RefMerge": "Merge",
-    "RefExit": "Exit",
-    "RefNextIteration": "NextIteration",
-    "RefSwitch": "Switch",
-    "RefEnter": "Enter",
-    "RefIdentity": "Identity",
-}
-_BEGIN = frozenset(("RefMerge", "RefExit", "RefNextIteration"))
+from autograph_rewrite.ops.traits import has
 
 
 def read_before_routes(graph: Graph) -> int:
     """Make the references values, in place; return how many routes were changed."""
-    routes = [node for node in graph if node.op in _VALUE_FORMS]
-    if not any(node.op in _BEGIN for node in routes):
+    routes = [node for node in graph if has(node.op, "reference_routes")]
+    if not any(has(node.op, "joins_references") for node in routes):
         return 0
     needed: set[Node] = set()  # by an update behind them
     changed = True
@@ -35,16 +26,16 @@ def read_before_routes(graph: Graph) -> int:
         more = [node for node in routes if node not in needed and _is_needed(node, needed)]
         needed.update(more)
         changed = bool(more)
-    found: dict[Node, None] = dict.fromkeys(node for node in routes if node.op in _BEGIN and node not in needed)
+    found = dict.fromkeys(n for n in routes if has(n.op, "joins_references") and n not in needed)
     pending = list(found)
     while pending:
         node = pending.pop()
-        users = [use.node for value in node.outputs for use in value.uses if use.node.op in _VALUE_FORMS]
+        users = [use.node for value in node.outputs for use in value.uses if has(use.node.op, "reference_routes")]
         pending += [user for user in users if user not in found]
         found |= dict.fromkeys(users)
     for node in found:
         node_type = node.attr("T")
-        become(node, _VALUE_FORMS[node.op], node.inputs, {"T": dtypes.base(node_type)})
+        become(node, node.op.removeprefix("Ref"), node.inputs, {"T": dtypes.base(node_type)})
     for node in found:
         for index, value in enumerate(node.inputs):
             if value.dtype > dtypes.REF_OFFSET:
@@ -56,7 +47,7 @@ def read_before_routes(graph: Graph) -> int:
 def _is_needed(node: Node, needed: set[Node]) -> bool:
     """Return whether something takes an output of a route as a reference, and is no route that could do without."""
     return any(
-        use.node in needed or use.node.op not in _VALUE_FORMS
+        use.node in needed or not has(use.node.op, "reference_routes")
         for value in node.outputs
         for use in value.uses
         if use.node.input_dtypes[use.index] > dtypes.REF_OFFSET

@@ -11,8 +11,8 @@ from autograph_rewrite.analysis.rules.base import OF_BLOCK, LocalEntry, Reshard,
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, MERGES
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
 
 

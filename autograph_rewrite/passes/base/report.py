@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.passes.base.compression_record import Compressed
 from autograph_rewrite.plan.parts.lowerings import Operation
@@ -125,7 +126,7 @@ class Report(NotebookView):
             f"{sum(reduced.values())} gradient reductions for {len(reduced)} variables, "
             f"{self.reductions[STEP]} of the step, {sum(self.gathers.values())} gathers",
         ]
-        lines.append(f"variables: {', '.join(f'{size:,} B on {device}' for device, size in self.held.items())}")
+        lines.append(f"variables: {', '.join(f'{size(held)} on {device}' for device, held in self.held.items())}")
         if self.plan.steps_per_run > 1:
             lines.append(f"a run does up to {self.plan.steps_per_run} steps, in one loop")
         lines += self.recomputed.lines()

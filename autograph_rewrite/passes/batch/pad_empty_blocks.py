@@ -3,9 +3,9 @@
     before   %y = Conv2D(%x, w)
     after    %y = first rows of Conv2D(%x padded to at least one row, w)
 
-TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`NEEDS_A_ROW`). Padding by nothing
+TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`needs_a_row`). Padding by nothing
 and slicing everything forward their input, so a block with examples pays only for starting the ops. A few other
-kernels leave their output uninitialised (`UNDEFINED_WHEN_EMPTY`): zeros take its place where the block is empty. The
+kernels leave their output uninitialised (`undefined_when_empty`): zeros take its place where the block is empty. The
 statistics of an empty block (`batch_norm: local`) are not numbers: moving averages take those of the other blocks.
 A batch of static size has at least one example for each replica, so it needs no guard.
 """
@@ -20,32 +20,15 @@ import numpy as np
 from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
 from autograph_rewrite.analysis.rules.base import AVERAGE, MEAN, OF_BLOCK, SUM
-from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY, UNDEFINED_WHEN_EMPTY
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 
-NEEDS_A_ROW = frozenset(
-    (
-        "Conv2D",
-        "Conv3D",
-        "DepthwiseConv2dNative",
-        "MaxPool",
-        "MaxPoolGrad",
-        "MaxPool3D",
-        "MaxPool3DGrad",
-        "LRN",
-        "LRNGrad",
-    )
-)
-"""Convolutions return the shape of their input; the others share a workspace with their gradient that is never made.
-
-Found by running each op, and small networks, on empty float32 blocks; TensorFlow 2.21, CPU.
-"""
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
 
@@ -63,7 +46,7 @@ def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node
     for node in context.state.order:
         if node.span is not Span.EACH:
             continue
-        if node.op in REFUSES_EMPTY or (node.op in NEEDS_A_ROW and _is_one_dnn(context, node)):
+        if has(node.op, "refuses_empty") or (has(node.op, "needs_a_row") and _is_one_dnn(context, node)):
             guard.give_a_row(node)
         elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(context, node):
             guard.give_a_row_with_bias(node)
@@ -74,7 +57,7 @@ def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node
             guard.zeros_when_empty(node.output())
         elif node.attr(OF_BLOCK, b"") in (AVERAGE.encode(), MEAN.encode()):
             guard.average_of_filled(node.inputs[0], only=node)
-        elif node.op in UNDEFINED_WHEN_EMPTY:
+        elif has(node.op, "undefined_when_empty"):
             for index, fact in enumerate(context.state.transfers[node].outputs):
                 if fact.placement == PARTIAL:
                     guard.zeros_when_empty(node.output(index))

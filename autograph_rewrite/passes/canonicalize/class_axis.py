@@ -25,6 +25,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has, ops_with
 from autograph_rewrite.passes.canonicalize.class_pieces import Axis, ClassPieces, is_read
 from autograph_rewrite.passes.canonicalize.class_top_k import in_top_k, top_k
 from autograph_rewrite.passes.canonicalize.pieces import finish
@@ -61,10 +62,10 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
     """Return the dimension of classes where it is cut, and each device can do its part; None otherwise."""
     facts = [state.facts[value] for value in node.inputs]
     rank = facts[0].rank
-    if not rank or facts[0].dtype not in (_ORDERED if node.op in (*_EXTREMES, *_TOP) else _FLOATS):
+    if not rank or facts[0].dtype not in (_ORDERED if has(node.op, "extremes", "top") else _FLOATS):
         return None
     dim = rank - 1
-    if node.op in _EXTREMES:
+    if has(node.op, "extremes"):
         stated = facts[1].value
         if stated is None or not isinstance(stated[0], int):
             return None
@@ -76,7 +77,7 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
         return None
     block = next(unit(fact.split_size) or 1 for fact in both if fact.placement == split(dim))
     axis = Axis(dim, rank, size, (size // block, block))
-    return _counted(node, facts, axis) if node.op in (*_TOP, *_AMONG) else axis
+    return _counted(node, facts, axis) if has(node.op, "top", "in_top") else axis
 
 
 def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
@@ -86,7 +87,7 @@ def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
     if stated is None or not isinstance(stated[0], int):
         return None
     (units, block), count = axis.blocks, stated[0]
-    if node.op in _TOP and (axis.rank != 2 or not node.attr("sorted") or units * min(count, block) >= axis.classes):
+    if has(node.op, "top") and (axis.rank != 2 or not node.attr("sorted") or units * min(count, block) >= axis.classes):
         return None
     return axis._replace(asked=count)
 
@@ -146,15 +147,12 @@ def _extreme(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     return {0: pieces.cast(first, node.output_dtypes[0], "narrow")}
 
 
-_EXTREMES = ("ArgMax", "ArgMin")
-_TOP = ("TopK", "TopKV2")
-_AMONG = ("InTopK", "InTopKV2")
 _DECOMPOSITIONS: Mapping[str, Callable[[ClassPieces, Node], dict[int, Value]]] = {
     "Softmax": _softmax,
     "LogSoftmax": _log_softmax,
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SparseSoftmaxCrossEntropyWithLogits": _sparse_cross_entropy,
-    **dict.fromkeys(_EXTREMES, _extreme),
-    **dict.fromkeys(_TOP, top_k),
-    **dict.fromkeys(_AMONG, in_top_k),
+    **dict.fromkeys(ops_with("extremes"), _extreme),
+    **dict.fromkeys(ops_with("top"), top_k),
+    **dict.fromkeys(ops_with("in_top"), in_top_k),
 }

@@ -40,6 +40,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.traits import ops_with
 from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
 
 SUMMED_AS = {
@@ -267,10 +268,8 @@ DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
     "Mean": decompose_mean,
     "Sum": keep_summed_dimensions,
     **dict.fromkeys(("ReverseV2", "Roll"), cut_again),
-    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), decompose_batch_norm),
-    **dict.fromkeys(
-        ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"), decompose_batch_norm_gradient
-    ),
+    **dict.fromkeys(ops_with("fused_batch_norms"), decompose_batch_norm),
+    **dict.fromkeys(ops_with("fused_batch_norm_gradients"), decompose_batch_norm_gradient),
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.analysis.batch_norms import MEASURES, BatchNorm, batch_norms, moments_of
+from autograph_rewrite.analysis.batch_norms import BatchNorm, batch_norms, moments_of
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
@@ -21,9 +21,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.canonicalize.local_batch_norm_static import restate_sizes
-
-FUSED = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
 
 def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
@@ -68,7 +67,7 @@ def block_statistics(state: Propagation) -> list[Node]:
         node
         for node in state.order
         if (node.op == "Mean" and node.attrs.get(OF_BLOCK) == own)
-        or (node.op in FUSED and node.attr(BLOCK_STATISTICS, False))
+        or (has(node.op, "fused_batch_norms") and node.attr(BLOCK_STATISTICS, False))
     ]
 
 
@@ -94,7 +93,7 @@ def _require_apart(state: Propagation) -> None:
         ]
         mixed = [i for i in mixed if state.facts[node.inputs[i]].placement.differs]
         leaks = [value for value in node.inputs if state.facts[value].placement == OWN_VALUE and not own]
-        if mixed or (leaks and node.op not in MEASURES):
+        if mixed or (leaks and not has(node.op, "measures")):
             raise PassError(
                 f"'{node.name}' joins examples of several blocks in the middle of a batch normalisation",
                 node=node,

@@ -17,11 +17,12 @@ from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, OWN
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import forwards_value, is_pure, routes
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.traits import has
 
 _ELEMENTWISE = families("elementwise", "ensure_shape")
 Component = Callable[[Node], Value | None]
@@ -92,7 +93,7 @@ class ReplicaContext:
         if not (mixes or any(self._is_replaced(value) for value in node.inputs)):
             return False
         rule_pins = is_pinned(node) or not is_pure(node.op)
-        if routes(node.op) or rule_pins or any(_is_handle(v) for v in (*node.inputs, *node.outputs)):
+        if has(node.op, "routes") or rule_pins or any(_is_handle(v) for v in (*node.inputs, *node.outputs)):
             raise GraphError(
                 f"'{node.name}' ({node.op}) runs once for all replicas, and a policy asks for the value of each",
                 node=node,
@@ -121,7 +122,7 @@ class ReplicaContext:
 
 def _is_elementwise(node: Node) -> bool:
     rule = TABLE.get(node.op)
-    return forwards_value(node.op) or (rule is not None and rule.family in _ELEMENTWISE)
+    return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
 
 
 def _is_handle(value: Value) -> bool:

@@ -28,6 +28,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.canonicalize.replica_context import ReplicaContext
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
@@ -39,8 +40,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import Variable
 
 ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-WRITES = frozenset(("AssignVariableOp", *ADDS))
-PICKS = frozenset(("ResourceScatterMin", "ResourceScatterMax", "ResourceScatterUpdate"))
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ class _Policies:
     def _require_plain(self, name: str, accesses: list[Node]) -> None:
         certain = unconditional_nodes(self._state.order)
         for node in accesses:
-            if is_update(node) and node.op not in WRITES:
+            if is_update(node) and not has(node.op, "assigns_dense"):
                 raise GraphError(
                     f"{node.op} '{node.name}' cannot update '{name}', of which each replica has a component",
                     node=node,
@@ -264,7 +263,7 @@ class _Policies:
             if not index or dtypes.base(value.dtype) == dtypes.RESOURCE:
                 continue
             fact = self._state.facts[value]
-            is_alike = policy.declared or exact or not (update.op in WRITES or updates_rows(update))
+            is_alike = policy.declared or exact or not (has(update.op, "assigns_dense") or updates_rows(update))
             if is_alike and fact.placement != OWN_VALUE:
                 continue
             if updates_rows(update):
@@ -278,7 +277,7 @@ class _Policies:
             self._inexact[update] = policy
 
     def _require_scatter(self, policy: Policy, update: Node) -> None:
-        if update.op in PICKS and policy.aggregation == "only_first_replica":
+        if has(update.op, "scatters_one_of") and policy.aggregation == "only_first_replica":
             return
         raise GraphError(
             f"{update.op} '{update.name}' would write rows that differ between replicas into '{policy.variable}'",
@@ -320,6 +319,6 @@ def _is_access(node: Node) -> bool:
 
 
 def _dtype(accesses: list[Node]) -> int:
-    node = next(node for node in accesses if node.op == "ReadVariableOp" or node.op in WRITES)
+    node = next(node for node in accesses if node.op == "ReadVariableOp" or has(node.op, "assigns_dense"))
     dtype: int = node.attr("dtype")
     return dtype

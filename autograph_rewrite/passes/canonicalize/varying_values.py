@@ -17,7 +17,6 @@ from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import MEASURES, SWITCHES
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -34,6 +33,7 @@ from autograph_rewrite.ir.types.replica_marks import (
     replica_mark,
 )
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.plan.plan import Plan
 
@@ -172,7 +172,7 @@ def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[
     """
     for node in state.order:
         for index in state.transfers[node].operand_reshards:
-            if state.facts[node.inputs[index]].placement == OWN_VALUE and node.op not in MEASURES:
+            if state.facts[node.inputs[index]].placement == OWN_VALUE and not has(node.op, "sizes"):
                 raise _refused(node, node.inputs[index], owners)
     for value in outputs:
         if state.facts[value].placement == OWN_VALUE:

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import DRAWS, ENTERS, writes_variable
 from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ops.traits import ENTERS, has
 
 
 def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
@@ -26,7 +26,7 @@ def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
     """
     step, order = ancestors(targets), topological_order(graph)
     always, frames = unconditional_nodes(order), frames_of(order)
-    draws = [node for node in order if node in step and node in always and node.op in DRAWS]
+    draws = [node for node in order if node in step and node in always and has(node.op, "draws_element")]
     if not draws:
         return
     before = ancestors(draws)
@@ -34,6 +34,6 @@ def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
         if node not in step or node in before:
             continue
         enters = node.op in ENTERS and not any(value.node in frames for value in node.inputs)
-        if enters or (writes_variable(node.op) and node not in frames):
+        if enters or (has(node.op, "writes") and node not in frames):
             for draw in draws:
                 node.add_control(draw)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import DRAWS
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.anchors import DIGEST_OF_PROCESS, DIGESTS_OF_ALL
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
@@ -44,6 +44,6 @@ def exchange_digests(context: Context, blocks: Blocks, targets: Iterable[Node]) 
 def _drawn_by_all(context: Context, targets: Iterable[Node]) -> list[Node]:
     """Return what every target that takes elements of iterators takes: the digest makes no step draw more."""
     always = unconditional_nodes(context.state.order)
-    drawn = [{node for node in ancestors([target]) if node.op in DRAWS} for target in targets]
+    drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in targets]
     common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
     return sorted(common & always, key=lambda node: node.name)

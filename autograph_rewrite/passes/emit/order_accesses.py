@@ -19,10 +19,10 @@ from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node, Select, Span
-from autograph_rewrite.ir.op_traits import BACK_EDGES, EXITS, READS
 from autograph_rewrite.ir.traversal import ancestors, dependencies, last_iteration, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, READS
 
 REPORT = "report this, with the graph and the plan"
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import READS
 
 
 class Runs:

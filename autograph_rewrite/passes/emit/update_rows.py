@@ -23,12 +23,11 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""
-_UNIQUE = frozenset(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"))
-_REARRANGE = frozenset(("Identity", "Reshape"))
 _TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
 """Of others, a kernel may compute in a wider type."""
 OPERANDS = {"ResourceSparseApplyAdagrad": (2, 3, 4), "ResourceSparseApplyAdagradV2": (2, 4, 5)}
@@ -73,10 +72,10 @@ def _stated_bytes(handle: Node) -> int:
 def _are_distinct(indices: Value) -> bool:
     """Return whether no index is there twice: what `Unique` gave, or those of it that lie in one shard."""
     node = indices.node
-    while node.op in _REARRANGE or _is_shift(node) or _selects(node):
+    while has(node.op, "rearranges") or _is_shift(node) or _selects(node):
         indices = node.inputs[0]
         node = indices.node
-    return node.op in _UNIQUE and indices.index == 0
+    return has(node.op, "finds_unique") and indices.index == 0
 
 
 def _is_shift(node: Node) -> bool:

@@ -24,7 +24,6 @@ from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
@@ -32,6 +31,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.variable_ops import handle_uses, updates
+from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.passes.local_sgd.own_steps import OWN_NODE, share_of
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.training_graph import Variable

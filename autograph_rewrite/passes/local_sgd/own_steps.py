@@ -17,16 +17,15 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, TOTAL
 from autograph_rewrite.analysis.rules.marked.varying import let_out_mark
-from autograph_rewrite.analysis.transfer import CELL_MAKERS
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import READS, SWITCHES
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
+from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.training_graph import Variable
 
 OWN_NODE = encode("string", OF_ONE)
@@ -93,7 +92,7 @@ def _reached(sources: Iterable[Node], handles: Mapping[Node, str]) -> tuple[set[
         trained |= written
         pending = [use.node for handle in written for use in handle_uses(handle) if use.node.op in READS]
         stores = {handle_node(value) for node in new for value in node.inputs if is_handle(value)}
-        pending += [store for store in stores if store.op in CELL_MAKERS and store not in reached]
+        pending += [store for store in stores if has(store.op, "cell_makers") and store not in reached]
     return reached, trained
 
 

@@ -18,33 +18,26 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import CROSSES, ROWS_APART
-from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
+from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-
-EACH_WORD = LOOKUPS | frozenset(
-    (
-        "Identity", "Equal", "NotEqual", "SelectV2", "Cast", "AddV2", "StringLower", "StringUpper", "StringStrip",
-        "StringToHashBucketFast", "StringToHashBucketStrong", "StringLength", "StaticRegexReplace", "AsString",
-    )
-)  # fmt: skip
-"""Ops on words by themselves: their other operands have to be single constants."""
+from autograph_rewrite.ops.traits import has
 
 
 def mark_dynamic_partitions(graph: Graph) -> None:
     """Mark both ends of each chain that is complete."""
-    starts = [node for node in graph if (node.op in CROSSES or node.op == "StringSplitV2") and not _is_marked(node)]
+    ends = (node for node in graph if has(node.op, "crosses") or node.op == "StringSplitV2")
+    starts = [node for node in ends if not _is_marked(node)]
     looped = frames_of(topological_order(graph)) if starts else {}
     anchored = set(graph.anchors.values())
     for node in starts:
         # What is added to a loop would have to wait in each iteration for what enters it.
         if node in looped or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
             continue
-        if node.op in CROSSES:
+        if has(node.op, "crosses"):
             _mark_cross(graph, node)
         else:
             _mark_split(graph, node, anchored)
@@ -134,7 +127,7 @@ def _is_of(value: Value, first: Value) -> bool:
     """Return whether a value is made of the words `first` alone."""
     if value is first:
         return True
-    return value.node.op in EACH_WORD and all(_is_single(v) or _is_of(v, first) for v in value.node.inputs)
+    return has(value.node.op, "each_text") and all(_is_single(v) or _is_of(v, first) for v in value.node.inputs)
 
 
 def _is_single(value: Value) -> bool:

@@ -19,12 +19,12 @@ import numpy as np
 from autograph_rewrite.analysis.facts.placement import split
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.marked.local_indices import ADDS_UP, COPIES, INDEXED_BY, LOCAL_INDICES
+from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.traits import has, operands
 
-SUMS = frozenset(("Add", "AddV2"))
 EXAMPLES = Sym(1, (BLOCK,))
 OUTSIDE = (
     "a position lies outside of its own example, so it names a row of another one, perhaps in another micro-batch: "
@@ -60,12 +60,12 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
     for node in state.order:
         if node in state.looped or not _may_stay(state, node):
             continue
-        at = INDEXED_BY[node.op]
+        (at,) = operands(node.op, "indexed_by")
         numbers = _numbers(state, node.inputs[at])
         if numbers is None or not _fits(state, node, numbers):
             continue
         node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
-        if node.op in ADDS_UP:
+        if has(node.op, "adds_rows"):
             node.set_input(2, _rows_of_block(graph, node, made[numbers.sum.output()]))
         _mark(node)
         found += 1
@@ -78,7 +78,7 @@ def _mark(node: Node) -> None:
 
 def _may_stay(state: Propagation, node: Node) -> bool:
     """Return whether a node looks up, or adds up, rows by their numbers in the first dimension."""
-    if node.op in ("GatherV2", "Gather"):
+    if has(node.op, "gathers"):
         axis = state.facts[node.inputs[2]].value if node.op == "GatherV2" else (0,)
         return axis == (0,) and not node.attr("batch_dims", 0)
     if node.op == "ScatterNd":
@@ -90,11 +90,11 @@ def _may_stay(state: Propagation, node: Node) -> bool:
 def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
     """Return whether the rows that are numbered are those of the examples."""
     rows = times(numbers.rows, EXAMPLES)
-    at = INDEXED_BY[node.op]
+    (at,) = operands(node.op, "indexed_by")
     first = state.facts[node.inputs[1 - at]]
     if rows is None or first.placement != split(0):
         return False
-    if node.op in ADDS_UP:
+    if has(node.op, "adds_rows"):
         ids, count = state.facts[node.inputs[at]], state.facts[node.inputs[2]].value
         fits = count in ((rows,), (to_global(rows, state.semantics.batch),))
         return fits and ids.placement == split(0) and ids.split_size == first.split_size
@@ -104,9 +104,9 @@ def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
 def _numbers(state: Propagation, value: Value) -> Numbers | None:
     """Return what numbers of rows are made of; None where they are not understood."""
     node = value.node
-    while node.op in COPIES and state.facts[node.inputs[0]].placement == split(0):
+    while has(node.op, "copies") and state.facts[node.inputs[0]].placement == split(0):
         node = node.inputs[0].node
-    if node.op not in SUMS or state.facts[node.output()].placement != split(0):
+    if not has(node.op, "adds") or state.facts[node.output()].placement != split(0):
         return None
     for positions, begins in (tuple(node.inputs), tuple(reversed(node.inputs))):
         fact, other = state.facts[positions], state.facts[begins]
@@ -124,7 +124,7 @@ def _numbers(state: Propagation, value: Value) -> Numbers | None:
 def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | None:
     """Return what `[0, T, 2 T, ...]` of the whole batch counts by."""
     node = begins.node
-    while node.op in COPIES:
+    while has(node.op, "copies"):
         node = node.inputs[0].node
     if node.op == "Const":
         return _stride_of_constant(node, state.semantics.batch)
@@ -133,7 +133,7 @@ def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | Non
     if node.op != "Mul":
         return None
     for counted, stride in (tuple(node.inputs), tuple(reversed(node.inputs))):
-        while counted.node.op in COPIES:
+        while has(counted.node.op, "copies"):
             counted = counted.node.inputs[0]
         known = state.facts[stride]
         if counted.node.op == "Range" and _counts_examples(state, counted.node) and known.value and known.rank == 0:

@@ -17,14 +17,11 @@ import numpy as np
 from autograph_rewrite.analysis.facts.placement import Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.marked.local_indices import ADDS_UP, COPIES, INDEXED_BY, LOCAL_INDICES
+from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-
-MEASURES = frozenset(("Shape", "Size", "ShapeN"))
-SAME = frozenset(("Identity", "Reshape", "StopGradient"))
-"""What hands a mask on as it is."""
+from autograph_rewrite.ops.traits import has, operands
 
 
 def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
@@ -56,7 +53,7 @@ def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[
     merged: dict[Node, tuple[Node, ...]] = {}
     for node, ends in found.items():
         mask = node.inputs[0]
-        while mask.node.op in SAME:
+        while has(mask.node.op, "rearranges") or mask.node.op == "StopGradient":
             mask = mask.node.inputs[0]
         first = kept.setdefault(mask, node)
         merged[first] = tuple(dict.fromkeys((*merged.get(first, ()), *ends)))
@@ -120,9 +117,9 @@ def _readers(node: Node, anchored: set[Value]) -> Iterator[Use | None]:
         if value in anchored:
             yield None
         for use in value.uses:
-            if use.node.op in COPIES and use.index == 0:
+            if has(use.node.op, "copies") and use.index == 0:
                 pending.append(use.node.output())
-            elif use.node.op not in MEASURES:
+            elif not has(use.node.op, "lengths"):
                 yield use
 
 
@@ -132,13 +129,13 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
     """
     node = use.node
-    if node in state.looped or use.index != INDEXED_BY.get(node.op) or LOCAL_INDICES in node.attrs:
+    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or LOCAL_INDICES in node.attrs:
         return False
     everything = to_global(rows, state.semantics.batch)
     depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
     if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # a number of a row, and nothing else
         return False
-    if node.op in ADDS_UP:
+    if has(node.op, "adds_rows"):
         count = state.facts[node.inputs[2]].value
         return count is not None and count[:1] in ((rows,), (everything,))
     if node.op == "GatherV2" and (state.facts[node.inputs[2]].value != (0,) or node.attr("batch_dims", 0)):
@@ -149,7 +146,7 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
 
 def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
     """Let a node that puts rows back make as many as the block of the mask has."""
-    if node.op not in ADDS_UP:
+    if not has(node.op, "adds_rows"):
         return
     given, name = node.inputs[2], f"{node.name}/rows_of_block"
 

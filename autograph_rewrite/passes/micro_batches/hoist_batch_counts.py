@@ -21,13 +21,10 @@ from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES
 from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ops.traits import BACK_EDGES, has
 from autograph_rewrite.passes.collectives.all_gather import RESTORES
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL
-
-JOINS = frozenset(("AddN", "ConcatV2", "Pack"))
-"""What joins the parts to what they are together: their sum, their rows, or a table that is folded to one row."""
 
 
 def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
@@ -55,7 +52,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
             continue
         if node.span is Span.REPLICA or node.inputs[0].node.span is not Span.EACH:
             continue  # a part of the whole; whoever needs it in a micro-batch is refused by name
-        if node.op not in JOINS:
+        if not has(node.op, "joins"):
             raise PassError(
                 f"{node.op} '{node.name}' reads all micro-batches before they begin",
                 node=node,

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import READS
 
 Pair = tuple[Node, Node]
 """What an earlier access of a variable is complete with, and a later access; one of the two accesses updates it."""

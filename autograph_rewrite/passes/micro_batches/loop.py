@@ -17,13 +17,13 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
-from autograph_rewrite.ir.op_traits import SWITCHES
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.replication import Mesh, prefix
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.verify.loops import loop_faults
+from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
-from autograph_rewrite.passes.micro_batches.hoist_batch_counts import JOINS, hoist_batch_counts
+from autograph_rewrite.passes.micro_batches.hoist_batch_counts import hoist_batch_counts
 from autograph_rewrite.passes.micro_batches.loop_bodies import Cluster, LoopBodies
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL, Loop
@@ -90,7 +90,7 @@ def _join_before_branches(graph: Graph) -> None:
     before   %x ──► Switch each ──► ConcatV2(all)             a loop cannot keep what is there only sometimes
     after    %x ──► ConcatV2(all) ──► Switch once
     """
-    pending = [node for node in topological_order(graph) if node.op in JOINS and Select.ALL in node.selects.values()]
+    pending = [n for n in topological_order(graph) if has(n.op, "joins") and Select.ALL in n.selects.values()]
     while pending:
         node = pending.pop()
         value = node.inputs[0]

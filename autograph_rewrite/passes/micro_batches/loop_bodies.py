@@ -20,10 +20,10 @@ from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import is_there
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
-from autograph_rewrite.ir.op_traits import is_pure
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.passes.micro_batches.loop_results import read_behind
 from autograph_rewrite.passes.micro_batches.while_frame import UNROLL, Loop
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, successors
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.op_traits import is_pure
 from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.passes.base.instance_order import is_running_sum
 from autograph_rewrite.passes.micro_batches.keep_access_order import accesses_in_order, keep_order

@@ -20,8 +20,8 @@ import numpy as np
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.op_traits import EXITS
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import EXITS
 from autograph_rewrite.passes.base.instance_order import (
     GATE,
     NO_ORDER,

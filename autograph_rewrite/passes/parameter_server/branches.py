@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import MERGES, SWITCHES
 from autograph_rewrite.ir.traversal import dependencies, users
+from autograph_rewrite.ops.traits import MERGES, SWITCHES
 
 _NONE: Guards = frozenset()
 

@@ -14,17 +14,15 @@ from collections.abc import Iterator, Sequence
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Span, Use
-from autograph_rewrite.ir.op_traits import MERGES, forwards_handle
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import MERGES, has
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.training_graph import TrainingGraph, Variable
-
-_LOOKUPS = frozenset(("ResourceGather", "ResourceGatherNd"))
 
 
 def cache_reads(context: Context, item: TrainingGraph) -> None:
@@ -43,7 +41,7 @@ def cache_reads(context: Context, item: TrainingGraph) -> None:
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
-        if name in looked_up and all(node.op in _LOOKUPS and node in unconditional for node in readers):
+        if name in looked_up and all(has(node.op, "reads_rows") and node in unconditional for node in readers):
             if context.workers > 1:
                 await_writes(context, variable.handle, context.server_region.homes[name], readers)
         else:
@@ -66,13 +64,13 @@ def _leads_to_update(context: Context, node: Node) -> bool:
     """Return whether an update reads a handle, here or behind the nodes that hand it on."""
     if node in context.server_region.nodes or is_update(node):
         return True
-    reached = (use.node for use in handle_uses(node)) if forwards_handle(node.op) else ()
+    reached = (use.node for use in handle_uses(node)) if has(node.op, "forwards_handle") else ()
     return any(other in context.server_region.nodes or is_update(other) for other in reached)
 
 
 def _bring_home(context: Context, node: Node) -> None:
     """Let a reader run where its replica is."""
-    reached = [use.node for use in handle_uses(node)] if forwards_handle(node.op) else []
+    reached = [use.node for use in handle_uses(node)] if has(node.op, "forwards_handle") else []
     for other in (node, *reached):
         context.server_region.devices.pop(other, None)
 

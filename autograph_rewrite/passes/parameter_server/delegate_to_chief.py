@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.op_traits import forwards_handle
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
@@ -345,7 +345,7 @@ def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
 
 
 def _reads(handle: Node) -> list[Node]:
-    return [node for node, _ in handle_uses(handle) if not forwards_handle(node.op) and not is_update(node)]
+    return [node for node, _ in handle_uses(handle) if not has(node.op, "forwards_handle") and not is_update(node)]
 
 
 def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:

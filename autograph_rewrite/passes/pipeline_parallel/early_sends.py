@@ -22,9 +22,9 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.op_traits import is_pure
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.passes.base.instance_order import HappensAfter
 from autograph_rewrite.resolve.stages.assignment import Stages
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.op_traits import is_of_the_program
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.stages.assignment import Stages
 
 
@@ -96,7 +96,7 @@ def place_stages(graph: Graph, stages: Stages, cells: Cells, *, captured: bool, 
             found[node] = min(readers, default=0)
         elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
             found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
-        is_drivers = driver and is_of_the_program(node.op)
+        is_drivers = driver and has(node.op, "of_the_program")
         node.set_device(driver if is_drivers else cells.of(node, found[node]))
 
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.graph import Graph, Node, Use
-from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.rematerialize.rewrite import FIRST
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.decision import Left
@@ -71,7 +71,7 @@ def _move(graph: Graph, node: Node, readers: Sequence[Use], waits: Collection[No
 
 
 def _is_later(acts: Activations, node: Node) -> bool:
-    return (node in acts.backward and node.op not in MEASURES) or is_copy(node.name)
+    return (node in acts.backward and not has(node.op, "sizes")) or is_copy(node.name)
 
 
 def _segment(node: Node) -> str:

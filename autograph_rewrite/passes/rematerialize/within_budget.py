@@ -10,8 +10,8 @@ from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import reads_variable
 from autograph_rewrite.ir.variable_ops import handle_uses
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.loop_bodies import recompute_in_loops
 from autograph_rewrite.passes.rematerialize.rewrite import rematerialize
@@ -155,7 +155,7 @@ def _gradients(graph: Graph, resolved: Plan) -> list[Value]:
 
 
 def _reads(handle: Node) -> list[Value]:
-    return [value for use in handle_uses(handle) if reads_variable(use.node.op) for value in use.node.read_outputs]
+    return [value for use in handle_uses(handle) if has(use.node.op, "reads") for value in use.node.read_outputs]
 
 
 def _nodes(rewrite: Rewrite, segments: Sequence[Segment]) -> list[list[Node]]:

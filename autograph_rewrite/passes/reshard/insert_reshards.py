@@ -21,10 +21,10 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, MERGES
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
@@ -87,7 +87,7 @@ def _span(context: Context, node: Node) -> Span:
         return Span.EACH
     if not context.mirrored or is_pinned(node) or node in context.server_region.devices:
         return Span.ONCE
-    is_input = node.op in ("Placeholder", "PlaceholderWithDefault") and node.name not in context.variables
+    is_input = has(node.op, "fed") and node.name not in context.variables
     return Span.ONCE if is_input else context.common_span
 
 
@@ -95,7 +95,7 @@ def _carries(carrier: Node, merge: Node) -> bool:
     """Return whether a node brings a loop variable to its Merge, and nothing else."""
     if carrier.op in BACK_EDGES:
         return True
-    enters = carrier.op in ("Enter", "RefEnter") and not carrier.attr("is_constant")
+    enters = carrier.op in ENTERS and not carrier.attr("is_constant")
     return enters and merge.span is not Span.EACH and all(reader is merge for reader, _ in carrier.output().uses)
 
 
@@ -163,7 +163,7 @@ class ReshardInserter:
         """
         state = self._context.state
         for node in state.order:
-            if node.op not in ("Merge", "RefMerge"):
+            if node.op not in MERGES:
                 continue
             for index, value in enumerate(node.inputs):
                 reshard = state.transfers[node].operand_reshards.get(
@@ -194,7 +194,7 @@ class ReshardInserter:
             elif reshard is None and value in state.reduced:
                 reshard = REPLICATED
             new = value if reshard is None else self.convert(value, reshard, node)
-            if index == 1 and node.op in ("Switch", "RefSwitch"):
+            if index == 1 and node.op in SWITCHES:
                 new = self._common_predicate(new)
             self._read(node, index, new)
 

@@ -23,13 +23,12 @@ from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import EXITS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle
+from autograph_rewrite.ops.traits import EXITS, has
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM
 
-_SOURCES = frozenset(("Const", "ReadVariableOp"))
 _CONTRACTIONS = families("contraction")
 
 
@@ -71,7 +70,7 @@ class BlockReads:
         """
         value = node.inputs[index]
         others = (use for use in value.uses if (use.node, use.index) != (node, index))
-        return value.node.op in _SOURCES or any(self._by(*use) == block for use in others)
+        return has(value.node.op, "weights") or any(self._by(*use) == block for use in others)
 
     def _by(self, reader: Node, index: int) -> Slice | None:
         if reader in self.moved:
@@ -156,7 +155,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
 def _may_be_cut(state: Propagation, node: Node) -> bool:
     """Return whether a node computes whole values of whole values, and may as well do so in several places."""
     made = state.transfers.get(node)
-    if made is None or not node.inputs or node.op in _SOURCES or node in state.looped or node.attr(WHOLE, False):
+    if made is None or not node.inputs or has(node.op, "weights") or node in state.looped or node.attr(WHOLE, False):
         return False
     if (
         node.op not in TABLE

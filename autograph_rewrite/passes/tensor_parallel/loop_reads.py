@@ -16,12 +16,12 @@ import numpy as np
 
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import ENTERS, SWITCHES
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, written
+from autograph_rewrite.ops.traits import ENTERS, SWITCHES
 from autograph_rewrite.training_graph import TrainingGraph
 
 _KINDS = ("ReadVariableOp", "ResourceGather", "VariableShape")

@@ -28,6 +28,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, keep_whole, mark_boundaries
 from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
 from autograph_rewrite.passes.tensor_parallel.gathered import gathered_reads
@@ -50,7 +51,6 @@ from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, r
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
-LOOKUPS = ("ResourceGather", "ResourceGatherNd")
 
 
 def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> tuple[TrainingGraph, Plan]:
@@ -308,7 +308,7 @@ class Partitioner(Emitter):
         for copies in self.clones.values():
             for k, copy in enumerate(copies if len(copies) == len(self.sizes) else ()):
                 self.put(copy, k, keep=True)
-        looked_up = {node.name: copies for node, copies in self.clones.items() if node.op in LOOKUPS}
+        looked_up = {node.name: copies for node, copies in self.clones.items() if has(node.op, "reads_rows")}
         super().finish()
         for name, copies in looked_up.items():
             if name not in self.graph.nodes:  # a function runs its lookups, also where nobody reads all columns

@@ -19,10 +19,10 @@ from autograph_rewrite.analysis.variables.shardable import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.sharded_lookup import Rows
@@ -104,7 +104,7 @@ class Uses:
     def _use(self, node: Node, member: ShardedVariable) -> None:
         emit = self.emit
         handles = emit.parts[node.inputs[0]]
-        if writes_variable(node.op):
+        if has(node.op, "writes"):
             (self._update_rows if updates_rows(node) else self._update)(node, member)
         elif node.op == "ReadVariableOp":
             self._read(node, handles)

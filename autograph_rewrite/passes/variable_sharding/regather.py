@@ -18,10 +18,10 @@ from operator import or_
 
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 
 GATHER_ATTR = "_autograph_gather"
 """The attribute of what joins the shards of a variable for those that use it."""
@@ -85,7 +85,7 @@ def _updates(whole: Node) -> list[Node]:
     """Return the updates of the variable whose shards a node joins, of each shard."""
     handles = (handle_node(value.node.inputs[0]) for value in whole.inputs[:-1])
     uses = (use.node for handle in handles for use in handle.output().uses)
-    return [node for node in dict.fromkeys(uses) if writes_variable(node.op)]
+    return [node for node in dict.fromkeys(uses) if has(node.op, "writes")]
 
 
 def _operands(reader: Node, gathers: Collection[Node]) -> list[Node]:
@@ -94,7 +94,7 @@ def _operands(reader: Node, gathers: Collection[Node]) -> list[Node]:
     Two variables of which one reader needs the wholes would wait for each other.
     """
     nodes = dict.fromkeys(value.node for value in reader.inputs)
-    return [node for node in nodes if node not in gathers and node.op not in ("Const", "VarHandleOp", "Placeholder")]
+    return [node for node in nodes if node not in gathers and not has(node.op, "constants")]
 
 
 def _is_anchored(graph: Graph, node: Node) -> bool:

@@ -24,10 +24,10 @@ from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Se
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
+from autograph_rewrite.ops.traits import has
 
 ELEMENTWISE = families("elementwise")
 FAMILIES = families("elementwise", "layout", "reduce")
@@ -97,11 +97,11 @@ def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set
     first = next(iter(members.values()))
     shares = ShardPlacements(state, first.shape[first.axis], members)
     for node in state.order:
-        if node in step and writes_variable(node.op) and (member := shares.member(node)) is not None:
+        if node in step and has(node.op, "writes") and (member := shares.member(node)) is not None:
             for value in gradients_of(state, node, member.shape):
                 shares.gradients.setdefault(value, member.axis)
     before = ancestors(value.node for value in shares.gradients)
-    behind = ancestors(node for node in state.order if node in step and writes_variable(node.op))
+    behind = ancestors(node for node in state.order if node in step and has(node.op, "writes"))
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
@@ -137,7 +137,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
     while pending:
         value = pending.pop()
         node = value.node
-        if node.op in ("ReadVariableOp", "Const") or state.facts[value].shape != shape:
+        if has(node.op, "weights") or state.facts[value].shape != shape:
             continue
         rule = TABLE.get(node.op)
         if rule is None or rule.family not in ELEMENTWISE:

@@ -7,10 +7,9 @@ import zlib
 
 from autograph_rewrite.ir.format import printer
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
-_OWN = re.compile(r"(Iterator|Dataset|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary)")
-"""Ops whose operands may differ from worker to worker: each reads its own data, and writes its own logs."""
 _CHANCE = re.compile(r' ?\b(shared_name|container|token|_\w+)=("[^"]*"|\[[^\]]*\]|[^,}]*),?|@\S+')
 """What means nothing to others in the line of a node: numbers that TensorFlow counts or draws, devices, functions."""
 
@@ -24,11 +23,11 @@ def contents(item: TrainingGraph) -> bytes:
     seen: set[Node] = set(pending)
     while pending:
         node = pending.pop()
-        if _OWN.search(node.op):
+        if has(node.op, "input_or_output"):
             continue
         for other in (*(value.node for value in node.inputs), *node.controls):
             if other not in seen:
                 seen.add(other)
                 pending.append(other)
-    lines = sorted(_CHANCE.sub("", printer.line(node)) for node in seen if not _OWN.search(node.op))
+    lines = sorted(_CHANCE.sub("", printer.line(node)) for node in seen if not has(node.op, "input_or_output"))
     return zlib.compress("\n".join(lines).encode(), 1)

@@ -22,20 +22,13 @@ from autograph_rewrite.analysis.facts.symbolic_dims import COMMON, Dim, is_local
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import READS, SWITCHES, forwards_value, is_pure, routes
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.plan.parts.messages import OUTPUT, EdgePlan
 
-_SELECTS = frozenset(
-    (
-        *("Shape", "ShapeN", "Size", "StridedSlice", "Slice", "GatherV2", "Gather", "Pack", "Unpack", "ConcatV2"),
-        *("Reshape", "Squeeze", "ExpandDims", "Identity", "Cast", "Split", "SplitV"),
-    )
-)
-"""Ops that measure sizes, or hand some of them on: each entry of their result is one of those that they were given."""
 _CONTAINERS = (dtypes.RESOURCE, dtypes.VARIANT)
-_CHOOSES = frozenset(("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")) | SWITCHES
 _MAX_WALKS = 8
 
 
@@ -168,7 +161,7 @@ class _Spread:
             value = node.output(index)
             if value in self.tainted or fact.dtype in _CONTAINERS or not _is_whole(self.state.facts[value]):
                 continue
-            sizes = self.state.facts[value].value if node.op in _SELECTS else None
+            sizes = self.state.facts[value].value if has(node.op, "selects") else None
             if sizes is not None and not any(self._is_open(entry) for entry in sizes):
                 continue
             if any(self._reads_length(node, i) for i in range(len(node.inputs))):
@@ -188,7 +181,7 @@ class _Spread:
         fact, reshard = self._input(node, index), transferred.operand_reshards.get(index)
         if reshard is None and value in self.totals:
             return False
-        if node.op in ("Shape", "ShapeN", "Size"):
+        if has(node.op, "lengths"):
             return fact.shape is None or any(self._is_open(dim) for dim in fact.shape)
         if fact.is_local:  # added up where it counts examples; the other entries are each process's
             return fact.value is None or any(self._is_open(e) and not is_local(e) for e in fact.value)
@@ -214,11 +207,11 @@ class _Spread:
         for index, reshard in transferred.operand_reshards.items():
             if self._is_cut(node, index, reshard):
                 yield Obstacle(node, "it takes its part of a whole whose size depends on the length")
-        if not reading or (routes(node.op) and node.op not in SWITCHES) or forwards_value(node.op):
+        if not reading or (has(node.op, "routes") and node.op not in SWITCHES) or has(node.op, "forwards"):
             return
         if node.op == "LoopCond" and exchanges_in_loops:
             yield Obstacle(node, "it counts the iterations of a loop in which processes exchange something")
-        elif node.op in _CHOOSES and not self._is_loop(node) and 1 in reading:
+        elif has(node.op, "chooses") and not self._is_loop(node) and 1 in reading:
             yield Obstacle(node, "it chooses a branch by the length")
         elif self._mixes(node):
             yield Obstacle(node, "it meets a length with what all workers have added up or gathered over theirs")
@@ -228,7 +221,7 @@ class _Spread:
     def _mixes(self, node: Node) -> bool:
         """Return whether a node that reads a length makes one value for all of it and of a total over the length."""
         whole = any(_is_whole(self.state.facts[node.output(i)]) for i in range(len(self.state.transfers[node].outputs)))
-        selects = node.op in _SELECTS and node.op != "Reshape"
+        selects = has(node.op, "selects") and node.op != "Reshape"
         return whole and not selects and any(self._reads_total(node, i) for i in range(len(node.inputs)))
 
     def _is_cut(self, node: Node, index: int, reshard: Reshard) -> bool:

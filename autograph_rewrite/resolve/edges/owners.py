@@ -17,10 +17,10 @@ from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.variables.readers import declared_trained
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.training_graph import Variable
 
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))  # how many rows there are is not the rows
 MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")
 """Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
 MAX_REACH = 400
@@ -62,7 +62,7 @@ class Owners:
                     pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
                     seen.update(self._reads(node.inputs[0]))
                     continue
-                if sparse and (_mixes_rows(node) or node.op in MEASURES):
+                if sparse and (_mixes_rows(node) or has(node.op, "measures")):  # a number of rows is not the rows
                     continue
                 for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):

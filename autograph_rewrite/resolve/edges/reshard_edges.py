@@ -20,9 +20,9 @@ from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.ir.control_flow import before_loops
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import ENTERS
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import ENTERS
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation

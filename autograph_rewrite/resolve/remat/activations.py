@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.facts.placement import LOCAL
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
-from autograph_rewrite.analysis.work.op_work import VIEWS
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
-from autograph_rewrite.ir.op_traits import MEASURES, is_pure, routes
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.stages.flops import value_bytes
-
-SOURCES = frozenset(("Const", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "NoOp"))
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Activations:
         """Yield the inputs of gradients at which the values of a node are read, other than for their size."""
         for value in node.read_outputs:
             for use in value.uses:
-                if use.node in self.backward and use.node.op not in MEASURES:
+                if use.node in self.backward and not has(use.node.op, "sizes"):
                     yield use
 
     def is_kept_today(self, node: Node) -> bool:
@@ -59,12 +57,12 @@ class Activations:
 
     def nbytes(self, node: Node) -> int:
         """Return the memory of its values, of one example; that of a view is its source's."""
-        return 0 if node.op in VIEWS else sum(value_bytes(self.state, value) for value in node.read_outputs)
+        return 0 if has(node.op, "views") else sum(value_bytes(self.state, value) for value in node.read_outputs)
 
 
 def root_of(node: Node) -> Node:
     """Return the node in whose memory the first value of a node is."""
-    while node.op in VIEWS and node.inputs:
+    while has(node.op, "views") and node.inputs:
         node = node.inputs[0].node
     return node
 
@@ -104,7 +102,7 @@ def find_activations(
 
 def may_repeat(node: Node) -> bool:
     """Return whether a node computes something, and gives the same when it runs again."""
-    if not is_pure(node.op) or node.op in SOURCES or routes(node.op) or node.op == "LoopCond" or not node.inputs:
+    if not is_pure(node.op) or has(node.op, "given", "routes") or node.op == "LoopCond" or not node.inputs:
         return False
     return not any(_is_handle(dtype) for dtype in (*node.input_dtypes, *node.output_dtypes))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import MEASURES
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.decision import Left, Segment
 from autograph_rewrite.resolve.remat.policies import Parts
@@ -64,7 +64,7 @@ def worth_repeating(acts: Activations, nodes: Collection[Node]) -> frozenset[Nod
     made = {node for node in acts.state.order if "Random" in node.op and node not in nodes}
     for node in acts.state.order if made else ():
         if node not in made and any(value.node in made for value in node.inputs):
-            others = [value for value in node.inputs if value.node not in made and value.node.op not in MEASURES]
+            others = [value for value in node.inputs if value.node not in made and not has(value.node.op, "sizes")]
             if not any(acts.state.source(value).placement.differs for value in others):
                 made.add(node)
     return frozenset(node for node in nodes if node not in made)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat
-from autograph_rewrite.resolve.remat.activations import SOURCES, Activations
+from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.decision import Segment
 from autograph_rewrite.resolve.remat.policies import named_nodes
 
@@ -41,6 +42,6 @@ def values_to_offload(acts: Activations, remat: Remat, segments: Sequence[Segmen
 
 def _can_move(acts: Activations, node: Node) -> bool:
     """Return whether a node makes values of each block, once in a step."""
-    if node not in acts.unconditional or node.op in SOURCES:
+    if node not in acts.unconditional or has(node.op, "given"):
         return False
     return all(acts.state.source(value).placement.differs for value in node.read_outputs)

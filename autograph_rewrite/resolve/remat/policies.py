@@ -26,12 +26,11 @@ from autograph_rewrite.diagnostics.patterns import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.load.marks import AGAIN_SCOPE, CHECKPOINT_ATTR, CHECKPOINTS, SEGMENT_ATTR, names_given
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, nested_cuts, single_cuts
 
-CONTRACTIONS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul", "Einsum"))
-CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
 Parts = Mapping[Node, int]
 """By node that is to be computed again, the number of its segment."""
 
@@ -77,7 +76,7 @@ def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
 
 
 def _is_contraction(node: Node) -> bool:
-    return node.op in CONTRACTIONS or node.op in CONVOLUTIONS
+    return has(node.op, "products", "convolutions")
 
 
 def _between(acts: Activations, cuts: Sequence[int]) -> Parts:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.work.buffers import FED, most_alive
+from autograph_rewrite.analysis.work.buffers import most_alive
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations
 from autograph_rewrite.resolve.remat.budget import choose
@@ -55,7 +56,7 @@ class StageMemory(StepMemory):
         super().__init__(acts, step)
         here = {node for node in self._at if stages.get(node) == needs.number}
         read = {value.node for node in here for value in node.inputs}
-        self.kept = needs.kept + sum(sum(self._buffers[node].nbytes) for node in read if node.op in FED)
+        self.kept = needs.kept + sum(sum(self._buffers[node].nbytes) for node in read if has(node.op, "held"))
         by_place = list(self._at)
         makers = [by_place[at] for at in self._maker]
         held_here = {self._of.get(value) for node in here for value in node.inputs}

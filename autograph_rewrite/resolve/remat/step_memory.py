@@ -20,12 +20,12 @@ import numpy as np
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.work.buffers import FED, Buffers, buffers_of, most_alive
+from autograph_rewrite.analysis.work.buffers import Buffers, buffers_of, most_alive
 from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, dependencies
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -189,11 +189,11 @@ class StepMemory:
         made: Buffers = self._buffers[node]
         sources = [self._of.get(value) for value in node.inputs]
         for value, i in zip(node.inputs, sources, strict=True):
-            if i is not None and not (node in acts.backward and node.op in MEASURES):  # these run in the forward
-                moves = node in acts.backward and value.node.op not in MEASURES
+            if i is not None and not (node in acts.backward and has(node.op, "sizes")):  # these run in the forward
+                moves = node in acts.backward and not has(value.node.op, "sizes")
                 self._reads.append((i, self._at[node], made.reuses, value.node if moves else None))
         for j, nbytes in enumerate(made.nbytes):
-            if node.op in FED:
+            if has(node.op, "held"):
                 self.kept += nbytes
             elif not made.hands_on:
                 self._of[node.output(j)] = len(self._maker)

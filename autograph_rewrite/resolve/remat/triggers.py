@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.remat.activations import Activations
-
-NEVER_LATE = frozenset(("ZerosLike", "OnesLike", *MEASURES))
-"""They read the size of a value alone, so that TensorFlow may make a constant of them, for which nobody waits."""
 
 
 def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node]) -> list[Node]:
@@ -54,7 +51,7 @@ def _made_of(nodes: Iterable[Node]) -> set[Node]:
     while pending:
         for value in pending.pop().read_outputs:
             for use in value.uses:
-                if use.node not in seen and use.node.op not in NEVER_LATE:
+                if use.node not in seen and not has(use.node.op, "reads_size"):
                     seen.add(use.node)
                     pending.append(use.node)
     return seen

@@ -20,10 +20,10 @@ from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.patterns import first_match
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.op_traits import MEASURES
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.stages.balanced_cut import balanced_cut
@@ -254,7 +254,7 @@ def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collectio
     found: set[Node] = set()
     measured = set(made)
     for node in rest:
-        if node.op in MEASURES and all(value.node in measured or value.node.op == "Const" for value in node.inputs):
+        if has(node.op, "sizes") and all(value.node in measured or value.node.op == "Const" for value in node.inputs):
             measured.add(node)
         elif node in needed:
             found.add(node)

@@ -13,13 +13,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from autograph_rewrite.analysis.rules.state.tables import LOOKUPS
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node, Span
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
+from autograph_rewrite.ops.traits import READS, has
 
 REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
 
@@ -73,7 +72,7 @@ def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> 
         home: where tables are.
     """
     for node in graph:
-        if node.op not in LOOKUPS:
+        if not has(node.op, "table_lookups"):
             continue
         while node.span is not Span.ONCE and node not in pinned_devices:
             pinned_devices[node] = home

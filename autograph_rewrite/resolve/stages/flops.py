@@ -8,6 +8,7 @@ from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes, static
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.traits import has
 
 
 def value_bytes(state: Propagation, value: Value) -> int:
@@ -20,7 +21,7 @@ def cost_of(state: Propagation, node: Node) -> float:
     """Return the floating-point operations of a node; of most, one for each element that it makes."""
     facts = [state.facts.get(value) for value in node.inputs]
     made = sum(static_elements(fact) for fact in state.transfers[node].outputs)
-    if node.op in ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3") and facts[0] is not None:
+    if has(node.op, "matmuls") and facts[0] is not None:
         dims = facts[0].shape or ()
         transposed = node.attr("transpose_a", False) or node.attr("adj_x", False)
         return 2.0 * made * (_size(dims[-2 if transposed else -1]) if len(dims) >= 2 else 1)

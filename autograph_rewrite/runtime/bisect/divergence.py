@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.runtime.bisect.side_steps import SideBySide, WrongStep
 from autograph_rewrite.runtime.bisect.values import has_value, tensor_name
 

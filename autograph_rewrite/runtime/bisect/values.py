@@ -11,9 +11,9 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.runtime.session.fetches import Fetch, assemble
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation
 from autograph_rewrite.runtime.verify.side_by_side import Tolerance

@@ -12,17 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.ir.graph import PASS_ATTR
-from autograph_rewrite.ir.op_traits import writes_variable
 from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.runtime.consensus.all_reduce_session import Array
 from autograph_rewrite.runtime.consensus.divergence import Account
 from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
 from autograph_rewrite.training_graph import TrainingGraph
 
 _FETCHES, _BETWEEN = "what is fetched", "what was run since the last step"
-_SOURCES = ("Placeholder", "IteratorGetNext", "OneShotIterator")
-"""What a run has to be given, or takes from a pipeline: a digest never makes it do so."""
-_STORES = ("FIFOQueueV2", "ResourceConditionalAccumulator")
 
 
 class _Kind(NamedTuple):
@@ -56,7 +53,8 @@ class SessionDigest:
         self._is_served = bool(item.report.plan.homes)
         self._inputs = Inputs(item, lambda tensor: tensor)
         self._kinds: dict[frozenset[Any], _Kind] = {}
-        self._needs = {op for op in ancestors([graph.get_tensor_by_name(self.fetch).op]) if op.type in _SOURCES}
+        needed = ancestors([graph.get_tensor_by_name(self.fetch).op])
+        self._needs = {op for op in needed if op.type in ("Placeholder", "IteratorGetNext", "OneShotIterator")}
         batch = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
         self._batch = {graph.get_tensor_by_name(tensor).op for tensor in batch}
         self._steps = 0
@@ -97,7 +95,7 @@ class SessionDigest:
         if roots not in self._kinds:
             step = ancestors(roots)
             meets = frozenset(common_name(op.name) for op in step if _meets(op))
-            writes = frozenset(common_name(op.name) for op in step if writes_variable(op.type))
+            writes = frozenset(common_name(op.name) for op in step if has(op.type, "writes"))
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
             names = sorted({common_name(op.name) for op in roots - self.apart})
             self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(names))
@@ -119,7 +117,7 @@ def ancestors(roots: Iterable[Any]) -> set[Any]:
 
 def _meets(op: Any) -> bool:
     """Return whether an operation is one by which workers meet: a collective, or a store that a pass made."""
-    return is_collective(op.type) or (op.type in _STORES and PASS_ATTR in op.node_def.attr)
+    return is_collective(op.type) or (has(op.type, "stores") and PASS_ATTR in op.node_def.attr)
 
 
 def common_name(name: str) -> str:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
+from autograph_rewrite.ops.traits import has, ops_with
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.failures.background_thread import repeat
 from autograph_rewrite.runtime.failures.call_thread import Question, Runner
@@ -37,17 +38,15 @@ _TELL = 0.5
 _FAILS, _GLANCE = 1.0, 0.02
 """Seconds that a step has to fail after its connections were broken, or it was cancelled, and between two looks."""
 
-_WAITS = frozenset(("IteratorGetNext", "IteratorGetNextSync", "PyFunc", "EagerPyFunc", "QueueDequeueV2"))
-
 
 def may_wait(definition: bytes) -> bool:
     """Return whether a graph or function has an op that may wait for something else than replicas."""
-    return any(op.encode() in definition for op in _WAITS)
+    return any(op.encode() in definition for op in ops_with("waits"))
 
 
 def users_may_wait(graph: Graph) -> bool:
     """Return whether an op of the user may wait for something else than workers; a pass's queues wait for those."""
-    return any(node.op in _WAITS and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
+    return any(has(node.op, "waits") and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
 
 
 class Canceller(Protocol):

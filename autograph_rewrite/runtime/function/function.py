@@ -11,9 +11,12 @@ import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
+from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
 from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
@@ -54,7 +57,7 @@ def _require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence") from error
 
 
-class DistributedFunction:
+class DistributedFunction(NotebookView):
     """A function that runs one training step over all replicas. It takes and returns what the original does.
 
     Args:
@@ -122,6 +125,16 @@ class DistributedFunction:
         self._made_for = self._arguments.flatten(*self._specs).leaves if self._specs is not None else None
         if given is not None:
             self._add(*given)
+
+    def __str__(self) -> str:
+        name = getattr(self, "__name__", "function")
+        told = []
+        for report in (item.report for item in self.items):
+            plan, covered = report.plan, report.covered
+            devices = few(list(dict.fromkeys(parse(device).short for device in plan.devices)))
+            where = f"{devices} of {plan.workers} processes" if plan.workers > 1 else devices
+            told.append(f"{name}: {plan.strategy} ({plan.mode}) on {where}; {covered}")
+        return "\n".join(told) or f"{name}: rewritten when it is called first"
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
@@ -30,8 +31,6 @@ from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
 from autograph_rewrite.training_graph import TrainingGraph, Variable
-
-_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
 
 
 class SessionVariables:
@@ -157,7 +156,7 @@ class SessionVariables:
         """Return whether a step leaves a variable as it is: nobody has to send it back."""
         own = set(self._writes[name][1])
         users = {op for handle in handles for op in handle.consumers()} - own
-        return all(op.type in _READS for op in users)
+        return all(has(op.type, "reads", "inspects") for op in users)
 
     def _can_wait(self, name: str) -> bool:
         """Return whether a variable can be read later: from this process, or from a server, which stays to the end."""

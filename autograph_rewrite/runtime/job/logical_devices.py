@@ -79,7 +79,6 @@ def _hint(missing: Sequence[str], cpus: int) -> str:
         return "name devices that exist, or virtual CPU devices (CPU:0, CPU:1, ...)"
     return (
         "TensorFlow has started already; add this line at the top of the program, before anything runs:\n"
-        '       tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
-        f"[tf.config.LogicalDeviceConfiguration()] * {cpus})\n"
+        f"       ar.virtual_devices({cpus})\n"
         "       or use variables: shared, which needs no second device"
     )

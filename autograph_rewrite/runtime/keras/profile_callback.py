@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.requires import tensorflow
@@ -23,7 +21,7 @@ from autograph_rewrite.runtime.tracing.recording import Recording
 TIMES = ("compute", "communication", "idle")
 
 
-class ProfileCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class ProfileCallback(tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
     """Profiles batches of the first `fit` that it is given to.
 
     Args:

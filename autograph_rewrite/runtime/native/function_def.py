@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import get_op, signature
 from autograph_rewrite.ir.types.wire import delimited, varint
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.runtime.native.read_nodes import read_each, read_together, share_buffers, stack
 
 _SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
@@ -31,12 +31,7 @@ _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20 
 _ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
 _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
-_COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 _GROUP_KEY = 2  # its place among their inputs
-_KEEPS_SHARING = re.compile(
-    r"ReadVariableOp|VarIsInitializedOp|VariableShape|Assign.*VariableOp|ResourceApply.*|ResourceGather"
-)
-"""Ops behind which a variable's reads still share its buffer: not those that update rows."""
 _OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
 
 
@@ -155,7 +150,7 @@ def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) ->
         text
         for name in needed
         for text in nodes[name].inputs
-        if text in read_after.single and not _KEEPS_SHARING.fullmatch(nodes[name].op)
+        if text in read_after.single and not has(nodes[name].op, "shares_buffer")
     }
     reads, read, read_types = _reads(read_after, taken, [node for node in roots if node not in taken], by_rows)
     types = [writer.dtype(node, index) for node, index in returned] + read_types
@@ -237,7 +232,7 @@ def _separate_groups(nodes: dict[str, _Node], salt: bytes) -> None:
     instance of a group; another function's collective with the same keys would be refused, and with it all later ones.
     """
     for node in list(nodes.values()):
-        if node.op not in _COLLECTIVES:
+        if not has(node.op, "exchanges"):
             continue
         key = nodes[node.inputs[_GROUP_KEY]]
         attrs = key.attrs

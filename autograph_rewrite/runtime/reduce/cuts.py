@@ -16,14 +16,13 @@ from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle, touching_nodes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Array = np.ndarray[Any, Any]
 MOST_BYTES = 1 << 16
 """A constant that takes the place of a value is no larger than this."""
-KEPT = frozenset(("Const", "Placeholder", "VarHandleOp", "NoOp"))
-"""Ops that nothing smaller can take the place of."""
 
 
 @dataclass(frozen=True)
@@ -164,4 +163,5 @@ def removable(item: TrainingGraph) -> Sequence[str]:
     """Return the nodes of a step that something smaller may take the place of, producers first."""
     ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
     step = ancestors(item.graph.nodes[name] for name in ends)
-    return [node.name for node in topological_order(item.graph) if node in step and node.op not in KEPT]
+    nodes = (node for node in topological_order(item.graph) if node in step and node.op != "NoOp")
+    return [node.name for node in nodes if not has(node.op, "constants")]

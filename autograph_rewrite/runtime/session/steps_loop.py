@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.op_traits import writes_variable
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.native import call_by_name, function_def
@@ -46,7 +46,7 @@ class StepsLoops:
         self._loops: dict[Any, _Loop] = {}
         self._ranks = {info.tensor: None if info.shape is None else len(info.shape) for info in item.inputs.values()}
         targets = [op for op in graph.get_operations() if op.name in set(item.targets)]
-        self._targets = {op.name for op in targets if any(writes_variable(one.type) for one in ancestors([op]))}
+        self._targets = {op.name for op in targets if any(has(one.type, "writes") for one in ancestors([op]))}
         self._batches = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
 
     def repeats(self, fetches: Collection[Any]) -> bool:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from autograph_rewrite.ops.traits import has
+
 KERNEL = re.compile(r"([^:\s]+):(_?[A-Za-z]\w*)")
 _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
 _NUMBERED = re.compile(r"(.+(?:/_|_S|_G))(\d+)")
-_SENDS = ("_Send", "_HostSend")
 
 
 class Kernel(NamedTuple):
@@ -72,7 +73,7 @@ def read(data: bytes, step: str) -> Traced:
                 done[event.stats.get("_c"), event.stats.get("name")] = event
             else:
                 name, op = KERNEL.fullmatch(event.name).groups()  # type: ignore[union-attr]
-                if op not in _ASYNC:
+                if not has(op, "completes_later"):
                     found.kernels.append(Kernel(name, op, event.start, event.end, _route(event.stats.get("key"))))
     for key, event in started.items():
         if key in done:
@@ -81,10 +82,6 @@ def read(data: bytes, step: str) -> Traced:
     found.kernels[:] = _matched(found.kernels)
     found.steps.sort()
     return found
-
-
-_ASYNC = frozenset(("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveBcastSendV2", "CollectiveBcastRecvV2"))
-"""Ops that have an event of their own beside the pair of start and end: it leaves out how long they wait."""
 
 
 def _began(space: Any) -> int:
@@ -129,7 +126,7 @@ def _matched(kernels: list[Kernel]) -> Iterator[Kernel]:
     """
     sends: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        if kernel.op in _SENDS:
+        if has(kernel.op, "sends"):
             sends.setdefault(kernel.name, []).append(kernel)
     for kernel in kernels:
         numbered = _NUMBERED.fullmatch(kernel.name) if kernel.op.endswith("Recv") else None

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types.replica_marks import COUNT, ID, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.training_graph import TrainingGraph
 
 Found = TypeVar("Found")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 
 # Ops that hand values on unchanged, by the inputs that they hand on (None: any of them).
@@ -41,7 +42,7 @@ def _rows(op: Any, tf: Any) -> int | None:
 def _variable_rows(op: Any, tf: Any) -> int | None:
     """Rows of a table that is a variable."""
     handle = op.inputs[0].op
-    while handle.type in ("Identity", "Enter", "Switch") and handle.inputs:
+    while has(handle.type, "carries") and handle.inputs:
         handle = handle.inputs[0].op
     if handle.type != "VarHandleOp":
         return None

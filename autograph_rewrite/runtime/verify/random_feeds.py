@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.verify.index_ranges import index_limit, is_distribution
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 Array = np.ndarray[Any, Any]
 _PASS_FEEDS = "pass real ones: feeds=[{'x': array, ...}, ...], one dict per step"
-_FED = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 _UNKNOWN, _UNKNOWN_PIXELS = 8, 32  # what stands for unknown dimensions other than the batch; rank 4 means images
 _SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
 
@@ -76,7 +76,7 @@ def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> l
 def _is_fed(item: TrainingGraph, info: TensorInfo) -> bool:
     """Whether the input has no value of its own: iterators have, and so have defaults that are no batches."""
     op = item.graph.node(info.tensor.partition(":")[0]).op
-    return op in _FED and (op != "PlaceholderWithDefault" or info.batch_axis is not None)
+    return has(op, "placeholders") and (op != "PlaceholderWithDefault" or info.batch_axis is not None)
 
 
 def _draws(item: TrainingGraph, infos: Sequence[TensorInfo], batch: int) -> Mapping[str, Any]:

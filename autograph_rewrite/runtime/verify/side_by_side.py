@@ -20,6 +20,7 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation, epsilon, is_all_finite
 from autograph_rewrite.runtime.verify.report import Row
@@ -33,7 +34,6 @@ TRIES = 3
 SLOWER = 10.0
 """A rewritten step may take this many times the original's, beyond the time limit, before it counts as hung."""
 # Ops that give other values in another session, seed or not.
-_FREE = frozenset(("NonDeterministicInts", "PyFunc", "EagerPyFunc", "PyFuncStateless", "Timestamp"))
 
 
 _COARSE = {dtypes.HALF: 2.0**-10, dtypes.BFLOAT16: 2.0**-7}
@@ -92,7 +92,7 @@ class Comparison:
         if not isinstance(training.feeds, Mapping) and not training.feeds:
             raise GraphError("feeds is empty", hint="give one dict of values by input name per step, or leave it out")
         self._epsilon = _coarsest(original.graph)
-        self._deterministic = not any(node.op in _FREE for node in original.graph)
+        self._deterministic = not any(has(node.op, "unrepeatable") for node in original.graph)
         self._invented: list[str] = []
         self._not_finite: set[str] = set()
         self.broken = ""

@@ -15,11 +15,11 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.load.signature.keras_library import path_of
 from tests.jobs.programs.job import Array, Case, Job, Results
+from tests.support.chosen_keras import keras
 from tests.zoo import KERAS_OPTIMIZERS, ZOO
 from tests.zoo.data import initial
 from tests.zoo.oracle import model_variables
 
-keras = tf.keras  # Keras 3, or tf_keras where TF_USE_LEGACY_KERAS says so
 OWN = "own "
 """Begins the names of results that differ between workers."""
 

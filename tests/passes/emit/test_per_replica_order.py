@@ -15,11 +15,11 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span
-from autograph_rewrite.ir.op_traits import READS
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.traits import READS
 from tests.support.rewriting import run_pipeline
 from tests.support.training import v1
 from tests.zoo import ZOO, Options

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.op_traits import MERGES
 from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ops.traits import MERGES
 from autograph_rewrite.passes.parameter_server import branches
 from tests.jobs.programs.served import PROXIES, item_of
 from tests.jobs.programs.served_graphs import Names, in_a_branch, named, predicted

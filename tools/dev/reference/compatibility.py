@@ -17,7 +17,8 @@ is the first version that nobody has tried: graphs of another TensorFlow may hol
 """
 TAIL = """
 Linux only. The checks of every change (`.ci/run`) use one Python, that of the machine; `make PYTHON=python3.10 test` is
-how to try another. All is verified with TensorFlow 2.21 on CPUs; see [accelerators](../accelerators.md) for GPUs.
+how to try another. [TensorFlow and Keras](../versions.md) says what was run with each release, on CPUs; see
+[accelerators](../accelerators.md) for GPUs.
 The site itself (`make docs`) needs Python 3.11 or later with the versions in `constraints.txt`.
 """
 

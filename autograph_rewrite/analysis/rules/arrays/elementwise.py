@@ -11,8 +11,8 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Plac
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, are_rows, broadcast, is_whole_of, to_global
 from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.analysis.rules.shapes.sizes import SIZE_ARITHMETIC, value_binary
-from autograph_rewrite.ir.op_traits import FORWARDS
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import ops_with
 
 LINEAR_UNARY = ("Neg", "Real", "Imag", "Conj")
 UNARY = (
@@ -238,7 +238,7 @@ def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
 def _rules() -> dict[str, Rule]:
     rules = {op: Rule(place_unary, shape_same) for op in UNARY}
     rules |= {op: Rule(place_linear_unary, shape_same) for op in LINEAR_UNARY}
-    rules |= {op: Rule(place_keeper, shape_same, value_same) for op in FORWARDS}
+    rules |= {op: Rule(place_keeper, shape_same, value_same) for op in ops_with("forwards") - {"RefIdentity"}}
     rules["IdentityN"] = Rule(place_identity_n, shape_same, value_same)
     rules["ZerosLike"] = Rule(place_zeros_like, shape_same)
     rules["Cast"] = Rule(place_cast, shape_same, value_cast)

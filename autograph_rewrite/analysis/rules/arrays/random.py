@@ -12,6 +12,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import Dim, is_local
 from autograph_rewrite.analysis.rules.arrays.elementwise import split_wants
 from autograph_rewrite.analysis.rules.base import Op, Placed, Reshard, Rule, whole
 from autograph_rewrite.analysis.rules.signature import Signature, every, place, shapes
+from autograph_rewrite.ops.traits import operands, ops_with
 
 
 def place_shaped(n: Op) -> Placed:
@@ -80,21 +81,12 @@ def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
     return ((logits[0], columns),)
 
 
-PARAMETERS = {
-    "StatelessRandomGammaV2": (2,),
-    "StatelessRandomGammaV3": (4,),
-    "StatelessRandomPoisson": (2,),
-    "StatelessRandomBinomial": (2, 3),
-}
-"""The inputs that say how to draw, of ops whose first input is the shape that these are broadcast to."""
-
-
 def place_spread(n: Op) -> Placed:
     """Draw by shape with parameters for each element: as by shape, and the parameters are cut alike."""
     dim, shape = _local_entry(n), n.value(0)
     if n.semantics.random != "independent" or dim is None or shape is None:
         return whole(n)
-    parameters = PARAMETERS[n.op]
+    parameters = operands(n.op, "random_parameters")
     operand_reshards = split_wants(n, parameters, len(shape), dim, shape[dim])
     if operand_reshards is None or any(n.placement(i).is_partial and i not in operand_reshards for i in parameters):
         return whole(n)
@@ -133,7 +125,7 @@ RULES: dict[str, Rule] = {
     ),
     **every(PER_PARAMETER, "RandomGamma RandomPoissonV2"),
     "Multinomial": PER_LOGITS,
-    **every(SPREAD, *PARAMETERS),
+    **every(SPREAD, *ops_with("random_parameters")),
     "StatelessParameterizedTruncatedNormal": DRAWN_WHOLE,
     **every(
         BY_GENERATOR,

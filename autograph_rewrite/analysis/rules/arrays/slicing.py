@@ -21,8 +21,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     to_global,
 )
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.analysis.rules.empty_blocks import REFUSES_EMPTY
 from autograph_rewrite.analysis.rules.shapes import sizes
+from autograph_rewrite.ops.traits import has
 
 
 def place_slice(n: Op) -> Placed:
@@ -304,7 +304,7 @@ def place_pad(n: Op) -> Placed:
         return Placed((PARTIAL,))
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
-    out_of_reach = n.op in REFUSES_EMPTY and n.rank(0) is None  # of who gives an empty block a row
+    out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # of who gives an empty block a row
     if out_of_reach or sizes.ints(pads[placement.dim]) != [0, 0]:
         return whole(n)
     operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}

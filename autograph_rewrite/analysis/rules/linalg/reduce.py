@@ -6,9 +6,7 @@ from autograph_rewrite.analysis.facts.placement import PARTIAL, Axes, Placement,
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
 from autograph_rewrite.analysis.rules.shapes.sizes import reduce_sizes
 from autograph_rewrite.ir.types import dtypes
-
-COMBINE = {"Sum": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
-"""How the blocks' results combine."""
+from autograph_rewrite.ops.traits import has, ops_with
 
 
 def axes(n: Op) -> frozenset[int] | None:
@@ -44,8 +42,7 @@ def place_reduction(n: Op) -> Placed:
         return Placed((split(kept),))
     if n.op == "Mean":
         return Placed((PARTIAL,), decompose=True)
-    how = COMBINE.get(n.op)
-    return whole(n) if how is None else Placed((Placement("partial", op=how),))
+    return Placed((Placement("partial", op=n.op.lower()),)) if has(n.op, "combines") else whole(n)
 
 
 def place_norm(n: Op) -> Placed:
@@ -79,7 +76,7 @@ def shape_scalar(n: Op) -> tuple[Shape | None, ...]:
     return ((),)
 
 
-RULES = {op: Rule(place_reduction, shape_reduction, reduce_sizes, "reduce") for op in (*COMBINE, "Mean")} | {
+RULES = {op: Rule(place_reduction, shape_reduction, reduce_sizes, "reduce") for op in ops_with("reduces")} | {
     "EuclideanNorm": Rule(place_norm, shape_reduction),
     "L2Loss": Rule(place_l2_loss, shape_scalar),
 }

@@ -11,17 +11,18 @@ from __future__ import annotations
 from autograph_rewrite.analysis.facts.placement import REPLICATED, split
 from autograph_rewrite.analysis.facts.symbolic_dims import are_same
 from autograph_rewrite.analysis.rules.base import Op, Placed, whole
+from autograph_rewrite.ops.traits import has
 
 ROWS_APART = "_autograph_rows_apart"
 """The attribute that marks both ends."""
-CROSSES = frozenset(("SparseCross", "SparseCrossV2", "SparseCrossHashed"))
 
 
 def place_rows_apart(n: Op) -> Placed:
     """Leave each replica its rows where all inputs with rows are cut by them."""
     rows = _inputs_with_rows(n)
     blocks = [n.placement(i) == split(0) for i in rows]
-    aligned = n.op not in CROSSES or all(are_same(n.inputs[i].split_size, n.inputs[rows[0]].split_size) for i in rows)
+    sizes = [n.inputs[i].split_size for i in rows]
+    aligned = not has(n.op, "crosses") or all(are_same(size, sizes[0]) for size in sizes)
     if not all(blocks) or not aligned:
         placed = whole(n)
         return placed._replace(decompose=any(blocks) and n.op in ("SparseToDense", "RaggedTensorToTensor"))
@@ -31,7 +32,7 @@ def place_rows_apart(n: Op) -> Placed:
 
 
 def _inputs_with_rows(n: Op) -> tuple[int, ...]:
-    if n.op in CROSSES:
+    if has(n.op, "crosses"):
         return tuple(i for i in range(len(n.inputs)) if n.rank(i) == 2)
     return {"SparseToDense": (0, 2), "RaggedTensorToTensor": (1, 4)}.get(n.op, (0,))
 

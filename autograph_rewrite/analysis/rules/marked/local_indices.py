@@ -13,17 +13,10 @@ from __future__ import annotations
 from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement, split
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.rules.base import Op, Placed, whole
+from autograph_rewrite.ops.traits import has, operands
 
 LOCAL_INDICES = "_autograph_local_indices"
 """The attribute that marks the numbers, and what looks up by them."""
-COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
-"""What hands numbers on in another shape or type."""
-INDEXED_BY = {"Gather": 1, "GatherV2": 1, "GatherNd": 1, "UnsortedSegmentSum": 1, "ScatterNd": 0}
-"""Which input of what looks up are the numbers."""
-ADDS_UP = frozenset(("UnsortedSegmentSum", "ScatterNd"))
-"""What makes rows, as many as it is told, and puts others where the numbers say."""
-SIZES = {"Range": (1,), "UnsortedSegmentSum": (2,), "ScatterNd": (2,)}
-"""Inputs that are sizes of the block."""
 
 
 def place_local_indices(n: Op) -> Placed:
@@ -33,8 +26,7 @@ def place_local_indices(n: Op) -> Placed:
         placed = whole(n)
         cut = any(fact.placement.is_split for fact in n.inputs)
         return placed._replace(decompose=cut)  # nothing does that, so it is an error
-    sizes = SIZES.get(n.op, ())
-    kept = {i for i, fact in enumerate(n.inputs) if fact.placement.is_split} | set(sizes)
+    kept = {i for i, fact in enumerate(n.inputs) if fact.placement.is_split} | set(operands(n.op, "given_size"))
     operand_reshards = {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
     return Placed((made,), operand_reshards)
 
@@ -49,7 +41,7 @@ def _made(n: Op) -> Placement | None:
         return split(0) if limit is not None and is_local(limit[0]) else None
     if not numbers.placement.is_split or numbers.placement.dim != 0 or rows.placement != split(0):
         return None
-    if n.op in ADDS_UP:
+    if has(n.op, "adds_rows"):
         count = n.value(2)
         return split(0) if count and is_local(count[0]) else None
     return split(0)

@@ -16,8 +16,9 @@ from autograph_rewrite.analysis.facts.placement import LOCAL, REPLICATED, Fact, 
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local, read_symbol
 from autograph_rewrite.analysis.rules.base import OWN_VALUE, Op, Placed, Rule, whole
 from autograph_rewrite.ir.format.annotations import placement_of
-from autograph_rewrite.ir.op_traits import SWITCHES, is_pure, routes
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ops.traits import SWITCHES, has
 
 _HANDLES = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
@@ -79,4 +80,4 @@ def _acts_for_all(n: Op, rule: Rule, own: list[int]) -> bool:
         return True
     if any(dtypes.base(dtype) in _HANDLES for dtype in (*[f.dtype for f in n.inputs], *n.output_dtypes)):
         return True
-    return not (is_pure(n.op) or routes(n.op))
+    return not (is_pure(n.op) or has(n.op, "routes"))

@@ -16,16 +16,10 @@ from autograph_rewrite.analysis.facts.symbolic_dims import Dim, local_symbol, to
 from autograph_rewrite.analysis.facts.windows import NEIGHBOURS, READ, READERS, Halo, Rows, Window
 from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Slice, whole
 from autograph_rewrite.analysis.rules.signature import Placer
+from autograph_rewrite.ops.traits import has
 
 X, Y, X_SIZES, FILTER, FILTER_SIZES = "x", "y", "x_sizes", "filter", "filter_sizes"
 """What an operand is: of the input's or the output's shape, their shape, the filter, its shape."""
-PADS = frozenset(
-    (
-        "Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MaxPool", "MaxPoolGrad", "DepthwiseConv2dNative",
-        "DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter",
-    )
-)  # fmt: skip
-"""Ops whose padding can be stated row by row."""
 
 
 def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
@@ -112,7 +106,7 @@ def _problem(n: Op, window: Window | None, other: Window | None) -> str:
     units = n.semantics.batch or 1
     if window.rows % units or window.outputs % units or not window.outputs:
         return f"{n.op} makes {window.outputs} rows of {window.rows}, which do not lie on the same {units} blocks"
-    if (window.is_padded or other.is_padded) and n.op not in PADS:
+    if (window.is_padded or other.is_padded) and not has(n.op, "pads_blocks"):
         return f"{n.op} pads its input, which blocks of it cannot be"
     if max(window.before, window.after) >= window.size:
         return f"{n.op} has windows that lie in the padding only"

@@ -24,6 +24,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     to_global,
 )
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.ops.traits import ops_with
 
 Array = npt.NDArray[np.object_]
 Values = tuple[tuple[Dim, ...] | None, ...]
@@ -354,8 +355,7 @@ def shape_vector_same(n: Op) -> tuple[Shape | None, ...]:
     return (n.shape(0),)
 
 
-_SHAPES = {op: Rule(place_shape, shape_of_shape, value_shape, "sizes") for op in ("Shape", "ShapeN")}
-RULES = _SHAPES | {
+RULES = {op: Rule(place_shape, shape_of_shape, value_shape, "sizes") for op in ops_with("shapes")} | {
     "Size": Rule(place_shape, shape_of_shape, value_size, "sizes"),
     "Rank": Rule(place_shape, shape_of_shape, value_rank, "sizes"),
     "BroadcastGradientArgs": Rule(
@@ -372,5 +372,3 @@ RULES = _SHAPES | {
     "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, value_dynamic_stitch, "sizes"),
     "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset, "sizes"),
 }
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
-"""Ops that read only the shape of their input: they take it wherever it lives."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from autograph_rewrite.analysis.rules.base import Op, Rule
 from autograph_rewrite.analysis.rules.signature import Signature, axes, every, signed
-
-LOOKUPS = frozenset(("LookupTableFind", "LookupTableFindV2"))
+from autograph_rewrite.ops.traits import ops_with
 
 
 def _found(n: Op) -> Signature | None:
@@ -17,4 +16,4 @@ def _found(n: Op) -> Signature | None:
     return Signature((None, labels, None), ((*labels, *[""] * default),))
 
 
-RULES: dict[str, Rule] = every(signed(_found)._replace(pinned=True), *LOOKUPS)
+RULES: dict[str, Rule] = every(signed(_found)._replace(pinned=True), *ops_with("table_lookups"))

@@ -16,9 +16,9 @@ from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.analysis.work.loop_trips import trips_of
 from autograph_rewrite.ir.control_flow import Frame, frames_of, guards_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, SWITCHES
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, may_repeat, root_of
 from autograph_rewrite.resolve.remat.decide import SAVES_NOTHING, worth_repeating
@@ -34,7 +34,6 @@ NOT_LISTS = (
     "what its loop saves for the gradient is kept: cells are computed again of loops of TensorFlow 2, "
     "which save in tensor lists, and that are in no other loop"
 )
-TAKES = ("TensorListPopBack", "StackPopV2")
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> t
         exchanged: values that are converted between replicas.
     """
     order = acts.state.order
-    if not any(node.op in TAKES for node in order):
+    if not any(has(node.op, "pops") for node in order):
         return [], []
     frames = frames_of(order)
     guards = guards_of(order, frames)
@@ -79,7 +78,7 @@ def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> t
     for one in saved_lists(acts.state.graph, frames, guards):
         lists.setdefault(one.frames, []).append(one)
     known = {one.pop for saved in lists.values() for one in saved}
-    others = [node for node in order if node.op in TAKES and node in frames and node not in known]
+    others = [node for node in order if has(node.op, "pops") and node in frames and node not in known]
     wanted = _wanted(acts, remat, frames, {value.node for value in exchanged})
     trips, cells = trips_of(order, frames), []
     left = [Left(node.name, NOT_LISTS) for node in others[:1] if remat.policy != "marked"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.ir.control_flow import Frame, Guards
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.op_traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES
 
 
 @dataclass(frozen=True)

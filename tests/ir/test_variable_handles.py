@@ -1,21 +1,12 @@
-"""What ops do beside computing, and which variable a handle means behind branches and loops. None needs TensorFlow."""
+"""Which variable a handle means after branches and loops. None of these tests needs TensorFlow."""
 
 from __future__ import annotations
 
-import pytest
-
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.format.parser import parse
-from autograph_rewrite.ir.op_traits import (
-    forwards_handle,
-    forwards_value,
-    is_pure,
-    reads_variable,
-    routes,
-    writes_variable,
-)
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, updates, written
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.micro_batches.keep_access_order import accesses_in_order
 
 LOOP = """
@@ -90,23 +81,5 @@ def test_a_store_of_gradients_is_written_but_is_no_variable() -> None:
 %push = ResourceAccumulatorApplyGradient(%sum, %step, %grad)
 """)
     push = found.node("push")
-    assert not writes_variable(push.op)
+    assert not has(push.op, "writes")
     assert list(written(push)) == [found.node("sum")]
-
-
-@pytest.mark.parametrize(
-    ("trait", "those", "others"),
-    [
-        (forwards_value, ("Identity", "StopGradient", "PreventGradient", "Snapshot"), ("Cast", "Reshape", "Merge")),
-        (forwards_handle, ("Identity", "RefIdentity", "Enter", "Exit", "Merge", "NextIteration"), ("ReadVariableOp",)),
-        (routes, ("Switch", "RefSwitch", "Merge", "Exit"), ("Identity", "LoopCond")),
-        (is_pure, ("MatMul", "NoOp", "Identity"), ("RandomUniform", "ReadVariableOp", "AssignVariableOp", "NoSuchOp")),
-        (writes_variable, ("ResourceApplyAdam", "ResourceScatterNdUpdate", "ApplyAdam"), ("ReadVariableOp", "Apply")),
-        (writes_variable, ("ResourceCountUpTo", "AssignSubVariableOp"), ("ResourceAccumulatorApplyGradient",)),
-        (reads_variable, ("ReadVariableOp", "ResourceGather"), ("VariableShape", "VarIsInitializedOp")),
-    ],
-)
-def test_ops_have_their_traits(trait: object, those: tuple[str, ...], others: tuple[str, ...]) -> None:
-    assert callable(trait)
-    assert all(trait(op) for op in those)
-    assert not any(trait(op) for op in others)

@@ -1,0 +1,1 @@
+"""Ops: the traits of each op of TensorFlow, in one place."""

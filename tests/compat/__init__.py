@@ -1,0 +1,1 @@
+"""The package with each TensorFlow that it takes: `make compat`."""
