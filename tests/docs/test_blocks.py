@@ -279,7 +279,7 @@ def model() -> Any:
 
     import autograph_rewrite as ar
 
-    one = keras.Sequential([keras.Input([8]), keras.layers.Dense(1)])
+    one = keras.Sequential([keras.Input([8]), keras.layers.Dense(1, name="head")], name="model")
     one.compile("adam", "mse")
     return ar.GraphItem.from_keras(one, tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1]))
 
