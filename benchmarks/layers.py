@@ -34,7 +34,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
 def measure(name: str, size: str) -> list[list[Any]]:
     """Return the layers of a program: name, seconds predicted, seconds measured."""
     import autograph_rewrite as ar
-    from autograph_rewrite.cost.layers import ITSELF
+    from autograph_rewrite.cost.tasks.layers import ITSELF
     from autograph_rewrite.inspect.report.cost import measured_by_scope
     from tests.zoo import ZOO
 

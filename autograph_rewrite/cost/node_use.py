@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autograph_rewrite.cost.hardware.topology import REST
-from autograph_rewrite.cost.layers import NodeUse
 from autograph_rewrite.cost.pipeline.tasks import StagedStep
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.tasks.layers import NodeUse
 from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
 from autograph_rewrite.cost.tasks.task_graph import Built
 

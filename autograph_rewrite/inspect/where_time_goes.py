@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.cost.layers import COLUMNS, cells
+from autograph_rewrite.cost.tasks.layers import COLUMNS, cells
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.inspect.render.table import drawn, fitted, table
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.cost.layers import COLUMNS, Layer, NodeUse, cells, dearest, tree
+from autograph_rewrite.cost.tasks.layers import COLUMNS, Layer, NodeUse, cells, dearest, tree
 from autograph_rewrite.diagnostics.amounts import duration, percent, several, size
 from autograph_rewrite.notebook import NotebookView, table, text
 

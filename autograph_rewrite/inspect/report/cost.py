@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autograph_rewrite.cost.layers import NodeUse, Scope, rows, tree
+from autograph_rewrite.cost.tasks.layers import NodeUse, Scope, rows, tree
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.profile.tables import node_rows
