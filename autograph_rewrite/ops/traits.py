@@ -114,9 +114,11 @@ _TRAITS: Mapping[str, str] = {
     "fills_list": "TensorListFromTensor@0 TensorArrayScatterV3@2",
     "lists": "puts_element takes_element TensorArrayScatterV3",
     "list_views": "takes_element TensorListPushBack TensorListSetItem",
-    "container_writes": r"TensorArray(Write|Scatter|Split)V\d StackPush(V2)?",
-    "container_reads": r"TensorArray(Read|Gather|Concat)V\d StackPop(V2)?",
-    "container_gradients": r"TensorArrayGradV\d",
+    "container_writes": "TensorArrayWriteV2 TensorArrayWriteV3 TensorArrayScatterV2 TensorArrayScatterV3 "
+        "TensorArraySplitV2 TensorArraySplitV3 StackPush StackPushV2",
+    "container_reads": "TensorArrayReadV2 TensorArrayReadV3 TensorArrayGatherV2 TensorArrayGatherV3 "
+        "TensorArrayConcatV2 TensorArrayConcatV3 StackPop StackPopV2",
+    "container_gradients": "TensorArrayGradV2 TensorArrayGradV3",
     "accumulators": "ConditionalAccumulator ResourceConditionalAccumulator SparseConditionalAccumulator",
     "queues": "FIFOQueueV2 PaddingFIFOQueueV2 PriorityQueueV2 RandomShuffleQueueV2",
     # what workers exchange values through

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.variable_ops import handle_node
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import has, ops_with
 
+_WRITES, _READS = ops_with("container_writes"), ops_with("container_reads")
 Container = tuple[Node, bytes]
 """What makes it, and whose gradients it holds, if any."""
 
@@ -26,11 +27,11 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
     written: dict[Container, Node] = {}
     reads: list[Node] = []
     for node in nodes:
-        if has(node.op, "container_writes"):
+        if node.op in _WRITES:
             before = written.setdefault(_container(node), node)
             if node.span.is_rarer_than(before.span):
                 written[_container(node)] = node
-        elif has(node.op, "container_reads"):
+        elif node.op in _READS:
             reads.append(node)
     for read in reads:
         write = written.get(_container(read))
