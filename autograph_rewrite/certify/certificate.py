@@ -9,7 +9,7 @@ Checking each run of a compiler instead of the compiler: Pnueli, Siegel and Sing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.execution.baseline import Baseline
@@ -185,11 +185,13 @@ class Certificate:
             check_order(self._accesses, now, self._shards - in_turn, names)
         if in_turn:
             return
+        present = [graph.nodes[name] for name in self._targets if name in graph]
+        in_step = {matches[node] for node in effects_before(present) if node in matches}
         for name in self._targets:
-            self._check_effects(graph, name, matches)
+            self._check_effects(graph, name, matches, in_step)
 
-    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str]) -> None:
-        """Check that a target brings about what it brought about."""
+    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str], in_step: Container[str]) -> None:
+        """Check that a target brings about what it brought about; what it asks a size of, some target of the step."""
         baseline = self._baseline
         assert baseline is not None
         was, now = baseline.nodes.get(name), graph.nodes.get(name)
@@ -197,7 +199,8 @@ class Certificate:
             return
         if now is None:
             raise VerifyError(f"the target '{name}' is gone")
-        expected = {node.name for node in effects_needed([was])}
+        needed, sizes_asked = effects_needed([was])
+        expected = {node.name for node in needed} | {node.name for node in sizes_asked if node.name not in in_step}
         reached = effects_before([now])
         missing = expected - {matches[node] for node in reached if node in matches}
         if missing:

@@ -179,8 +179,11 @@ def effects_before(roots: Iterable[Node]) -> set[Node]:
     return {node for node in ancestors(roots) if has_effect(node)}
 
 
-def effects_needed(roots: Iterable[Node]) -> set[Node]:
-    """Return those of them that have to run still: not a draw of random numbers of which only the size is asked."""
+def effects_needed(roots: Iterable[Node]) -> tuple[set[Node], set[Node]]:
+    """Return those of them that have to run still, and those of which the roots ask the size of a result only.
+
+    A draw of random numbers of which only the size is asked need not run at all.
+    """
     asked, pending = set(roots), list(roots)
     while pending:
         node = pending.pop()
@@ -188,7 +191,8 @@ def effects_needed(roots: Iterable[Node]) -> set[Node]:
         new = {*(value.node for value in values), *node.controls} - asked
         asked |= new
         pending += new
-    return {node for node in effects_before(roots) if node in asked or not _only_draws(node)}
+    found = effects_before(roots)
+    return found & asked, {node for node in found - asked if not _only_draws(node)}
 
 
 def _only_draws(node: Node) -> bool:
