@@ -68,7 +68,13 @@ def explain(
 
 
 def where_time_goes(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> str:
-    """Return what the predicted step of an original takes, and for which layers; why not, where it has no such step."""
+    """Return what the predicted step takes, and for which layers; why not, where it cannot be predicted.
+
+    Args:
+        item: the original.
+        given: a configuration, or a plan, with which levers offer no other strategy.
+        batch: examples of a step; None: those of the graph, or 64.
+    """
     from autograph_rewrite.inspect.where_time_goes import where_time_goes as run
 
     try:

@@ -24,7 +24,13 @@ class Cell(Text):
     """A text that breaks after a separator where it does not fit: `layer_1/` `dense`, never `layer_1/de`."""
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:
-        """Return the lines, of at most so many letters."""
+        """Return the lines.
+
+        Args:
+            console: rich's.
+            width: the most letters of a line.
+            **options: rich's; `justify` is looked at.
+        """
         lines = [""]
         for part in _PARTS.findall(self.plain):
             if lines[-1] and len((lines[-1] + part).rstrip()) > width:

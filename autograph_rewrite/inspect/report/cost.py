@@ -13,7 +13,14 @@ from autograph_rewrite.inspect.report.graph_states import Numbered
 
 
 def of_cost(found: Simulation, names: Numbered, levers: Sequence[str], measured: Profile | None) -> dict[str, Any]:
-    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name."""
+    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name.
+
+    Args:
+        found: a simulated step.
+        names: the numbers of the names in the page.
+        levers: sentences.
+        measured: of the same step, if it was.
+    """
     scopes = list(rows(tree(found.nodes)))
     took = measured_by_scope(measured) if measured is not None else {}
     nodes = [(names.numbers[one.name], one) for one in found.nodes if one.name in names.numbers]

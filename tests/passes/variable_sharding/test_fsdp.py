@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
+from autograph_rewrite.diagnostics import amounts
 from autograph_rewrite.passes.reshard import insert_reshards
 from autograph_rewrite.passes.variable_sharding import shard_variables
 from benchmarks.cost import allocated, traced
@@ -125,7 +126,7 @@ def test_a_replica_holds_its_share_of_variables_and_optimizer_state(stage: int):
     most = max(live(split).values()) / min(live(mirrored).values())
     assert most < 0.26  # a quarter, and a few scalars
     assert split.report.held == live(split)
-    assert f"{live(split)['/device:CPU:3']:,} B on /device:CPU:3" in str(split.report)
+    assert f"{amounts.size(live(split)['/device:CPU:3'])} on /device:CPU:3" in str(split.report)
 
 
 def gathered(item: GraphItem) -> dict[str, list[tuple[int, int]]]:
