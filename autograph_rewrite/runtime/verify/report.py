@@ -107,10 +107,15 @@ class VerifyReport(NotebookView):
         kept = (
             f"{len(self.wrong)} of {len(self.rows)} values differ" if self.wrong else f"{len(self.rows)} values agree"
         )
+        within, rounded = "", [row for row in self.rows if row.ok and row.noise]
+        if rounded:
+            most = max(row.noise for row in rounded)
+            within = f", {len(rounded)} of them within rounding, by which one device is off by up to {most:.1e}, too"
         examples = f" of {self.batch} examples" if self.batch is not None else ""
-        worst = f"worst error {self.max_error:.1e}, allowed {self.rtol:.0e}; {self.seconds:.1f} s"
+        error = max((row.error for row in self.rows if not (row.ok and row.noise)), default=0.0)
+        worst = f"worst error {error:.1e}, allowed {self.rtol:.0e}; {self.seconds:.1f} s"
         return (
-            f"{'ok' if self.ok else 'MISMATCH'}: {kept} after {self.steps} steps{examples}; "
+            f"{'ok' if self.ok else 'MISMATCH'}: {kept} after {self.steps} steps{examples}{within}; "
             f"{config['strategy']}, {config['mode']}, {devices}; {worst}"
         )
 
