@@ -9,7 +9,7 @@ Checking each run of a compiler instead of the compiler: Pnueli, Siegel and Sing
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.execution.baseline import Baseline
@@ -185,12 +185,10 @@ class Certificate:
             check_order(self._accesses, now, self._shards - in_turn, names)
         if in_turn:
             return
-        present = [graph.nodes[name] for name in self._targets if name in graph]
-        in_step = {matches[node] for node in effects_before(present) if node in matches}
         for name in self._targets:
-            self._check_effects(graph, name, matches, in_step)
+            self._check_effects(graph, name, matches)
 
-    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str], in_step: Container[str]) -> None:
+    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str]) -> None:
         """Check that a target brings about what it brought about; what it asks a size of, some target of the step."""
         baseline = self._baseline
         assert baseline is not None
@@ -199,12 +197,17 @@ class Certificate:
             return
         if now is None:
             raise VerifyError(f"the target '{name}' is gone")
-        needed, sizes_asked = effects_needed([was])
-        expected = {node.name for node in needed} | {node.name for node in sizes_asked if node.name not in in_step}
-        reached = effects_before([now])
-        missing = expected - {matches[node] for node in reached if node in matches}
+        needed, sizes_asked = ({node.name for node in nodes} for nodes in effects_needed([was]))
+        missing = needed - self._brought_about([now], matches)
+        if sizes_asked:
+            step = [graph.nodes[target] for target in self._targets if target in graph]
+            missing |= sizes_asked - self._brought_about(step, matches)
         if missing:
             raise VerifyError(f"'{name}' no longer runs '{min(missing)}'", node=now)
+
+    @staticmethod
+    def _brought_about(roots: Sequence[Node], matches: Mapping[Node, str]) -> set[str]:
+        return {matches[node] for node in effects_before(roots) if node in matches}
 
 
 def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:

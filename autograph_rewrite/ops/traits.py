@@ -142,6 +142,9 @@ _TRAITS: Mapping[str, str] = {
     # the next element of an iterator, or a failure where there is none
     "draws_element": "IteratorGetNext IteratorGetNextSync",
     "input_elements": "draws_element MultiDeviceIteratorGetNextFromShard",
+    # also those that a loop over data takes out of an Optional
+    "elements": "input_elements OptionalGetValue",
+    "states_element_shapes": "draws_element OptionalGetValue",
     # the first of the two seeds
     "dataset_seeds": "ShuffleDataset@2 ShuffleDatasetV3@2 ShuffleAndRepeatDataset@2 ShuffleAndRepeatDatasetV2@2 "
         "RandomDataset@0 RandomDatasetV2@0 SamplingDataset@2",

@@ -204,7 +204,7 @@ def _batch_axes(item: ItemLike, config: Config) -> dict[str, int]:
         for name, tensor in item.inputs.items()
         if tensor.shape
         and (node := nodes.get(tensor.tensor.partition(":")[0])) is not None
-        and (has(node.op, "input_elements") or node.op == "OptionalGetValue")
+        and has(node.op, "elements")
     }
     return dict.fromkeys(drawn, 0) if len(set(drawn.values())) == 1 else {}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types import wire
-from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
+from autograph_rewrite.ir.types.attrs import FunctionName, decode
 from autograph_rewrite.ir.types.opdefs import Arg, find_op
 from autograph_rewrite.ir.types.protos import proto
 
@@ -82,9 +83,8 @@ class Library:
         function.ParseFromString(self._data[start:stop])
         found: list[tuple[int | None, ...] | None] = []
         for i in range(len(function.signature.input_arg)):
-            stated = decode(
-                function.arg_attr[i].attr["_output_shapes"].SerializeToString() or encode("list(shape)", [])
-            )
+            attrs = function.arg_attr[i].attr
+            stated: Any = decode(attrs["_output_shapes"].SerializeToString()) if "_output_shapes" in attrs else ()
             found.append(stated[0] if len(stated) == 1 else None)
         return found
 

@@ -23,7 +23,7 @@ def recorded_shapes(node: Node) -> Sequence[Shape | None]:
     shapes = node.attr("_output_shapes")
     if shapes is None and has(node.op, "placeholders"):
         return (node.attr("shape"),)
-    if shapes is None and (has(node.op, "draws_element") or node.op == "OptionalGetValue"):
+    if shapes is None and has(node.op, "states_element_shapes"):
         shapes = node.attr("output_shapes")
     return shapes or ()
 

@@ -28,6 +28,8 @@ from autograph_rewrite.ir.types.wire import RawNode
 
 Typed = Sequence[tuple[str, int]]
 """Values of a function body, in its syntax, with their types."""
+Attrs = dict[str, tuple[str, Any]]
+"""Kinds and values of attributes."""
 
 
 def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> Node | None:
@@ -47,7 +49,7 @@ def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> 
     function, count = library.get(_function(first).name), _states(first)
     drawn = function.inputs[count : len(function.inputs) - _others(first)]
     shapes = library.input_shapes(function.name)
-    element: dict[str, tuple[str, Any]] = {
+    element: Attrs = {
         "output_types": ("list(type)", [arg.dtype for arg in drawn]),
         "output_shapes": ("list(shape)", shapes[count : count + len(drawn)]),
     }
@@ -65,15 +67,15 @@ def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> 
     scanned = list(scan.inputs[1 : 1 + _states(scan)]) if scan is not None else []
     others = [value for one in stages for value in one.inputs[1 + _states(one) :]]
     values = [*carried, going.output(), *scanned, iterator, *others]
-    body = _Functions(library, node.name, element, scan, stop, node).body(
-        [(f"value_{i}", dtypes.base(value.dtype)) for i, value in enumerate(values)], len(carried), len(scanned)
-    )
+    types = tuple(dtypes.base(value.dtype) for value in values)
+    functions = _Functions(library, node.name, element, scan, stop, node)
+    condition, body = functions.condition_and_body([(f"value_{i}", dtype) for i, dtype in enumerate(types)])
     known = [*(node.attr("output_shapes") or [None] * len(carried)), ()]
     known += shapes[:count] if scan is not None else []
     loop = {
-        "T": tuple(dtypes.base(value.dtype) for value in values),
-        "cond": FunctionName(body.condition),
-        "body": FunctionName(body.body),
+        "T": types,
+        "cond": FunctionName(condition),
+        "body": FunctionName(body),
         "output_shapes": tuple(known) + (None,) * (len(values) - len(known)),
         "parallel_iterations": 1,
     }
@@ -114,130 +116,123 @@ class _Body:
     given: Typed
     nodes: list[RawNode] = field(default_factory=list)
 
-    def add(
-        self, op: str, inputs: Sequence[str], attrs: dict[str, tuple[str, Any]], output: str, count: int
-    ) -> list[str]:
+    def add(self, op: str, inputs: Sequence[str], attrs: Attrs, output: str, types: Sequence[int]) -> Typed:
         """Add a node that waits for those before it; return its results."""
         name = f"{op}_{len(self.nodes)}"
         waits = [f"^{self.nodes[-1].name}"] if self.nodes else []
         encoded = {key: encode(kind, value) for key, (kind, value) in attrs.items()}
         self.nodes.append(RawNode(name, op, [*inputs, *waits], "", encoded, b""))
-        return [f"{name}:{output}:{i}" for i in range(count)]
+        return [(f"{name}:{output}:{i}", dtype) for i, dtype in enumerate(types)]
 
     def call(self, function: str, given: Typed, types: Sequence[int]) -> Typed:
         """Add a call."""
-        attrs = {"f": ("func", FunctionName(function)), **self._types(given, types)}
-        return self._typed(self.add("StatefulPartitionedCall", _names(given), attrs, "output", len(types)), types)
+        attrs: Attrs = {"f": ("func", FunctionName(function)), **_signature(given, types)}
+        return self.add("StatefulPartitionedCall", [name for name, _ in given], attrs, "output", types)
 
     def choose(self, condition: str, then: str, otherwise: str, given: Typed, types: Sequence[int]) -> Typed:
         """Add a conditional."""
-        attrs: dict[str, tuple[str, Any]] = {
+        attrs: Attrs = {
             "then_branch": ("func", FunctionName(then)),
             "else_branch": ("func", FunctionName(otherwise)),
             "Tcond": ("type", dtypes.BOOL),
-            **self._types(given, types),
+            **_signature(given, types),
         }
-        return self._typed(self.add("If", [condition, *_names(given)], attrs, "output", len(types)), types)
+        return self.add("If", [condition, *(name for name, _ in given)], attrs, "output", types)
 
     def truth(self, value: bool) -> tuple[str, int]:
         """Add a constant."""
-        attrs: dict[str, tuple[str, Any]] = {"dtype": ("type", dtypes.BOOL), "value": ("tensor", np.bool_(value))}
-        return self.add("Const", [], attrs, "output", 1)[0], dtypes.BOOL
+        attrs: Attrs = {"dtype": ("type", dtypes.BOOL), "value": ("tensor", np.bool_(value))}
+        return self.add("Const", [], attrs, "output", [dtypes.BOOL])[0]
 
     def done(self, returns: Typed) -> str:
         """Put the function into the library; return its name."""
-        outputs = {f"result_{i}": value for i, (value, _) in enumerate(returns)}
+        names = [f"result_{i}" for i in range(len(returns))]
         self.library.add(
             Function(
                 self.name,
                 tuple(Arg(name, dtype, "", "", "", False) for name, dtype in self.given),
-                tuple(Arg(f"result_{i}", dtype, "", "", "", False) for i, (_, dtype) in enumerate(returns)),
+                tuple(Arg(name, dtype, "", "", "", False) for name, (_, dtype) in zip(names, returns, strict=True)),
                 tuple(self.nodes),
-                outputs,
+                {name: value for name, (value, _) in zip(names, returns, strict=True)},
                 (self.nodes[-1].name,) if self.nodes else (),
                 False,
             )
         )
         return self.name
 
-    @staticmethod
-    def _types(given: Typed, types: Sequence[int]) -> dict[str, tuple[str, Any]]:
-        return {"Tin": ("list(type)", [dtype for _, dtype in given]), "Tout": ("list(type)", list(types))}
 
-    @staticmethod
-    def _typed(names: Sequence[str], types: Sequence[int]) -> Typed:
-        return list(zip(names, types, strict=True))
-
-
-def _names(values: Typed) -> list[str]:
-    return [name for name, _ in values]
-
-
-@dataclass(frozen=True)
-class _Loop:
-    condition: str
-    body: str
+def _signature(given: Typed, types: Sequence[int]) -> Attrs:
+    return {"Tin": ("list(type)", [dtype for _, dtype in given]), "Tout": ("list(type)", list(types))}
 
 
 @dataclass(frozen=True)
 class _Functions:
-    """Writes the functions of one loop. All but `kept` take what the loop carries."""
+    """Writes the functions of one loop, which carries: results, whether it goes on, what Scan carries; the rest stays.
+
+    All but `kept` take everything that the loop has.
+    """
 
     library: Library
     name: str
-    element: dict[str, tuple[str, Any]]
+    element: Attrs
     scan: Node | None
     stop: Node | None
     reduce: Node
 
-    def body(self, given: Typed, results: int, scanned: int) -> _Loop:
-        """Write condition and body of a loop that carries results, whether it goes on, and what Scan carries."""
-        condition = self._begin("condition", given).done([given[results]])
-        changing = results + 1 + scanned
+    @property
+    def _results(self) -> int:
+        return _states(self.reduce)
+
+    @property
+    def _changing(self) -> int:
+        return self._results + 1 + (_states(self.scan) if self.scan is not None else 0)
+
+    def condition_and_body(self, given: Typed) -> tuple[str, str]:
+        """Write both; return their names."""
+        condition = self._begin("condition", given).done([given[self._results]])
         body = self._begin("body", given)
-        (optional,) = body.add("IteratorGetNextAsOptional", [given[changing][0]], self.element, "optional", 1)
-        (has,) = body.add("OptionalHasValue", [optional], {}, "has_value", 1)
-        types = [dtype for _, dtype in given[:changing]]
+        iterator = given[self._changing][0]
+        (optional,) = body.add("IteratorGetNextAsOptional", [iterator], self.element, "optional", [dtypes.VARIANT])
+        ((has, _),) = body.add("OptionalHasValue", [optional[0]], {}, "has_value", [dtypes.BOOL])
         inside = [("optional", dtypes.VARIANT), *given]
-        step, ended = self._step(inside, results, scanned), self._ended(inside, results, scanned)
-        made = body.choose(has, step, ended, [(optional, dtypes.VARIANT), *given], types)
-        return _Loop(condition, body.done([*made, *given[changing:]]))
+        types = [dtype for _, dtype in given[: self._changing]]
+        made = body.choose(has, self._step(inside), self._ended(inside), [optional, *given], types)
+        return condition, body.done([*made, *given[self._changing :]])
 
     def _begin(self, part: str, given: Typed) -> _Body:
         return _Body(self.library, f"{self.name}/{part}", given)
 
-    def _ended(self, given: Typed, results: int, scanned: int) -> str:
-        body = self._begin("ended", given)
-        carried = given[1:]
-        return body.done([*carried[:results], body.truth(False), *carried[results + 1 : results + 1 + scanned]])
+    def _ended(self, given: Typed) -> str:
+        body, carried = self._begin("ended", given), given[1:]
+        return body.done([*carried[: self._results], body.truth(False), *carried[self._results + 1 : self._changing]])
 
-    def _step(self, given: Typed, results: int, scanned: int) -> str:
+    def _step(self, given: Typed) -> str:
         body, carried = self._begin("step", given), given[1:]
-        state = carried[results + 1 : results + 1 + scanned]
-        rest = list(carried[results + 2 + scanned :])
-        types = self.element["output_types"][1]
-        out: Typed = list(
-            zip(body.add("OptionalGetValue", ["optional"], self.element, "components", len(types)), types, strict=True)
-        )
+        results, state = carried[: self._results], carried[self._results + 1 : self._changing]
+        rest = list(carried[self._changing + 1 :])
+        out = body.add("OptionalGetValue", ["optional"], self.element, "components", self.element["output_types"][1])
         if self.scan is not None:
-            others = [rest.pop(0) for _ in range(_others(self.scan))]
-            made = self._call(body, self.scan, [*state, *out, *others])
-            state, out = made[:scanned], made[scanned:]
+            made = self._call(body, self.scan, [*state, *out, *_taken(rest, self.scan)])
+            state, out = made[: len(state)], made[len(state) :]
         going = None
         if self.stop is not None:
-            others = [rest.pop(0) for _ in range(_others(self.stop))]
-            (going,) = self._call(body, self.stop, [*out, *others])
-        reduced = _function(self.reduce).name
-        inputs = [*carried[:results], *out, *rest]
-        kinds = [dtype for _, dtype in carried[:results]]
+            (going,) = self._call(body, self.stop, [*out, *_taken(rest, self.stop)])
+        reduced, inputs, kinds = _function(self.reduce).name, [*results, *out, *rest], [dtype for _, dtype in results]
         if going is None:
             return body.done([*body.call(reduced, inputs, kinds), body.truth(True), *state])
-        return body.done([*body.choose(going[0], reduced, self._kept(inputs, results), inputs, kinds), going, *state])
+        return body.done([*body.choose(going[0], reduced, self._kept(inputs), inputs, kinds), going, *state])
 
-    def _kept(self, inputs: Typed, results: int) -> str:
+    def _kept(self, inputs: Typed) -> str:
         body = self._begin("kept", [(f"value_{i}", dtype) for i, (_, dtype) in enumerate(inputs)])
-        return body.done(body.given[:results])
+        return body.done(body.given[: self._results])
 
     def _call(self, body: _Body, node: Node, inputs: Typed) -> Typed:
         function = _function(node).name
         return body.call(function, inputs, [arg.dtype for arg in self.library.get(function).outputs])
+
+
+def _taken(rest: list[tuple[str, int]], node: Node) -> Typed:
+    """Take the values that a node was given besides its state from the front of those that are left."""
+    count = _others(node)
+    found, rest[:] = rest[:count], rest[count:]
+    return found

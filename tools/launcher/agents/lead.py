@@ -71,7 +71,7 @@ class Lead:
             return f"too few workers came within {state.way.patience:g} s"
         if not all(may_go_on(known, state.present, state.ended) for known in self._known()):
             reached = f"only {here} of {len(view.seats)} hosts reach each other, and the others may have gone on"
-            limit = f"{state.way.patience:g} s (--rdzv-timeout)"
+            limit = state.way.limit
             return f"{self._losses().words}: {reached} without this one, which gives up after {limit}"
         return f"{self._losses().words or 'hosts are lost'}: too few workers are left"
 

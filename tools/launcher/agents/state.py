@@ -47,6 +47,11 @@ class Way:
     patience: float = 300.0
     """Seconds for enough hosts."""
 
+    @property
+    def limit(self) -> str:
+        """The patience, and the option that says it."""
+        return f"{self.patience:g} s (--rdzv-timeout)"
+
 
 class State:
     """What an agent knows.
@@ -126,7 +131,7 @@ class State:
 
     def waits_for(self) -> str:
         """Return what the next generation waits for."""
-        limit = f"{self.way.patience:g} s (--rdzv-timeout)"
+        limit = self.way.limit
         if self.leads:
             here = sum(seat.places for seat in (self.own, *(peer.seat for peer in self.peers.values())))
             wanted = f"{self.bounds.least} to {self.bounds.most} workers"
@@ -138,7 +143,7 @@ class State:
     def unanswered(self) -> str:
         """Return why this agent gives up: nobody who leads answers."""
         places = f"nobody who leads answers at {', '.join(self.endpoints)}"
-        limit = f"{self.way.patience:g} s (--rdzv-timeout)"
+        limit = self.way.limit
         if not self.is_member:
             return f"{places} within {limit}"
         lost = ", ".join(self.lost.values()) or "hosts are lost"
