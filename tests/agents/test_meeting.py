@@ -1,8 +1,13 @@
-"""While hosts meet, each says what it waits for."""
+"""Hosts that meet: each says what it waits for, and leaves without a trace."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import socket
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +20,12 @@ from autograph_rewrite.tools.launcher.agents.view import Bounds, Seat
 HERE = "127.0.0.1:29871"
 
 
+def state_of(endpoint: str, owned: OwnedMemory) -> State:
+    """Return what the agent of a host knows that meets others at an endpoint."""
+    way = Way((endpoint,), b"of this job only", "127.0.0.1", patience=60.0)
+    return State(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "said"),
     [
@@ -25,12 +36,38 @@ HERE = "127.0.0.1:29871"
 def test_a_host_that_waits_for_others_says_so(endpoint: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_QUIET", 0.1)
     heard: list[str] = []
-    way = Way((endpoint,), b"of this job only", "127.0.0.1", patience=60.0)
     with OwnedMemory() as owned:
-        state = State(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count)
-        one, end = Meeting(state, heard.append), time.monotonic() + 20
+        one, end = Meeting(state_of(endpoint, owned), heard.append), time.monotonic() + 20
         try:
             assert one.meet(None, lambda: bool(heard) or time.monotonic() > end) is None
         finally:
             one.leave()
     assert [words.startswith(said) for words in heard] == [True]
+
+
+def test_a_host_that_leaves_while_others_call_leaves_no_task(caplog: pytest.LogCaptureFixture) -> None:
+    has_left = threading.Event()
+
+    def call_on(port: int) -> None:
+        held = []
+        while not has_left.is_set():
+            with suppress(OSError):
+                held.append(socket.create_connection(("127.0.0.1", port), 0.1))
+            time.sleep(0.0002)
+        for one in held:
+            one.close()
+
+    with OwnedMemory() as owned, caplog.at_level(logging.ERROR, "asyncio"):
+        state = state_of(HERE, owned)
+        one, port = Meeting(state), int(state.own.address.rpartition(":")[2])
+        callers = [threading.Thread(target=call_on, args=(port,)) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        one.meet(None, lambda: True)
+        one.leave()
+        has_left.set()
+        for caller in callers:
+            caller.join()
+        del one
+        gc.collect()
+    assert not caplog.messages

@@ -127,10 +127,11 @@ class Meeting:
             wire.close()
         with suppress(*BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
-        pending = asyncio.all_tasks(self._loop)  # also those that answer who calls
-        for task in pending:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        state.door.close()
+        while pending := asyncio.all_tasks(self._loop):  # those that answer may have begun another, and calls still come
+            for task in pending:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         self._loop.close()
 
     async def _gone(self, wires: list[Wire]) -> None:

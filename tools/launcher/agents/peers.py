@@ -81,6 +81,8 @@ class Door:
         self, token: bytes, patience: float, answer: Callable[[Wire, Message], Coroutine[Any, Any, None]]
     ) -> None:
         self._token, self._patience, self._answer = token, patience, answer
+        self._server: asyncio.Server | None = None
+        self._visits: set[asyncio.Task[None]] = set()
         self._strangers = 0
         self._places: dict[str, str] = {}
 
@@ -96,14 +98,19 @@ class Door:
         """
         for port in (*ports, 0):
             try:
-                server = await asyncio.start_server(self._come, host, port)
+                self._server = await asyncio.start_server(self._come, host, port)
             except OSError as error:
                 if port == 0:
                     hint = "give an address of this machine with --address"
                     raise ClusterError(f"cannot listen at {host}: {error.strerror}", hint=hint) from None
                 continue
-            return int(server.sockets[0].getsockname()[1])
+            return int(self._server.sockets[0].getsockname()[1])
         raise AssertionError
+
+    def close(self) -> None:
+        """Take no more calls."""
+        if self._server is not None:
+            self._server.close()
 
     def forget_names(self) -> None:
         """Look the names of hosts up again: it may take long, so this is for those who have nothing else to do."""
@@ -151,14 +158,16 @@ class Door:
         wire.post(kind, **said)
         return await wire.first()
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Find out who calls, and let it be answered."""
+    def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Let who calls be answered: by a task of ours, as asyncio prints a traceback for one that is cancelled."""
         wire = Wire(reader, writer)
-        with suppress(asyncio.CancelledError):  # this agent ends; asyncio would print a traceback
-            await self._met(wire)
-        wire.close()
+        task = asyncio.get_running_loop().create_task(self._met(wire))
+        self._visits.add(task)
+        task.add_done_callback(self._visits.discard)
+        task.add_done_callback(lambda _: wire.close())
 
     async def _met(self, wire: Wire) -> None:
+        """Find out who calls, and let it be answered."""
         if self._strangers >= _MOST:
             return
         self._strangers += 1
