@@ -128,7 +128,7 @@ class Meeting:
         with suppress(*BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
         state.door.close()
-        while pending := asyncio.all_tasks(self._loop):  # those that answer may have begun another, and calls still come
+        while pending := asyncio.all_tasks(self._loop):  # an answer may begin another
             for task in pending:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
