@@ -202,13 +202,13 @@ MUTANTS = (
     ),
     Mutant(
         "a row belongs to two shards",
-        "passes/variable_sharding/sharded_lookup.py",
+        "passes/variable_sharding/handle_uses.py",
         'limits.append(self._add("Less", [flat',
         'limits.append(self._add("LessEqual", [flat',
     ),
     Mutant(
         "a shard is looked up by the rows of the whole",
-        "passes/variable_sharding/sharded_lookup.py",
+        "passes/variable_sharding/handle_uses.py",
         'local = self._add("Sub", [local, self._id(ids, offsets[shard])]',
         'local = self._add("Sub", [local, self._id(ids, 0)]',
     ),

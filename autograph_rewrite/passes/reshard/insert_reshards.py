@@ -9,7 +9,8 @@ Each value is converted once, whoever reads it. Relies on `assign_spans` having 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATE
 from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example, segments
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -28,18 +31,20 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, h
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
-from autograph_rewrite.passes.collectives.all_reduce import all_reduce, reduce_between_processes
-from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.all_reduce import (
+    all_reduce,
+    contribution,
+    reduce_between_processes,
+    sum_of_members,
+)
+from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.packing import Packing
 from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
-from autograph_rewrite.passes.collectives.wire_values import refuse_container
+from autograph_rewrite.passes.collectives.wire_values import cast, refuse_container
 from autograph_rewrite.passes.compression.compress import reduce_compressed
-from autograph_rewrite.passes.reshard.bucketing import reduce_bucket
-from autograph_rewrite.passes.reshard.constant_sizes import constant_size
 from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
-from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segments
-from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -387,3 +392,211 @@ class ReshardInserter:
         placed = build.op("Mul", mine, build.const(at, fact.dtype, "entry"), what="placed")
         others = build.op("Mul", value, build.const(1 - at, fact.dtype, "others"), what="kept")
         return build.op("AddV2", placed, others, what="local_size")
+
+
+# Reduce many small gradients with one collective.
+#
+#     before   CollectiveReduceV2(%dw1)   CollectiveReduceV2(%dw2)
+#     after    CollectiveReduceV2(Concat(flat %dw1, flat %dw2)) ──SplitV──► dw1, dw2
+#
+# A bucket is filled in the order in which the backward pass produces its members, so that it can leave while the rest
+# is still being computed. Members must be ready together: none may depend on the reduction of another, and none may be
+# in a loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.buckets`).
+
+
+def reduce_bucket(
+    context: Context, members: Sequence[tuple[Value, EdgePlan]], keys: Keys, riding: Blocks | None = None
+) -> Iterable[tuple[Value, Value]]:
+    """Reduce several partial values with one collective; return each with its sum.
+
+    Args:
+        context: the rewrite.
+        members: partial values with their edges, of one element type.
+        keys: makes the collective's keys.
+        riding: blocks whose sizes and digests ride along; None: they do not.
+    """
+    values = [value for value, _ in members]
+    exchanges = [Exchange(context, keys, edge) for _, edge in members]
+    name = f"autograph_bucket_{members[0][1].bucket}"
+    if members[0][1].compressor != NONE:
+        return zip(values, reduce_compressed(exchanges, values, name), strict=True)
+    sent = [
+        contribution(one, context.current(value), context.fact(value), one.planned.lowered.hops[:-1])
+        for one, value in zip(exchanges, values, strict=True)
+    ]
+    packing = Packing(context, values, name, [riding.row_length] if riding is not None else [])
+    rows = [riding.row_in_halves(sent[0].dtype)] if riding is not None else []
+    total = sum_of_members(exchanges[0], packing.join([*sent, *rows]), name)
+    parts = packing.split(total, sent[0])
+    if riding is not None:
+        riding.take_halves(parts.pop())
+    sums = [
+        cast(context, whole, context.fact(value).dtype, f"{value.node.name}/narrow")
+        for value, whole in zip(values, parts, strict=True)
+    ]
+    return zip(values, sums, strict=True)
+
+
+# Replace a size that propagation has found to be a plain number by a constant.
+#
+# ShapeN(whole, block) ──► ConcatOffset ──► Slice         Const ──► Slice
+
+
+def constant_size(context: Context, node: Node, read: Callable[[Node, int, Value], None]) -> None:
+    """Let constants take the place of what a node computes.
+
+    Args:
+        context: of the pass.
+        node: its outputs are numbers.
+        read: lets an input of a node read another value.
+    """
+    for index, fact in enumerate(context.state.transfers[node].outputs):
+        value = node.output(index)
+        if not value.uses:
+            continue
+        dtype = dtypes.numpy_dtype(fact.dtype)
+        shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+        content = np.array(fact.value, dtype=dtype).reshape(shape)
+        new = context.const(content, dtype, name=f"{node.name}/folded", near=value)
+        new.node.set_span(context.common_span)
+        _wait_for_operands(context, new.node, node)
+        for user, position in value.uses:
+            read(user, position, new)
+        context.graph.move_anchors(value, new)
+
+
+def _wait_for_operands(context: Context, constant: Node, folded: Node) -> None:
+    """Let a constant in a loop wait for what the node that it stands for has read, not for the node: it must not run.
+
+    Its kernel may compare sizes of blocks with sizes of the whole batch, as that of ConcatOffset does.
+    """
+    if folded not in constant.controls:
+        return
+
+    def taken(value: Value) -> Node:
+        return context.add("Identity", [value], Site(f"{folded.name}/taken", value.node.span, folded))
+
+    inside = [value for value in folded.inputs if context.frames.get(value.node) == context.frames.get(folded)]
+    operands = [awaited(value, taken) for value in inside]
+    if not operands:
+        return
+    constant.remove_control(folded)
+    for node in (*operands, *folded.controls):
+        constant.add_control(node)
+
+
+# Slice a replicated value into blocks with segments, and gather such blocks in the original's row order.
+#
+#     whole   a0 a1 a2 b0 b1 b2                  slices: rows 0 to 2 and 3 to 5 | rows 2 to 3 and 5 to 6
+#     joined  a0 a1 b0 b1 | a2 b2                rows 0 1 4 2 3 5 of it are the whole
+#
+# Where a segment of a block begins follows from the lengths of all blocks, so an uneven batch needs nothing else.
+
+
+def in_order(context: Context, joined: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
+    """Put the rows of joined blocks in the order of the whole.
+
+    Args:
+        context: the rewrite.
+        joined: all blocks, one behind the other.
+        parts: how many rows of each segment one example has.
+        dim: along which they are joined.
+        blocks: of the batch.
+    """
+    where = blocks.ordered(tuple(parts), lambda: _order(context, parts, blocks))
+    return rows_at(context, joined, where, dim, "in_order", joined.node.span)
+
+
+def _order(context: Context, parts: Sequence[int], blocks: Blocks) -> Value:
+    """Return where each row of the whole stands among the joined blocks (vector, runs once)."""
+    count, name = context.replicas, f"{SCOPE}/segments_{'_'.join(map(str, parts))}"
+    before = [0, *accumulate(parts)]
+    starts, sizes = np.zeros((len(parts) * count, count), np.int32), np.zeros((len(parts) * count, count), np.int32)
+    for i, rows in enumerate(parts):
+        for r in range(count):
+            starts[i * count + r, :r] = before[-1]
+            starts[i * count + r, r] = before[i]
+            sizes[i * count + r, r] = rows
+
+    build = Builder.of(context, blocks.source, name, span=Span.ONCE)
+
+    def const(content: object, what: str) -> Value:
+        made = build.numbers(content, what)
+        made.node.set_span(Span.ONCE)
+        return made
+
+    def of_lengths(matrix: object, what: str) -> Value:
+        products = build.op("Mul", const(matrix, f"{what}_of_block"), blocks.lengths, what=f"{what}_terms")
+        return build.op("Sum", products, const([1], f"{what}_axis"), what=what, keep_dims=True)
+
+    first, size = of_lengths(starts, "first"), of_lengths(sizes, "size")
+    zero, one = const(0, "zero"), const(1, "one")
+    longest = build.op("Max", size, const([0, 1], "axes"), what="longest")
+    places = build.op("Range", zero, longest, one, what="places")
+    numbers = build.op("AddV2", first, places, what="rows")
+    there = build.op("Where", build.op("Less", places, size, what="is_there"), what="there")
+    return build.op("GatherNd", numbers, there, what="order", Tindices=dtypes.INT64)
+
+
+def piece_with_segments(context: Context, whole: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
+    """Cut each replica's block of each part out of a whole value.
+
+    Args:
+        context: the rewrite.
+        whole: the replicated value.
+        parts: rows per example of each segment, in order.
+        dim: the dimension that is split.
+        blocks: limits of the replicas' blocks.
+    """
+    name, cut = whole.node.name, []
+    for before, rows in zip([0, *accumulate(parts)], parts, strict=False):
+        limits = [blocks.rows(what, rows) for what in ("begin", "end")]
+        if before:
+            limits = [_behind(context, limit, blocks.rows("batch", before)) for limit in limits]
+        cut.append(rows_between(context, whole, name, dim, (limits[0], limits[1])))
+    build = Builder.of(context, whole, span=Span.EACH)
+    return build.op("ConcatV2", *cut, build.numbers(dim, "segments_axis"), what="segments", N=len(cut))
+
+
+def _behind(context: Context, limit: Value, rows: Value) -> Value:
+    return Builder.of(context, limit, span=Span.EACH).op("AddV2", limit, rows, what="behind")
+
+
+# Share one predicate between all replicas: a rounding difference would send them down different branches.
+#
+#     before   %p each ──► Switch each
+#     after    %p each ──► Identity (replica 0's) once ──► Identity each ──► Switch each
+#
+# Whether a variable has a value is asked of each replica's own copy, so there all have to say yes: in the branch taken,
+# each replica reads its copy.
+
+
+def common_predicate(context: Context, value: Value) -> Value:
+    """Return the predicate that every replica uses instead of its own.
+
+    Each still waits for what its own waits for: the branches may write what is written before.
+    """
+    name = f"{value.node.name}/predicate"
+    once = _of_all(context, value, name) if _asks_for_a_value(value) else _of_first(context, value, name)
+    each = context.add("Identity", [once], Site(f"{name}/each", value.node.span, value.node))
+    each.add_control(value.node)
+    return each.output()
+
+
+def _of_first(context: Context, value: Value, name: str) -> Value:
+    return context.add("Identity", [value], Site(name, Span.ONCE, value.node)).output()
+
+
+def _of_all(context: Context, value: Value, name: str) -> Value:
+    flags = Builder.of(context, value, name).gather("Pack", value, what="all", axis=0)
+    attrs = {"dtype": dtypes.INT32, "value": np.int32(0)}
+    axis = context.add("Const", [], Site(f"{name}/axis", Span.ONCE, value.node), attrs=attrs)
+    axis.add_control(flags.node)  # in the loop of the flags
+    return context.add("All", [flags, axis.output()], Site(name, Span.ONCE, value.node)).output()
+
+
+def _asks_for_a_value(value: Value) -> bool:
+    """Return whether a condition says that a variable has a value."""
+    while value.node.op == "Identity":
+        value = value.node.inputs[0]
+    return value.node.op == "VarIsInitializedOp"

@@ -14,7 +14,7 @@ from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context
-from autograph_rewrite.passes.collectives.halves import join_rows, split_row
+from autograph_rewrite.passes.collectives.block_bounds import join_rows, split_row
 from tests.support.small_items import INT32, const, regression
 
 ROWS = (
