@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 
 import networkx as nx
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.reduction_placement import bytes_of
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.table import TABLE, families
 
 REDUCE, SEGMENT = families("reduce"), families("segment")
 CHEAP = families("elementwise", "layout", "concat_split", "slicing", "sizes", "control", "segment", "gather_scatter")

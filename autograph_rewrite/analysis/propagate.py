@@ -20,15 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autograph_rewrite.analysis.container_cells import content, put
-from autograph_rewrite.analysis.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.analysis.replicated_regions import mark_containers, mark_loops
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert, stated_as
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
@@ -38,6 +30,14 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
+from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
 
 Stated = Mapping[Value, Placement | Fact]

@@ -12,7 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import (
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.shapes.recorded import recorded_shapes
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import (
     ANY,
     LOCAL,
     PARTIAL,
@@ -23,7 +28,7 @@ from autograph_rewrite.analysis.facts.placement import (
     Shape,
     split,
 )
-from autograph_rewrite.analysis.facts.symbolic_dims import (
+from autograph_rewrite.ops.facts.symbolic_dims import (
     Dim,
     Sym,
     any_local,
@@ -35,8 +40,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     to_global,
     unit,
 )
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import (
+from autograph_rewrite.ops.rules.base import (
     BLOCK_MARKS,
     OF_BLOCK,
     OF_ONE,
@@ -53,15 +57,11 @@ from autograph_rewrite.analysis.rules.base import (
     Slice,
     whole,
 )
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_blockwise
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
-from autograph_rewrite.analysis.rules.marked.varying import let_out_as, place_of_one, place_varying
-from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.shapes.recorded import recorded_shapes
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE, place_blockwise
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART, place_rows_apart
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
 LARGEST_TRACKED = 64

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import LOCAL, Fact
+from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis import reduction_placement
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, notes, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.run_writes import Written, writes_of
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
-from autograph_rewrite.analysis.facts.symbolic_dims import segments, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ops.facts.symbolic_dims import segments, unit
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.plan import Plan
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
 
 
 def with_stated(state: Propagation, stated: Annotations) -> Propagation:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.machine import Machine
@@ -20,6 +19,7 @@ from autograph_rewrite.cost.tasks.liveness import peak
 from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.strategies import named_builder
 from benchmarks.cost import allocated, traced, variable_bytes
 from tests.zoo import ZOO, Options

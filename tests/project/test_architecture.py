@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autograph_rewrite.analysis.facts import placement
 from autograph_rewrite.ir.replication import Select, Span
+from autograph_rewrite.ops.facts import placement
 from autograph_rewrite.tools.dev.package_map import PAGE, name_of, package_map, packages, with_map
 from tests.project.test_docs import DOCS, definitions
 from tests.project.test_layout import RANK

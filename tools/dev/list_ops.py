@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from autograph_rewrite.analysis.rule_table import FAMILIES, TABLE
-from autograph_rewrite.analysis.rules.base import Rule, whole
-from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature, is_open
+from autograph_rewrite.ops.rules.base import Rule, whole
+from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, is_open
+from autograph_rewrite.ops.rules.table import FAMILIES, TABLE
 from autograph_rewrite.ops.traits import has
 
 DEFAULT = Path("docs/ops.md")

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.variables.readers import Readers, declared_trained, reads_of, updates_behind
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.traversal import ancestors
@@ -32,6 +30,8 @@ from autograph_rewrite.ir.variable_ops import (
     updates_rows,
     written,
 )
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.analysis.work.op_work import is_view
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import has
 
 REUSING = families("elementwise", "layout")

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Shape
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
+from autograph_rewrite.ops.facts.concrete_sizes import Shape
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import has, ops_with
 
 ROW_BYTES = 512

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.analysis.work.buffers import buffers_of
 from autograph_rewrite.analysis.work.convolution_scratch import GRADIENTS, patch_elements
 from autograph_rewrite.analysis.work.einsum_scratch import scratch_elements
@@ -17,6 +16,7 @@ from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import updates_rows
+from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.ops.traits import has
 
 _INDEX = dtypes.INT32

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -28,6 +27,7 @@ from autograph_rewrite.cost.tasks.row_updates import handed_on, meeting_places
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.residence import REPLICATED, Residence

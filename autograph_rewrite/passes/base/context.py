@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.placement import Placement
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.server_nodes import ServerRegion

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.input_determinism import chances
-from autograph_rewrite.analysis.rules.base import PINNED
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.plan.parts.batch_split import block_begin, limits
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import to_global, unit
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import to_global, unit
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.ops.traits import has, ops_with
 from autograph_rewrite.passes.canonicalize.class_pieces import Axis, ClassPieces, is_read
 from autograph_rewrite.passes.canonicalize.pieces import finish

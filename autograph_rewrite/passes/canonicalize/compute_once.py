@@ -9,13 +9,13 @@ more than all the rest. Elsewhere replicas compute side by side, and contributio
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.rules.base import WHOLE
 
 LARGE = 256 * 1024
 """Bytes from which on a tensor leaves the caches."""

@@ -9,9 +9,9 @@ micro-batches have come to their end, so nothing of theirs may be behind it.
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.plan.plan import Plan
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
@@ -31,6 +29,8 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
+from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.context import Context, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.analysis.propagate import is_pinned
-from autograph_rewrite.analysis.rules.arrays.random import is_draw
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.rules.random import is_draw
 from autograph_rewrite.plan.replica_devices import HOST
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, TOTAL
-from autograph_rewrite.analysis.rules.marked.varying import let_out_mark
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import take_name
@@ -25,6 +23,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
+from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
+from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.training_graph import Variable
 

@@ -14,18 +14,18 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import unit
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.reduction_placement import size_of
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import unit
+from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Slice
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import EXITS, has
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.wire_types import sent_bytes
