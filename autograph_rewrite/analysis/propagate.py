@@ -37,7 +37,7 @@ from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
 from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
 from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
-from autograph_rewrite.ops.rules.table import TABLE
+from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
 
 Stated = Mapping[Value, Placement | Fact]
@@ -350,7 +350,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
     transferred = state.cache.get(key)
     if transferred is None:
         transferred = answer_of(node, inputs, dict(cells), state.semantics)
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in transferred.outputs)):
             state.cache[key] = transferred
     return transferred
@@ -388,7 +388,7 @@ def is_pinned(node: Node) -> bool:
     Randomness, inputs and side effects must happen as often as on one device. An op that touches a variable is not
     pinned: every mirror of the variable needs it.
     """
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     if PINNED in node.attrs:
         return True
     if rule is not None:

@@ -60,7 +60,7 @@ from autograph_rewrite.ops.rules.base import (
 from autograph_rewrite.ops.rules.blockwise import BLOCKWISE, place_blockwise
 from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART, place_rows_apart
 from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES, place_local_indices
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
@@ -109,7 +109,7 @@ def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact],
         semantics: what the configuration lets rules assume.
     """
     dtypes_out = node.output_dtypes
-    rule = TABLE.get(node.op) if PINNED not in node.attrs else None
+    rule = rule_of(node.op) if PINNED not in node.attrs else None
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
         return NodeTransfer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)

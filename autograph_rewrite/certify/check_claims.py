@@ -16,6 +16,7 @@ from autograph_rewrite.certify.contracts.families.containers import judge_contai
 from autograph_rewrite.certify.contracts.families.local_indices import MARK as LOCAL_INDICES
 from autograph_rewrite.certify.contracts.families.local_indices import judge_local_indices
 from autograph_rewrite.certify.contracts.families.segments import have_segments, judge_pieces, lose_segments
+from autograph_rewrite.certify.contracts.patterns import stated
 from autograph_rewrite.certify.contracts.seen import Seen, is_named_after, is_own, said, see
 from autograph_rewrite.certify.contracts.sizes import are_sizes, judge_sizes
 from autograph_rewrite.errors import VerifyError
@@ -114,7 +115,7 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return f"it reads nothing, and is claimed {said(wrong)}" if wrong else None
     if are_sizes(seen):
         return judge_sizes(seen, folded=folded)
-    contract = CONTRACTS.get(node.op)
+    contract = CONTRACTS.get(node.op) or (stated(seen.stated) if seen.stated is not None else None)
     return judge(seen, contract(seen) if contract is not None else None)
 
 

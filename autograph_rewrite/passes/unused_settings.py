@@ -378,7 +378,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         ),
         "local_sgd": _local_sgd,
         **dict.fromkeys(("local_sgd.period", "local_sgd.warmup_steps", "local_sgd.average_slots"), read),
-        **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
+        **dict.fromkeys(("passes", "passes.file", "passes.after", "ops", "ops.file"), read),
         "memory_limit": _memory_limit,
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it

@@ -31,7 +31,7 @@ from autograph_rewrite.ir.variable_ops import (
     written,
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import Variable
 
@@ -208,7 +208,7 @@ def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
         if node.op in ("ReadVariableOp", "ResourceGather"):
             found[handle_node(node.inputs[0])] = None
             continue
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or rule.family not in _PASSES or state.facts[value].shape == ():
             continue
         new = [other for other in node.inputs if other not in seen]

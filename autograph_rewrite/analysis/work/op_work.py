@@ -15,7 +15,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Shape
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.registered import entry_of
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has, ops_with
 
 ROW_BYTES = 512
@@ -80,12 +81,15 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
             return Work(family, count(node, inputs, outputs), nbytes)
         except (IndexError, ValueError):
             pass  # of a shape that was not known, so it counts by elements
+    entry = entry_of(node.op)
+    if entry is not None and (stated := entry.flops(inputs)) is not None:
+        return Work("matmul" if entry.summed else "elementwise", stated, nbytes)
     if updates_rows(node):
         return _rows_updated(node, inputs)
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     if has(node.op, "transcendental"):
         return Work("transcendental", elements * 2.0, nbytes)
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
     if family == "gather":  # rows that are not looked up are not read
         elements = sum(math.prod(shape) for shape in outputs)

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable
 
 from autograph_rewrite.certify.contracts.factors import Factors, Names
 from autograph_rewrite.certify.contracts.seen import Seen
-from autograph_rewrite.ir.claims import Claim
+from autograph_rewrite.ir.claims import Claim, Stated
 
 Contract = Callable[[Seen], Factors | str | None]
 
@@ -94,6 +96,23 @@ def pattern(text: str, *, linear: tuple[int, ...] = (), added: tuple[int, ...] =
         added: operands in which it is linear together, as a sum is in its terms.
     """
     return lambda seen: factors_of(seen, text, linear=linear, added=added)
+
+
+def stated(said: Stated) -> Contract:
+    """Return the contract of an op that only the user knows, in the notation of `ar.register_op`.
+
+    `n ... d, d -> n ... d` is `n=d,d->n=d` here.
+    """
+    letters: dict[str, str] = {}
+    spare = iter(string.ascii_letters)
+
+    def letter(word: re.Match[str]) -> str:
+        return "=" if word[0] == "..." else letters.setdefault(word[0], next(spare, ".")) if word[0] != "." else "."
+
+    text = re.sub(r"\s", "", re.sub(r"\.\.\.|\w+|\.", letter, said.factors))
+    terms = text.partition("->")[0].split(",")
+    added = tuple(i for i, term in enumerate(terms) if term != "*" and not term.startswith("#"))
+    return pattern(text, linear=said.linear, added=added if said.additive else ())
 
 
 def _width(seen: Seen, index: int, term: str) -> int | None:

@@ -37,6 +37,7 @@ from autograph_rewrite.ops.rules import (
     variables,
 )
 from autograph_rewrite.ops.rules.base import Rule
+from autograph_rewrite.ops.rules.registered import entry_of
 
 FAMILIES: tuple[ModuleType, ...] = (
     elementwise,
@@ -101,3 +102,12 @@ def families(*names: str) -> frozenset[str]:
     if unknown := sorted(set(names) - set(NAMES)):
         raise ValueError(f"no family of rules is called {', '.join(unknown)}")
     return frozenset(names)
+
+
+def rule_of(op: str) -> Rule | None:
+    """Return the rule of an op, also of one that the user has registered; None where nobody has said how it divides."""
+    rule = TABLE.get(op)
+    if rule is not None:
+        return rule
+    entry = entry_of(op)
+    return None if entry is None else entry.rule

@@ -30,7 +30,7 @@ from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
@@ -432,7 +432,7 @@ class ReplicaContext:
 
 
 def _is_elementwise(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
 
 

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_hand
 from autograph_rewrite.ops.facts.placement import LOCAL, Fact, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 
 ELEMENTWISE = families("elementwise")
@@ -139,7 +139,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
         node = value.node
         if has(node.op, "weights") or state.facts[value].shape != shape:
             continue
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or rule.family not in ELEMENTWISE:
             found[value] = None
             continue
@@ -150,7 +150,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
 
 
 def _is_local(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return rule is not None and rule.family in FAMILIES and not node.attr(WHOLE, False)
 
 

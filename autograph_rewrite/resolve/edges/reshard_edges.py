@@ -28,7 +28,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Sha
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.ops.rules.base import LocalEntry, Slice
-from autograph_rewrite.ops.rules.table import TABLE, families
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
@@ -502,7 +502,7 @@ class Owners:
 
 
 def _mixes_rows(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return rule is not None and rule.family in MIXES_ROWS
 
 
