@@ -22,6 +22,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import block_begin, limits
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
@@ -128,3 +130,15 @@ def _require_alike(graph: Graph, source: Node) -> None:
             hint="give it a seed, or set tf.compat.v1.set_random_seed before it is made; where each process reads "
             "data of its own, set input: per_worker",
         )
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Slice batch inputs that every process produces in full to this process's rows."""
+    rewrite.item = slice_batch_inputs(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+
+
+def _has_whole_inputs(rewrite: Rewrite) -> bool:
+    return any(given.whole for given in rewrite.plan.batch_inputs)
+
+
+SLICE_BATCH_INPUTS = Pass("slice-batch-inputs", _run, _has_whole_inputs)

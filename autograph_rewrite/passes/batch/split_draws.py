@@ -14,6 +14,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.arrays.random import SHAPES
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def split_draws(state: Propagation) -> Propagation:
@@ -61,3 +63,11 @@ def _give_back(state: Propagation, node: Node, cut: Node) -> bool:
     for reader, index in back:
         reader.set_input(index, node.output())
     return bool(back)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Replicate random numbers only where they are drawn, and split them afterwards."""
+    rewrite.put(split_draws(rewrite.get(Propagation)))
+
+
+SPLIT_DRAWS = Pass("split-draws", _run, needs=(Propagation,), gives=(Propagation,))

@@ -31,6 +31,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, to_global
+from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
@@ -41,6 +42,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.traits import ops_with
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
 
 SUMMED_AS = {
@@ -349,3 +352,32 @@ def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: boo
             average = build("Mul", value, share, name=f"average_{index}")
             gradients = {use.node for use in value.uses} - set(readers)
             value.replace_all_uses_with(average, keep={average.node, *gradients})
+
+
+MAX_DECOMPOSITIONS = 8
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Turn ops that mix examples (mean, batch norm...) into sums that add up."""
+    for _ in range(MAX_DECOMPOSITIONS):
+        state, marked = rewrite.get(Propagation), _marked(rewrite)
+        if not marked:
+            return
+        own = rewrite.plan.semantics.batch_norm == "local"
+        blocks = Blocks(rewrite.plan.instances, state.semantics.batch, own)
+        decompose(rewrite.graph, marked, facts=state.facts, looped=state.looped, blocks=blocks)
+        rewrite.put(revise(state))
+    if marked := _marked(rewrite):
+        raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
+
+
+def _marked(rewrite: Rewrite) -> list[Node]:
+    """Return the nodes that mix examples."""
+    return [node for node, transferred in rewrite.get(Propagation).transfers.items() if transferred.decompose]
+
+
+def _mixes_examples(rewrite: Rewrite) -> bool:
+    return bool(_marked(rewrite))
+
+
+DECOMPOSE = Pass("decompose", _run, _mixes_examples, (Propagation,), (Propagation,))

@@ -29,6 +29,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
@@ -544,3 +546,16 @@ def _leading_to(nodes: set[Node], is_end: object) -> set[Node]:
                 useful.add(value.node)
                 pending.append(value.node)
     return useful
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
+    rewrite.put(localize_batch_norm(rewrite.get(Propagation), rewrite.plan.instances))
+
+
+def _has_local_statistics(rewrite: Rewrite) -> bool:
+    """Replicas alone divide fused batch norms only."""
+    return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
+
+
+LOCAL_BATCH_NORM = Pass("local-batch-norm", _run, _has_local_statistics, (Propagation,), (Propagation,))

@@ -32,6 +32,10 @@ from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
     once_for_each_replica,
@@ -438,3 +442,21 @@ def _is_elementwise(node: Node) -> bool:
 
 def _is_handle(value: Value) -> bool:
     return dtypes.base(value.dtype) in (dtypes.RESOURCE, dtypes.VARIANT)
+
+
+def _follow(rewrite: Rewrite) -> None:
+    """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
+    item = rewrite.item
+    step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
+    state, found = follow_policies(rewrite.get(Propagation), rewrite.plan, item.variables, step)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(revise(state))
+    rewrite.put(found)
+
+
+def _has_policies(rewrite: Rewrite) -> bool:
+    return bool(rewrite.plan.policies)
+
+
+VARIABLE_POLICIES = Pass("variable-policies", _follow, _has_policies, (Propagation,), (Propagation, Components))

@@ -35,6 +35,8 @@ from autograph_rewrite.ir.types.replica_marks import (
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
@@ -225,3 +227,38 @@ def fill_in(context: Context) -> None:
         if what in meant:
             contents, dtype = meant[what]
             node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
+
+
+def _mark(rewrite: Rewrite) -> None:
+    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    mark_replicas(rewrite.graph, rewrite.plan)
+
+
+def _asks_about_replicas(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph)
+
+
+def _merge(rewrite: Rewrite) -> None:
+    """Add up what differs between replicas where `ar.all_reduce` says so; refuse it where one value counts for all."""
+    state = add_up(rewrite.get(Propagation), rewrite.plan)
+    owners = {variable.handle: name for name, variable in rewrite.item.variables.items()}
+    require_apart(state, rewrite.outputs, owners)
+    rewrite.put(state)
+
+
+def _may_vary(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph) or bool(rewrite.plan.policies)
+
+
+def _number(rewrite: Rewrite) -> None:
+    """Give each replica its number where the program asks for it."""
+    fill_in(rewrite.get(Context))
+
+
+def _has_varying_values(rewrite: Rewrite) -> bool:
+    return any(VARYING in node.attrs for node in rewrite.get(Propagation).order)
+
+
+MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
+MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
+NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (Context,))

@@ -19,6 +19,8 @@ from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
@@ -160,3 +162,11 @@ def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:
             together[mask] = context.graph.add("NoOp", name=f"{SCOPE}/update", span=updates[0].span, controls=updates)
         if mask:
             target.add_control(together[mask])
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Declare the variables that passes have added, such as the residuals of compressors."""
+    rewrite.item = attach(rewrite.get(Context), rewrite.item)
+
+
+DECLARE_STATE = Pass("declare-state", _run, needs=(Context,))

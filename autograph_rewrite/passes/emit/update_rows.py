@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 
 LARGE = 1 << 20
@@ -136,3 +140,28 @@ def _makers(node: Node) -> Iterator[Node]:
     for value in node.inputs:
         if value.dtype != dtypes.RESOURCE and value.node.op != "Const":
             yield value.node
+
+
+def _update_rows(rewrite: Rewrite) -> None:
+    """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
+    layout = rewrite.get(ReplicaLayout)
+    homes, stages = rewrite.get(Context).server_region.devices, dict(layout.stages)
+
+    def stay(new: Node, update: Node) -> None:
+        if update in homes:
+            homes[new] = homes[update]
+        if update in stages:
+            stages[new] = stages[update]
+
+    nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
+    for node in row_updates(rewrite.graph, layout, nbytes):
+        update_by_rows(rewrite.graph, node, stay)
+    rewrite.put(replace(layout, stages=stages))
+
+
+def _updates_rows(rewrite: Rewrite) -> bool:
+    """Return whether there are such updates, and no other worker makes its own between a fetch and what is written."""
+    return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
+
+
+UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(Context, ReplicaLayout))

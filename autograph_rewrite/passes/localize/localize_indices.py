@@ -24,6 +24,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has, operands
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 EXAMPLES = Sym(1, (BLOCK,))
 OUTSIDE = (
@@ -232,3 +234,13 @@ def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:
     rank = state.facts[positions].rank or 1
     column = add("Reshape", "column", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32))
     return add("AddV2", "own", add("AddV2", "own_positions", positions, nothing), column)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Make row indices relative to the local block instead of to the global batch."""
+    rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
+
+
+LOCALIZE_INDICES = Pass(
+    "localize-indices", _run, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+)

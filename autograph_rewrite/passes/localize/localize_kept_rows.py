@@ -22,6 +22,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has, operands
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
@@ -163,3 +165,13 @@ def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
         return
     rest = add("StridedSlice", "/rest", given, ends[1], ends[0], ends[2], end_mask=1)
     node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    rewrite.put(localize_kept_rows(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
+
+
+LOCALIZE_KEPT_ROWS = Pass(
+    "localize-kept-rows", _run, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+)

@@ -24,8 +24,12 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.read_before_update import Runs
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
-from autograph_rewrite.passes.emit.read_before_update import Runs
+from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -494,3 +498,30 @@ class Branches:
             span=where.span,
             origin=where,
         )
+
+
+def _serve(rewrite: Rewrite) -> None:
+    """Name and lock what runs on parameter servers, and add local copies of what is read there."""
+    context = rewrite.get(Context)
+    if rewrite.plan.is_asynchronous:
+        lock_updates(context.server_region.nodes)
+    name_server_roots(context, rewrite.item)
+    cache_reads(context, rewrite.item)
+
+
+def _has_servers(rewrite: Rewrite) -> bool:
+    return bool(rewrite.get(Context).server_region.nodes)
+
+
+def _delegate(rewrite: Rewrite) -> None:
+    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read."""
+    delegate_to_chief(rewrite.get(Context), rewrite.item)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+
+
+def _has_servers_and_workers(rewrite: Rewrite) -> bool:
+    return _has_servers(rewrite) and rewrite.get(Context).workers > 1
+
+
+PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (Context,))
+DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (Context,))
