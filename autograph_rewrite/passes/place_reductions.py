@@ -8,6 +8,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import WHOLE
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -146,7 +147,7 @@ def hoist_gathers(graph: Graph, state: Propagation, plan: Plan) -> list[str]:
             value = node.inputs[0]
             if value not in copies:
                 name = f"{value.node.name}/before_branch_{value.index}"
-                copies[value] = graph.add("Identity", [value], name=name, origin=value.node)
+                copies[value] = Builder(graph, name, value.node).node("Identity", value)
             node.set_input(0, copies[value].output())
     return [node.name for node in copies.values()]
 

@@ -13,6 +13,7 @@ from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.arrays.random import SHAPES
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -49,7 +50,7 @@ def _is_drawn_whole(state: Propagation, node: Node) -> bool:
 
 def _cut(state: Propagation, node: Node) -> Node:
     drawn, shape = node.output(), node.inputs[SHAPES[node.op]]
-    cut = state.graph.add("BroadcastTo", [drawn, shape], name=f"{node.name}/rows", origin=node)
+    cut = Builder.at(node).node("BroadcastTo", drawn, shape, what="rows")
     for reader, index in drawn.uses:
         if reader is not cut:
             reader.set_input(index, cut.output())

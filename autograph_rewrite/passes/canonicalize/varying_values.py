@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
@@ -152,13 +153,10 @@ def only_where(graph: Graph, value: Value, which: str) -> Value:
         value: of each replica's own.
         which: `IS_FIRST` or `IS_FIRST_PART`.
     """
-    name, near = f"{value.node.name}/{which}", value.node
-    attrs = {"dtype": dtypes.BOOL, "value": np.asarray(True)}
-    one = graph.add("Const", name=f"{name}/of_one", attrs=attrs, origin=near)
-    mine = graph.add("Identity", [one.output()], name=name, origin=near)
-    mine.set_raw_attr(VARYING, encode("string", which))
-    zeros = graph.add("ZerosLike", [value], name=f"{name}/zeros", origin=near)
-    return graph.add("SelectV2", [mine.output(), value, zeros.output()], name=f"{name}/or_zeros", origin=near).output()
+    build = Builder.at(value.node, which)
+    mine = build.op("Identity", build.const(True, what="of_one"), marks={VARYING: encode("string", which)})
+    zeros = build.op("ZerosLike", value, what="zeros")
+    return build.op("SelectV2", mine, value, zeros, what="or_zeros")
 
 
 def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:

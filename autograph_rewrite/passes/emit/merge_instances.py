@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.facts.placement import LOCAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
@@ -58,8 +59,8 @@ def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: lis
     take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
     selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is not Span.ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
-    merged = context.graph.add(
-        op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
+    merged = Builder(context.graph, name, name, span=Span.ONCE).node(
+        op, *values, controls=_members(values), selects=selects
     )
     for anchor, value in context.graph.anchors.items():
         if value in moved:
@@ -103,7 +104,7 @@ def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
         if node is None or node.span is Span.ONCE:
             continue
         take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
-        context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])
+        Builder(context.graph, name, name, span=Span.ONCE).node("NoOp", controls=[node])
         moved[name] = node.name
     return moved
 

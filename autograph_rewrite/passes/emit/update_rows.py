@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
@@ -107,16 +108,17 @@ def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]
     waits = list(dict.fromkeys((*node.controls, *_makers(node))))
     select = {node.inputs[at]: which for at, which in node.selects.items()}
 
-    def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Node:
+    build = Builder.at(node, span=node.span, device=node.device)
+
+    def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Node:
         selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
-        name, made = f"{node.name}/{what}", {one.node for one in inputs}
+        made = {one.node for one in inputs}
         controls = [control for control in controls if control not in made]
-        options: dict[str, Any] = {"device": node.device, "controls": controls, "span": node.span, "selects": selects}
-        new = graph.add(op, inputs, name=name, attrs=attrs, origin=node, **options)
+        new = build.node(op, *inputs, what=what, controls=controls, selects=selects, **attrs)
         place(new, node)
         return new
 
-    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Value:
+    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Value:
         return add(what, op, *inputs, controls=controls, **attrs).output()
 
     old = value("old", "ResourceGather", slot, indices, controls=waits, dtype=rows.dtype)
