@@ -17,6 +17,7 @@ import numpy as np
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import PASS_ATTR
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become, take_name
@@ -138,10 +139,9 @@ def leave_open(graph: Graph) -> None:
         index = _implied(node)
         if index is not None:
             old = node.inputs[index].node
-            new = graph.add(
-                "Const", name=f"{node.name}/open", origin=node, controls=old.controls,
-                attrs={"value": np.array(_IMPLIED, np.int32), "dtype": dtypes.INT32},
-            )  # fmt: skip
+            new = Builder.at(node).node(
+                "Const", what="open", controls=old.controls, value=np.array(_IMPLIED, np.int32), dtype=dtypes.INT32
+            )
             node.set_input(index, new.output())
 
 
@@ -225,7 +225,7 @@ def separate_identities(graph: Graph, declared: Collection[str]) -> None:
 def _identity(graph: Graph, node: Node, index: int) -> Value:
     name = f"{node.name}/{index}"
     value = node.inputs[index]
-    made = graph.add("Identity", [value], name=name, device=node.device, controls=node.controls, origin=node)
+    made = Builder(graph, name, node, device=node.device).node("Identity", value, controls=node.controls)
     for key, raw in _shape(node, index).items():
         made.set_raw_attr(key, raw)
     return made.output()

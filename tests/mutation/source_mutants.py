@@ -160,13 +160,13 @@ MUTANTS = (
     ),
     Mutant(
         "an access is not ordered",
-        "passes/emit/order_accesses.py",
+        "passes/base/order_accesses.py",
         "        other.add_control(one)\n",
         "        pass\n",
     ),
     Mutant(
         "an update does not wait for a read",
-        "passes/emit/read_before_update.py",
+        "passes/base/read_before_update.py",
         "        update.add_control(read)\n",
         "        pass\n",
     ),

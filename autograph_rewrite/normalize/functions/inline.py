@@ -14,6 +14,7 @@ from itertools import chain
 
 from autograph_rewrite.diagnostics.limits import limit
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import OPENS
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.format.function_library import Function, Library, called
@@ -171,7 +172,7 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
 def _pivot_of(graph: Graph, node: Node) -> Node:
     """Return a node that is alive exactly when a call of the original graph is, and in its frame."""
     value = next((value for value in node.inputs if not is_invariant(value)), node.inputs[0])
-    return graph.add("Identity", [value], name=f"{node.name}/pivot", origin=node)
+    return Builder.at(node).node("Identity", value, what="pivot")
 
 
 # `While` becomes a frame: Enter, Merge, LoopCond, Switch, NextIteration, Exit.
@@ -204,6 +205,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
         node: the While.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
+    build = Builder.at(node)
     graph, library = state.graph, state.library
     cond, body = node.attr("cond"), node.attr("body")
     fixed = _invariants(library.get(body.name), node) if body.name in library else set()
@@ -212,7 +214,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
     changing = []
     for i, enter in enumerate(enters):
         if i not in fixed:
-            merge = graph.add("Merge", [enter.output(), enter.output()], name=f"{node.name}/merge_{i}", origin=node)
+            merge = build.node("Merge", enter.output(), enter.output(), what=f"merge_{i}")
             shape = _common(static_shape(node.inputs[i]), shapes[i]) if i < len(shapes) else None
             record_shapes(merge, [shape, ()])
             changing.append(_Variable(i, enter, merge, shape))
@@ -220,7 +222,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
     iterate = changing[0].merge
     tested = state.body(node, cond, "cond", _arguments(enters, current), Entry(pivot=iterate))
     predicate = boolean(graph, node, tested.returns[0])
-    decision = graph.add("LoopCond", [predicate], name=f"{node.name}/loop_cond", origin=node, controls=tested.effects)
+    decision = build.node("LoopCond", predicate, what="loop_cond", controls=tested.effects)
     exits, has_effects = _iterate(state, node, body, enters, changing, decision)
     left = [value.node for value in exits.values()]
     results = [
@@ -241,32 +243,29 @@ def _iterate(
     state: Lowering, node: Node, body: object, enters: Sequence[Node], changing: Sequence[_Variable], decision: Node
 ) -> tuple[dict[int, Value], bool]:
     """Add the body and the back edges; return the exit values by index, and whether the body has effects."""
-    graph = state.graph
+    build = Builder.at(node)
     switches = {}
     for v in changing:
-        switch = graph.add(
-            "Switch", [v.merge.output(), decision.output()], name=f"{node.name}/switch_{v.index}", origin=node
-        )
+        switch = build.node("Switch", v.merge.output(), decision.output(), what=f"switch_{v.index}")
         record_shapes(switch, [v.shape, v.shape])
         switches[v.index] = switch
     first = switches[changing[0].index]
-    pivot = graph.add("Identity", [first.output(1)], name=f"{node.name}/pivot", origin=node)
+    pivot = build.node("Identity", first.output(1), what="pivot")
     taken = {index: switch.output(1) for index, switch in switches.items()}
     copied = state.body(node, body, "body", _arguments(enters, taken), Entry(pivot=pivot))  # type: ignore[arg-type]
     effects: Sequence[Node] = copied.effects
     if len(effects) > 1:
-        effects = [graph.add("NoOp", name=f"{node.name}/effects", controls=effects, origin=node)]
+        effects = [build.node("NoOp", what="effects", controls=effects)]
     exits = {}
     for v in changing:
         value = copied.returns[v.index]
         # A constant as next value would be alive after the last iteration and start another one.
         ties = [*effects, pivot] if is_invariant(value) else effects
-        following = graph.add(
-            "NextIteration", [value], name=f"{node.name}/next_{v.index}", origin=node, controls=ties,
-            attrs={"T": dtypes.base(v.enter.attr("T"))},
-        )  # fmt: skip
+        following = build.node(
+            "NextIteration", value, what=f"next_{v.index}", controls=ties, T=dtypes.base(v.enter.attr("T"))
+        )
         v.merge.set_input(1, following.output())
-        leave = graph.add("Exit", [switches[v.index].output()], name=f"{node.name}/exit_{v.index}", origin=node)
+        leave = build.node("Exit", switches[v.index].output(), what=f"exit_{v.index}")
         for one in (following, leave):
             record_shapes(one, [v.shape])
         exits[v.index] = leave.output()
@@ -278,23 +277,24 @@ def _arguments(enters: Sequence[Node], current: Mapping[int, Value]) -> list[Val
 
 
 def _enters(state: Lowering, node: Node, pivot: Node | None, fixed: set[int]) -> list[Node]:
-    graph = state.graph
+    build = Builder.at(node)
     frame = _unique(node.name, state.frames)
     starts: Sequence[Node] = node.controls
     if len(starts) > 1:
-        starts = [graph.add("NoOp", name=f"{node.name}/start", controls=starts, origin=node)]
+        starts = [build.node("NoOp", what="start", controls=starts)]
     enters = []
     for i, value in enumerate(node.inputs):
         tie = [pivot] if pivot is not None and is_invariant(value) else []
-        enter = graph.add(
-            "Enter", [value], name=f"{node.name}/enter_{i}", origin=node, controls=[*starts, *tie],
-            attrs={
-                "T": dtypes.base(node.input_dtypes[i]),
-                "frame_name": frame,
-                "is_constant": i in fixed,
-                "parallel_iterations": node.attr("parallel_iterations", 10),
-            },
-        )  # fmt: skip
+        enter = build.node(
+            "Enter",
+            value,
+            what=f"enter_{i}",
+            controls=[*starts, *tie],
+            T=dtypes.base(node.input_dtypes[i]),
+            frame_name=frame,
+            is_constant=i in fixed,
+            parallel_iterations=node.attr("parallel_iterations", 10),
+        )
         enters.append(enter)
     return enters
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
@@ -109,17 +111,13 @@ def _handle(graph: Graph, node: Node, taken: set[bytes]) -> Node:
         shared += "_ref"
     taken.add(shared.encode())
     loose = any(use.node.op == "Assign" and not use.node.attr("validate_shape") for use in node.output().uses)
-    return graph.add(
+    return Builder.at(node, device=node.device).node(
         "VarHandleOp",
-        name=f"{node.name}/handle",
-        device=node.device,
-        origin=node,
-        attrs={
-            "dtype": node.attr("dtype"),
-            "shape": None if loose else node.attr("shape"),
-            "container": node.attr("container", b""),
-            "shared_name": shared,
-        },
+        what="handle",
+        dtype=node.attr("dtype"),
+        shape=None if loose else node.attr("shape"),
+        container=node.attr("container", b""),
+        shared_name=shared,
     )
 
 
@@ -216,20 +214,17 @@ def _to_resource_form(node: Node, inputs: list[Value]) -> None:
 
 def _read(node: Node, index: int, reference: _Reference, updates: dict[Node, Node]) -> Value:
     """Return the value that `node` sees: its own read when it waits for something, else the one they share."""
-    graph = node.graph
     source = reference.after[-1] if reference.after else reference.variable
     if not node.controls and reference.handle.node.op == "VarHandleOp":
         return source.output()
     after = [updates.get(one, one) for one in reference.after]
-    return graph.add(
+    return Builder.at(node, device=reference.variable.device).op(
         "ReadVariableOp",
-        [reference.handle],
-        name=f"{node.name}/read_{index}",
+        reference.handle,
+        what=f"read_{index}",
         controls=[*node.controls, *after],
-        device=reference.variable.device,
-        attrs={"dtype": reference.variable.attr("dtype")},
-        origin=node,
-    ).output()
+        dtype=reference.variable.attr("dtype"),
+    )
 
 
 def _wait(node: Node, after: Iterable[Node]) -> None:
@@ -433,21 +428,23 @@ class _Copies:
     def _read(self, variable: Node, name: str, waits: Iterable[Node], enters: Iterable[Node]) -> Value:
         value = variable.output()
         for enter in enters:
-            attrs = {"frame_name": enter.attr("frame_name"), "is_constant": True}
-            attrs["parallel_iterations"] = enter.attr("parallel_iterations")
-            value = self._graph.add("RefEnter", [value], name=f"{name}/enter", attrs=attrs, origin=variable).output()
-        return self._graph.add(
-            "Identity", [value], name=name, controls=waits, device=variable.device,
-            origin=variable, attrs={"T": dtypes.base(variable.attr("dtype"))},
-        ).output()  # fmt: skip
+            value = Builder(self._graph, f"{name}/enter", variable).op("RefEnter", value, **_entering(enter))
+        return Builder(self._graph, name, variable, device=variable.device).op(
+            "Identity", value, controls=waits, T=dtypes.base(variable.attr("dtype"))
+        )
 
     def _entered(self, value: Value, enters: Iterable[Node]) -> Value:
         for enter in enters:
-            attrs = {"frame_name": enter.attr("frame_name"), "is_constant": True}
-            attrs["parallel_iterations"] = enter.attr("parallel_iterations")
-            name = f"{value.node.name}/enter"
-            value = self._graph.add("Enter", [value], name=name, attrs=attrs, origin=value.node).output()
+            value = Builder.at(value.node).op("Enter", value, what="enter", **_entering(enter))
         return value
+
+
+def _entering(enter: Node) -> dict[str, Any]:
+    return {
+        "frame_name": enter.attr("frame_name"),
+        "is_constant": True,
+        "parallel_iterations": enter.attr("parallel_iterations"),
+    }
 
 
 # Dereference references that pass through control flow and are not updated behind it.
@@ -483,7 +480,7 @@ def read_before_routes(graph: Graph) -> int:
     for node in found:
         for index, value in enumerate(node.inputs):
             if value.dtype > dtypes.REF_OFFSET:
-                read = graph.add("Identity", [value], name=f"{node.name}/read_{index}", origin=node)
+                read = Builder.at(node).node("Identity", value, what=f"read_{index}")
                 node.set_input(index, read.output())
     return len(found)
 

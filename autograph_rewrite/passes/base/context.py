@@ -16,10 +16,12 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
+from autograph_rewrite.ir.types.dtypes import from_numpy
 from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -181,16 +183,8 @@ class Context:
             for i, value in enumerate(inputs)
             if site.span.is_rarer_than(value.node.span)
         }
-        node = self.graph.add(
-            op,
-            inputs,
-            name=site.name,
-            attrs=attrs,
-            span=site.span,
-            selects=selects,
-            origin=site.origin,
-            controls=controls,
-        )
+        build = Builder(self.graph, site.name, site.origin, site.span)
+        node = build.node(op, *inputs, controls=controls, selects=selects, **(attrs or {}))
         if frame:
             self.frames[node] = frame
         if self._home is not None and site.span is Span.ONCE:
@@ -251,11 +245,7 @@ class Context:
         return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
 
     def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
-        from autograph_rewrite.ir.types.dtypes import from_numpy
-
-        node = self.graph.add(
-            "Const", name=name, attrs={"value": content, "dtype": from_numpy(dtype)}, span=span, origin=near.node
-        )
+        node = Builder(self.graph, name, near.node, span).node("Const", value=content, dtype=from_numpy(dtype))
         frame = self.frames.get(near.node, ())
         if frame:
             # A node without inputs would run outside of the loop.
@@ -268,17 +258,12 @@ class Context:
         for depth in range(len(self.frames.get(value.node, ())), len(frame)):
             key = (value, frame[: depth + 1])
             if key not in self._entered:
-                node = self.graph.add(
+                node = Builder.at(value.node, "enter", span=value.node.span).node(
                     "Enter",
-                    [value],
-                    name=f"{value.node.name}/enter",
-                    attrs={
-                        "frame_name": frame[depth],
-                        "is_constant": True,
-                        "parallel_iterations": self._parallel(key[1]),
-                    },
-                    span=value.node.span,
-                    origin=value.node,
+                    value,
+                    frame_name=frame[depth],
+                    is_constant=True,
+                    parallel_iterations=self._parallel(key[1]),
                 )
                 self.frames[node] = key[1]
                 self._entered[key] = node.output()

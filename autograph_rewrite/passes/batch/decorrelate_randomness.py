@@ -21,6 +21,8 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 STRIDE = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""
@@ -68,3 +70,11 @@ def _give_own_key(context: Context, node: Node, index: int) -> None:
     own = context.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
     mixed = context.add("BitwiseXor", [seed, own], Site(name, Span.EACH, node))
     node.set_input(index, mixed.output())
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Give each replica's random ops seeds of their own (`random: independent`)."""
+    decorrelate_randomness(rewrite.get(Context))
+
+
+DECORRELATE_RANDOMNESS = Pass("decorrelate-randomness", _run, needs=(Context,))

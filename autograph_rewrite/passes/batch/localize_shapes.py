@@ -17,6 +17,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
 
 SHAPES_OF_ELEMENTS = {
@@ -110,3 +112,11 @@ def shapes_of_blocks(
         ends = limits(batch, processes, replicas // processes)
         sizes = [(b - a) * (whole // batch) for a, b in pairwise(ends)]
     return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """State the shapes of blocks in the attributes of tensor arrays and lists."""
+    localize_shapes(rewrite.get(Context))
+
+
+LOCALIZE_SHAPES = Pass("localize-shapes", _run, needs=(Context,))

@@ -27,7 +27,11 @@ from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.local_sgd.train_alone import trains_alone
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
@@ -198,3 +202,15 @@ def answer_inputs(context: Context, node: Node) -> list[Fact]:
         convert(fact, reshard, context.state.semantics.batch) if reshard is not None else fact
         for fact, reshard in context.state.seen_inputs(node)
     ]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
+    pad_empty_blocks(rewrite.get(Context), rewrite.get(Blocks), rewrite.get(ReshardInserter).blocks_at)
+
+
+def _may_be_empty(rewrite: Rewrite) -> bool:
+    return not trains_alone(rewrite)
+
+
+PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (Context, Blocks, ReshardInserter))

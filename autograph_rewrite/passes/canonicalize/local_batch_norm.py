@@ -19,6 +19,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
@@ -29,6 +30,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import to_global
 from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
@@ -109,11 +112,9 @@ def _require_apart(state: Propagation) -> None:
 
 def _divide_by_own_size(state: Propagation, division: Node) -> None:
     size = division.inputs[1].node
-    own = state.graph.add(
-        "Cast", size.inputs, name=f"{size.name}/of_block", attrs={"DstT": size.output_dtypes[0]}, origin=size
-    )
-    own.set_raw_attr(OF_BLOCK, encode("string", OWN))
-    division.set_input(1, own.output())
+    mark = {OF_BLOCK: encode("string", OWN)}
+    own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=mark, DstT=size.output_dtypes[0])
+    division.set_input(1, own)
 
 
 def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instances: int) -> None:
@@ -135,13 +136,10 @@ def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instanc
 
 
 def _exit(state: Propagation, value: Value, kind: str, instances: int) -> Node:
-    graph, node = state.graph, value.node
+    build = Builder.at(value.node)
     if kind == SUM:
-        return graph.add("Identity", [value], name=f"{node.name}/contribution", origin=node)
-    array = np.asarray(1 / instances, dtypes.numpy_dtype(value.dtype))
-    attrs = {"value": array, "dtype": value.dtype}
-    share = graph.add("Const", name=f"{node.name}/share", attrs=attrs, origin=node).output()
-    return graph.add("Mul", [value, share], name=f"{node.name}/average", origin=node)
+        return build.node("Identity", value, what="contribution")
+    return build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
 
 
 # Replace constant sizes in the gradients of batch statistics by shapes, for graphs with a static batch.
@@ -203,13 +201,10 @@ def _divisions(state: Propagation, tile: Node, whole: list[int], count: int) -> 
 
 
 def _restate(state: Propagation, mean: Node, tile: Node, divisions: list[Node]) -> None:
-    graph, x = state.graph, mean.inputs[0]
-
-    def add(op: str, *inputs: Value, what: str, **attrs: object) -> Value:
-        return graph.add(op, inputs, name=f"{tile.name}/{what}", attrs=attrs or None, origin=tile).output()
+    x, add = mean.inputs[0], Builder.at(tile).op
 
     def const(content: object, what: str) -> Value:
-        return add("Const", what=what, value=np.asarray(content, np.int32), dtype=dtypes.INT32)
+        return Builder.at(tile).const(content, dtypes.INT32, what)
 
     shape = add("Shape", x, what="shape")
     tile.output().replace_all_uses_with(add("BroadcastTo", tile.inputs[0], shape, what="spread"))
@@ -544,3 +539,16 @@ def _leading_to(nodes: set[Node], is_end: object) -> set[Node]:
                 useful.add(value.node)
                 pending.append(value.node)
     return useful
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
+    rewrite.put(localize_batch_norm(rewrite.get(Propagation), rewrite.plan.instances))
+
+
+def _has_local_statistics(rewrite: Rewrite) -> bool:
+    """Replicas alone divide fused batch norms only."""
+    return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
+
+
+LOCAL_BATCH_NORM = Pass("local-batch-norm", _run, _has_local_statistics, (Propagation,), (Propagation,))

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Node, Value
@@ -32,6 +31,10 @@ from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_ro
 from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
     once_for_each_replica,
@@ -159,16 +162,14 @@ class _Policies:
         self._require_plain(name, accesses)
         first = next(node for node in accesses if is_update(node))
         dtype = _dtype(accesses)
-        read = self._graph.add(
+        read = Builder(self._graph, f"{name}/component/total", first).node(
             "ReadVariableOp",
-            [first.inputs[0]],
-            name=f"{name}/component/total",
-            attrs={"dtype": dtype},
-            origin=first,
+            first.inputs[0],
             controls=first.controls if not any(is_update(c) for c in first.controls) else (),
+            dtype=dtype,
         )
-        component = self._graph.add("Identity", [read.output()], name=f"{name}/component", origin=first)
-        component.set_raw_attr(VARYING, encode("string", PART))
+        mark = {VARYING: encode("string", PART)}
+        component = Builder(self._graph, f"{name}/component", first).node("Identity", read.output(), marks=mark)
         self._current |= {node: component.output() for node in accesses if node.op == "ReadVariableOp"}
         return component
 
@@ -201,37 +202,26 @@ class _Policies:
 
     def _changed(self, current: Value, update: Node) -> Value:
         """Return the component behind an update."""
+        build = Builder.at(update)
         assert self._of_each is not None
         value = self._of_each.of(update.inputs[1])
         if update.op in ADDS:
-            value = self._graph.add(
-                ADDS[update.op], [current, value], name=f"{update.name}/component", origin=update
-            ).output()
+            value = build.op(ADDS[update.op], current, value, what="component")
         value = self._own(value, update)
         if not is_of_batch(self._state, value) or (self._state.semantics.batch or 0) >= self._plan.instances:
             return value
         filled = self._has_examples(update)
-        return self._graph.add(
-            "SelectV2", [filled, value, current], name=f"{update.name}/if_any", origin=update
-        ).output()
+        return build.op("SelectV2", filled, value, current, what="if_any")
 
     def _has_examples(self, update: Node) -> Value:
         """Return whether a replica's block has examples: what it made of none is no value."""
-        graph, (source, axis) = self._graph, next(iter(self._state.whole_inputs.items()))
-        name = f"{update.name}/has_examples"
-
-        def number(content: object, what: str) -> Value:
-            array = np.asarray(content, np.int32)
-            attrs = {"value": array, "dtype": dtypes.INT32}
-            return graph.add("Const", name=f"{name}/{what}", attrs=attrs, origin=update).output()
-
-        shape = graph.add("Shape", [source], name=f"{name}/shape", attrs={"out_type": dtypes.INT32}, origin=update)
-        limits = [number([axis], "begin"), number([axis + 1], "end"), number([1], "step")]
-        inputs = [shape.output(), *limits]
-        rows = graph.add("StridedSlice", inputs, name=f"{name}/rows", attrs={"shrink_axis_mask": 1}, origin=update)
-        filled = graph.add("Greater", [rows.output(), number(0, "none")], name=name, origin=update)
-        filled.set_raw_attr(OF_BLOCK, encode("string", OF_ONE))
-        return filled.output()
+        (source, axis), build = next(iter(self._state.whole_inputs.items())), Builder.at(update, "has_examples")
+        shape = build.op("Shape", source, what="shape", out_type=dtypes.INT32)
+        limits = {"begin": [axis], "end": [axis + 1], "step": [1]}
+        inputs = [build.const(at, dtypes.INT32, what) for what, at in limits.items()]
+        rows = build.op("StridedSlice", shape, *inputs, what="rows", shrink_axis_mask=1)
+        none = build.const(0, dtypes.INT32, "none")
+        return build.op("Greater", rows, none, marks={OF_BLOCK: encode("string", OF_ONE)})
 
     def _see(self, update: Node, current: Value) -> None:
         """Let reads behind an update see the component as it is then."""
@@ -289,10 +279,7 @@ class _Policies:
 
     def _own(self, value: Value, update: Node) -> Value:
         """Return a value as each replica's own, also where all have the same."""
-        name = f"{update.name}/of_each"
-        own = self._graph.add("Identity", [value], name=name, origin=update)
-        own.set_raw_attr(VARYING, encode("string", PART))
-        return own.output()
+        return Builder.at(update).op("Identity", value, what="of_each", marks={VARYING: encode("string", PART)})
 
     def _merged(self, policy: Policy, value: Value, update: Node) -> Value:
         """Return what a value of each replica's own comes to."""
@@ -305,15 +292,13 @@ class _Policies:
             exit_, mark = self._share(value, count, name), MEAN if of_batch else TOTAL
         else:
             value = value if kind == "sum" else only_where(graph, value, IS_FIRST)
-            exit_, mark = graph.add("Identity", [value], name=name, origin=update), SUM if of_batch else TOTAL
+            exit_, mark = Builder(graph, name, update).node("Identity", value), SUM if of_batch else TOTAL
         exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
         return exit_.output()
 
     def _share(self, value: Value, count: int, name: str) -> Node:
-        array = np.asarray(1 / count, dtypes.numpy_dtype(value.dtype))
-        attrs = {"value": array, "dtype": value.dtype}
-        share = self._graph.add("Const", name=f"{name}/share", attrs=attrs, origin=value.node)
-        return self._graph.add("Mul", [value, share.output()], name=name, origin=value.node)
+        build = Builder(self._graph, name, value.node)
+        return build.node("Mul", value, build.const(1 / count, value.dtype, "share"))
 
 
 def _is_access(node: Node) -> bool:
@@ -438,3 +423,21 @@ def _is_elementwise(node: Node) -> bool:
 
 def _is_handle(value: Value) -> bool:
     return dtypes.base(value.dtype) in (dtypes.RESOURCE, dtypes.VARIANT)
+
+
+def _follow(rewrite: Rewrite) -> None:
+    """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
+    item = rewrite.item
+    step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
+    state, found = follow_policies(rewrite.get(Propagation), rewrite.plan, item.variables, step)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(revise(state))
+    rewrite.put(found)
+
+
+def _has_policies(rewrite: Rewrite) -> bool:
+    return bool(rewrite.plan.policies)
+
+
+VARIABLE_POLICIES = Pass("variable-policies", _follow, _has_policies, (Propagation,), (Propagation, Components))

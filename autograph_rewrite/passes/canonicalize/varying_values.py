@@ -14,6 +14,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
@@ -35,6 +36,8 @@ from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
@@ -150,13 +153,10 @@ def only_where(graph: Graph, value: Value, which: str) -> Value:
         value: of each replica's own.
         which: `IS_FIRST` or `IS_FIRST_PART`.
     """
-    name, near = f"{value.node.name}/{which}", value.node
-    attrs = {"dtype": dtypes.BOOL, "value": np.asarray(True)}
-    one = graph.add("Const", name=f"{name}/of_one", attrs=attrs, origin=near)
-    mine = graph.add("Identity", [one.output()], name=name, origin=near)
-    mine.set_raw_attr(VARYING, encode("string", which))
-    zeros = graph.add("ZerosLike", [value], name=f"{name}/zeros", origin=near)
-    return graph.add("SelectV2", [mine.output(), value, zeros.output()], name=f"{name}/or_zeros", origin=near).output()
+    build = Builder.at(value.node, which)
+    mine = build.op("Identity", build.const(True, what="of_one"), marks={VARYING: encode("string", which)})
+    zeros = build.op("ZerosLike", value, what="zeros")
+    return build.op("SelectV2", mine, value, zeros, what="or_zeros")
 
 
 def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:
@@ -225,3 +225,38 @@ def fill_in(context: Context) -> None:
         if what in meant:
             contents, dtype = meant[what]
             node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
+
+
+def _mark(rewrite: Rewrite) -> None:
+    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    mark_replicas(rewrite.graph, rewrite.plan)
+
+
+def _asks_about_replicas(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph)
+
+
+def _merge(rewrite: Rewrite) -> None:
+    """Add up what differs between replicas where `ar.all_reduce` says so; refuse it where one value counts for all."""
+    state = add_up(rewrite.get(Propagation), rewrite.plan)
+    owners = {variable.handle: name for name, variable in rewrite.item.variables.items()}
+    require_apart(state, rewrite.outputs, owners)
+    rewrite.put(state)
+
+
+def _may_vary(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph) or bool(rewrite.plan.policies)
+
+
+def _number(rewrite: Rewrite) -> None:
+    """Give each replica its number where the program asks for it."""
+    fill_in(rewrite.get(Context))
+
+
+def _has_varying_values(rewrite: Rewrite) -> bool:
+    return any(VARYING in node.attrs for node in rewrite.get(Propagation).order)
+
+
+MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
+MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
+NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (Context,))

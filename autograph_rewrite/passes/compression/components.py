@@ -17,6 +17,8 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.variable_policies import ComponentOf, Components
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name
 
@@ -57,3 +59,15 @@ def _share(context: Context, build: Builder, one: ComponentOf, total: Value) -> 
     count = context.const(context.plan.replicas, dtypes.numpy_dtype(total.dtype), name=f"{build.name}/n", near=total)
     op = "TruncateDiv" if total.dtype in dtypes.INTEGER else "RealDiv"
     return build.op(op, total, count, what="share")
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Keep each replica's component of a variable from step to step, unless somebody has written the variable."""
+    keep_components(rewrite.get(Context), rewrite.get(Components))
+
+
+def _has_components(rewrite: Rewrite) -> bool:
+    return rewrite.has(Components) and bool(rewrite.get(Components).variables)
+
+
+KEEP_COMPONENTS = Pass("keep-components", _run, _has_components, (Context,))

@@ -14,11 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
@@ -97,7 +100,7 @@ class AuxiliaryVariable:
         zero = context.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
         zeros = self._add("Fill", (dims, zero), f"{name}/zeros")
         write = self._assign(zeros, f"{name}/assign")
-        return context.graph.add("NoOp", name=name, span=Span.ONCE, origin=self._near.node, controls=[write])
+        return Builder(context.graph, name, self._near.node, span=Span.ONCE).node("NoOp", controls=[write])
 
     def described(self, initializer: str | None) -> Variable:
         """Return it as a variable of the item."""
@@ -157,6 +160,16 @@ def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:
         if mask and mask not in together:
             used = [added.update for i, added in enumerate(context.added) if mask >> i & 1]
             updates = [node for node in used if node is not None]
-            together[mask] = context.graph.add("NoOp", name=f"{SCOPE}/update", span=updates[0].span, controls=updates)
+            together[mask] = Builder(context.graph, f"{SCOPE}/update", span=updates[0].span).node(
+                "NoOp", controls=updates
+            )
         if mask:
             target.add_control(together[mask])
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Declare the variables that passes have added, such as the residuals of compressors."""
+    rewrite.item = attach(rewrite.get(Context), rewrite.item)
+
+
+DECLARE_STATE = Pass("declare-state", _run, needs=(Context,))

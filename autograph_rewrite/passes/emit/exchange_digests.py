@@ -18,7 +18,10 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.anchors import DIGEST_OF_PROCESS, DIGESTS_OF_ALL
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.plan.parts.messages import SIZES
 
 
 def exchange_digests(context: Context, blocks: Blocks, targets: Iterable[Node]) -> None:
@@ -47,3 +50,17 @@ def _drawn_by_all(context: Context, targets: Iterable[Node]) -> list[Node]:
     drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in targets]
     common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
     return sorted(common & always, key=lambda node: node.name)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
+    exchange_digests(rewrite.get(Context), rewrite.get(Blocks), rewrite.targets)
+
+
+def _is_in_a_job(rewrite: Rewrite) -> bool:
+    """Return whether processes tell each other in each step what they were given."""
+    edges = rewrite.get(Context).edges
+    return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
+
+
+EXCHANGE_DIGESTS = Pass("exchange-digests", _run, _is_in_a_job, (Context, Blocks))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,6 +33,9 @@ from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.instance_order import is_running_sum
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.merge_instances import Merged
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance_name, sum_name
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
@@ -405,3 +409,19 @@ def in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axi
         parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
         terms, level = names, level + len(names)
     return b"".join([*parts, added(node.name, terms)])
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The finished graph, as an encoded GraphDef."""
+
+    data: bytes
+
+
+def _expand(rewrite: Rewrite) -> None:
+    """Write the GraphDef, one copy per replica of what every replica runs."""
+    common = rewrite.get(Merged).common & set(rewrite.graph)
+    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(ReplicaLayout), set(common))))
+
+
+EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))

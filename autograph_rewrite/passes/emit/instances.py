@@ -11,7 +11,10 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.assign_devices import assign_devices
+from autograph_rewrite.passes.emit.order_collectives import order_collectives
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
@@ -113,3 +116,14 @@ def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
 def _host(device: str) -> str:
     """Return where a process keeps what runs once, if that cannot run on an accelerator."""
     return device if parse(device).kind == "CPU" else process_of(device) + HOST
+
+
+def _assign(rewrite: Rewrite) -> None:
+    """Assign devices: what runs once to the first, stages to theirs."""
+    stages = rewrite.get(Stages) if rewrite.has(Stages) else None
+    fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
+    order_collectives(rewrite.graph)
+    rewrite.put(place_instances(rewrite.get(Context), stages, fed))
+
+
+ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(Context,), gives=(ReplicaLayout,))

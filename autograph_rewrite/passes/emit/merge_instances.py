@@ -9,13 +9,21 @@ node waits for all instances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import LOCAL, Fact
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.per_replica_resources import name_resources
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
 
 INSTANCE_SUFFIX = "/instance"
@@ -51,8 +59,8 @@ def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: lis
     take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
     selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is not Span.ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
-    merged = context.graph.add(
-        op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
+    merged = Builder(context.graph, name, name, span=Span.ONCE).node(
+        op, *values, controls=_members(values), selects=selects
     )
     for anchor, value in context.graph.anchors.items():
         if value in moved:
@@ -96,6 +104,50 @@ def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
         if node is None or node.span is Span.ONCE:
             continue
         take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
-        context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])
+        Builder(context.graph, name, name, span=Span.ONCE).node("NoOp", controls=[node])
         moved[name] = node.name
     return moved
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What fetches by original name need to know.
+
+    Attributes:
+        common: nodes whose instances hold the same value.
+        spread: facts of the original values whose instances differ.
+        moved: new names of nodes whose names only wait for them now.
+    """
+
+    common: frozenset[Node]
+    spread: Mapping[Value, Fact]
+    moved: Mapping[str, str]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Give outputs, train op and initialiser one node each, under their original names."""
+    context, reshard, item = rewrite.get(Context), rewrite.get(ReshardInserter), rewrite.item
+    common = {node for node in rewrite.graph if node.span is not Span.ONCE and not _differs(context, node)}
+    spread = _spread(context.state)
+    merge_instances(context, reshard, rewrite.outputs)
+    effects = merge_kept(context, reshard, item.keep)
+    moved = merge_targets(context, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
+    name_resources(context)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(Merged(frozenset(common), spread, moved))
+
+
+def _differs(context: Context, node: Node) -> bool:
+    """Return whether the instances of a node hold different values."""
+    transferred = context.state.transfers.get(node)
+    if transferred is None:  # made by a pass, for the replica that reads it
+        return True
+    return any(context.fact(node.output(i)).placement.differs for i in range(len(transferred.outputs)))
+
+
+def _spread(state: Propagation) -> dict[Value, Fact]:
+    facts = ((value, state.source(value)) for value in state.facts)
+    return {v: fact for v, fact in facts if fact.placement.differs and fact.placement not in (LOCAL, OWN_VALUE)}
+
+
+MERGE_INSTANCES = Pass("merge-instances", _run, needs=(Context, ReshardInserter), gives=(Merged,))

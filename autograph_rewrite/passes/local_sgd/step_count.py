@@ -12,6 +12,8 @@ from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
 from autograph_rewrite.passes.local_sgd.averages import SCOPE
@@ -47,3 +49,11 @@ def keep_counts(context: Context, blocks: Blocks, alone: Alone) -> None:
     check = context.add("Assert", [enough, said.output()], site, attrs={"T": (dtypes.STRING,)})
     for node in parts:
         node.add_control(check)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
+    keep_counts(rewrite.get(Context), rewrite.get(Blocks), rewrite.get(Alone))
+
+
+COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (Context, Blocks))

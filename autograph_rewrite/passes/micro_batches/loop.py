@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autograph_rewrite.analysis.barriers import barrier_depths, late_nodes, needed_of_all
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
@@ -102,7 +103,7 @@ def _join_before_branches(graph: Graph) -> None:
         before.set_inputs(before.inputs, node.selects)
         pending.append(before)
         inputs = [before.output(), switch.inputs[1]]
-        branch = graph.add("Switch", inputs, name=f"{node.name}/branch", span=node.span, origin=switch)
+        branch = Builder(graph, f"{node.name}/branch", switch, span=node.span).node("Switch", *inputs)
         become(node, "Identity", [branch.output(value.index)], {"T": value.dtype})
 
 
@@ -194,7 +195,7 @@ def _stand_for(node: Node, value: Value) -> None:
 
 def _as_only_row(graph: Graph, node: Node, whole: Value) -> Value:
     """Return what a fold over the parts' rows gives back: there is one part."""
-    return graph.add("Pack", [whole], name=f"{node.name}/whole", attrs={"N": 1, "axis": 0}, origin=node).output()
+    return Builder.at(node).op("Pack", whole, what="whole", N=1, axis=0)
 
 
 def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict[Value, Value]) -> Value:

@@ -18,6 +18,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import is_there
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replication import Mesh
@@ -196,8 +197,7 @@ class LoopBodies:
         if cluster not in self._gates:
             loop, name = self._loops[cluster.kind], f"stage_{cluster.stage}"
             row = [-1 if m is None else m for m in self._turns[cluster.kind][cluster.stage]]
-            attrs = {"value": np.asarray(row, np.int32), "dtype": dtypes.INT32}
-            turn = self._graph.add("Const", name=f"{loop.scope}/{name}/turns", attrs=attrs).output()
+            turn = Builder(self._graph, f"{loop.scope}/{name}").const(row, dtypes.INT32, "turns")
             with loop.at(cluster.stage):
                 self._gates[cluster] = _Gate(*loop.turn(turn, name))
         return self._gates[cluster]
@@ -269,8 +269,7 @@ def _table_of(graph: Graph, node: Node, mesh: Mesh) -> Value:
     arrays = [np.asarray(decode(one)) for one in raw.raws]
     tables = [np.stack(arrays[r * mesh.micro : (r + 1) * mesh.micro]) for r in range(mesh.replicas)]
     own = PerInstance(tuple(encode("tensor", one) for one in tables)) if mesh.replicas > 1 else tables[0]
-    attrs = {"dtype": node.output_dtypes[0], "value": own}
-    return graph.add("Const", name=f"{node.name}/table", attrs=attrs, span=Span.EACH, origin=node).output()
+    return Builder.at(node, span=Span.EACH).op("Const", what="table", dtype=node.output_dtypes[0], value=own)
 
 
 # Results of the micro-batch loop: what readers outside of it read instead of the values of all micro-batches.
@@ -317,6 +316,7 @@ def read_behind(
     Raises:
         PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
     """
+    build = Builder.at(node)
     needed = [(value.node, is_there(value, unconditional)) for value in node.inputs]
     for producer, is_certain in [*needed, *((control, control in unconditional) for control in node.controls)]:
         if producer in inside and not is_certain:
@@ -332,16 +332,13 @@ def read_behind(
                 node.set_input(index, made.first(value), Select.FIRST if node.span is Span.ONCE else None)
         return
     joined, join = _joined(made, node)
-    inputs, attrs = [joined], {"N": replicas}
     if node.span is Span.REPLICA:
-        new = graph.add("Identity", inputs, name=f"{node.name}/looped", span=Span.EACH, origin=node)
+        new = Builder.at(node, span=Span.EACH).node("Identity", joined, what="looped")
     elif replicas == 1:
-        new = graph.add("Identity", inputs, name=f"{node.name}/looped", selects={0: Select.FIRST}, origin=node)
+        new = build.node("Identity", joined, what="looped", selects={0: Select.FIRST})
     else:
-        if join == "ConcatV2":
-            zero = {"value": np.int32(0), "dtype": dtypes.INT32}
-            inputs.append(graph.add("Const", name=f"{node.name}/axis", attrs=zero).output())
-        new = graph.add(join, inputs, name=f"{node.name}/looped", attrs=attrs, selects={0: Select.ALL}, origin=node)
+        axis = [Builder(graph, node.name).const(0, dtypes.INT32, "axis")] if join == "ConcatV2" else []
+        new = build.node(join, joined, *axis, what="looped", selects={0: Select.ALL}, N=replicas)
     for control in node.controls:
         new.add_control(control)
     graph.replace(node, new)

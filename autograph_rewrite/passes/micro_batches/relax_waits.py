@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, successors
 from autograph_rewrite.analysis.variables.completion import completions
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
@@ -140,7 +141,7 @@ def _wait_behind(graph: Graph, total: Node) -> None:
     """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
     controls = list(total.controls)
     name, inputs = f"{total.name}/behind", [total.output()]
-    behind = graph.add("Identity", inputs, name=name, span=total.span, origin=total, controls=controls)
+    behind = Builder(graph, name, total, span=total.span).node("Identity", *inputs, controls=controls)
     total.output().replace_all_uses_with(behind.output(), keep={behind})
     for user in total.control_users:
         user.add_control(behind)

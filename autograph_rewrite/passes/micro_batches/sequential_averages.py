@@ -24,6 +24,9 @@ from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.passes.base.builder import Builder
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.order_accesses import Repeated
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
@@ -215,3 +218,28 @@ def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node])
     if value is total:
         return statistic
     return made[value.node].output(value.index) if value.node in made else value
+
+
+@dataclass(frozen=True)
+class Averages:
+    """The averages of statistics over blocks, by the node that makes them, as they were before anything was guarded."""
+
+    values: Mapping[Node, Value]
+
+
+def _find(rewrite: Rewrite) -> None:
+    """Find the averages of statistics of blocks, before empty blocks are padded."""
+    rewrite.put(Averages(batch_statistic_averages(rewrite.get(Context))))
+
+
+def _update(rewrite: Rewrite) -> None:
+    """Apply moving-average updates sequentially, one per micro-batch."""
+    averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
+    nodes = update_averages(rewrite.get(Context), rewrite.get(ReshardInserter), averages, rewrite.outputs, named)
+    rewrite.put(Repeated(frozenset(nodes)))
+
+
+FIND_AVERAGES = Pass("find-averages", _find, needs=(Context, ReshardInserter), gives=(Averages,))
+SEQUENTIAL_AVERAGES = Pass(
+    "sequential-averages", _update, needs=(Context, ReshardInserter, Averages), gives=(Repeated,)
+)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Span, Use
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
@@ -135,7 +136,7 @@ def _awaited(context: Context, node: Node) -> list[Node]:
 
 def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:
     """Return one node that waits for what `node` waits for, in its place."""
-    done = context.graph.add("NoOp", name=f"{node.name}/written", origin=node, controls=awaited)
+    done = Builder.at(node).node("NoOp", what="written", controls=awaited)
     for control in awaited:
         node.remove_control(control)
     node.add_control(done)

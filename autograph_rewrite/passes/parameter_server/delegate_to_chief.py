@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
@@ -24,8 +25,12 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.read_before_update import Runs
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
-from autograph_rewrite.passes.emit.read_before_update import Runs
+from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -41,7 +46,7 @@ def name_server_roots(context: Context, item: TrainingGraph) -> None:
         node = graph.nodes.get(name)
         if node is not None and node in on_server:
             take_name(graph, node, graph.unique_name(name + SUFFIX))
-            graph.add("NoOp", name=name, origin=name, controls=[node])
+            Builder(graph, name, name).node("NoOp", controls=[node])
     for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
         node = graph.nodes.get(name)
         if node is None or node not in on_server:
@@ -49,7 +54,7 @@ def name_server_roots(context: Context, item: TrainingGraph) -> None:
         take_name(graph, node, graph.unique_name(name + SUFFIX))
         outputs = node.outputs
         op = "Identity" if len(outputs) == 1 else "IdentityN"
-        new = graph.add(op, outputs, name=name, origin=name)
+        new = Builder(graph, name, name).node(op, *outputs)
         moved = {value: new.output(value.index) for value in outputs}
         for anchor, value in graph.anchors.items():
             graph.set_anchor(anchor, moved.get(value, value))
@@ -353,7 +358,7 @@ def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
     for node in [node for node in graph if node in on_server and node.name in known]:
         name = node.name
         take_name(graph, node, graph.unique_name(name + SUFFIX))
-        graph.add("NoOp", name=name, origin=name)
+        Builder(graph, name, name).node("NoOp")
 
 
 # Branches of workers in which server ops run: who waits for those, and that the rest stays in its branch.
@@ -478,19 +483,36 @@ class Branches:
         switch = self._switches[guard, self._guards[node]]
         where = switch or node
         if switch is None:
-            switch = self._graph.add(
-                "Switch",
-                (predicate, predicate),
-                name=self._graph.unique_name(f"{name}/switch"),
-                device=where.device,
-                span=where.span,
-                origin=where,
-            )
-        return self._graph.add(
-            "Identity",
-            (switch.output(guard.taken),),
-            name=self._graph.unique_name(name),
-            device=where.device,
-            span=where.span,
-            origin=where,
+            switch = Builder(
+                self._graph, self._graph.unique_name(f"{name}/switch"), where, span=where.span, device=where.device
+            ).node("Switch", predicate, predicate)
+        return Builder(self._graph, self._graph.unique_name(name), where, span=where.span, device=where.device).node(
+            "Identity", switch.output(guard.taken)
         )
+
+
+def _serve(rewrite: Rewrite) -> None:
+    """Name and lock what runs on parameter servers, and add local copies of what is read there."""
+    context = rewrite.get(Context)
+    if rewrite.plan.is_asynchronous:
+        lock_updates(context.server_region.nodes)
+    name_server_roots(context, rewrite.item)
+    cache_reads(context, rewrite.item)
+
+
+def _has_servers(rewrite: Rewrite) -> bool:
+    return bool(rewrite.get(Context).server_region.nodes)
+
+
+def _delegate(rewrite: Rewrite) -> None:
+    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read."""
+    delegate_to_chief(rewrite.get(Context), rewrite.item)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+
+
+def _has_servers_and_workers(rewrite: Rewrite) -> bool:
+    return _has_servers(rewrite) and rewrite.get(Context).workers > 1
+
+
+PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (Context,))
+DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (Context,))

@@ -16,10 +16,10 @@ import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.control_flow import awaited
+from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -29,7 +29,11 @@ from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example, segments
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.report import Resolved
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
 from autograph_rewrite.passes.collectives.all_reduce import (
     all_reduce,
@@ -48,8 +52,10 @@ from autograph_rewrite.passes.reshard.global_sizes import global_size, read_earl
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind
+from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
+from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
 
 def assign_spans(context: Context) -> None:
@@ -600,3 +606,55 @@ def _asks_for_a_value(value: Value) -> bool:
     while value.node.op == "Identity":
         value = value.node.inputs[0]
     return value.node.op == "VarIsInitializedOp"
+
+
+def _assign_spans(rewrite: Rewrite) -> None:
+    """Decide how often each node runs, and what runs where a variable lives."""
+    state, plan, variables = rewrite.get(Propagation), rewrite.plan, rewrite.item.variables
+    if rewrite.request.certificate is not None:
+        rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
+    context = Context(
+        rewrite.graph,
+        plan,
+        state,
+        frames_of(state.order),
+        frozenset(variable.handle for variable in variables.values()),
+        task=rewrite.task,
+        rank=rewrite.request.task,
+        workers=len(rewrite.job.processes),
+        owners=variables,
+        edges={(edge.value, edge.to): edge for edge in plan.edges if not edge.role},
+        server_region=find_server_region(plan, state, variables),
+    )
+    assign_spans(context)
+    rewrite.put(context)
+
+
+def _assign_stages(rewrite: Rewrite) -> None:
+    """Assign each node to the stage of the pipeline that runs it."""
+    stages = assign_stages(rewrite.plan, rewrite.get(Propagation), rewrite.outputs, rewrite.item.variables)
+    if stages is not None:
+        rewrite.put(stages)
+
+
+def _measure_blocks(rewrite: Rewrite) -> None:
+    """Measure the batch: where the block of each replica begins and ends."""
+    context, state = rewrite.get(Context), rewrite.get(Propagation)
+    source, keys = measured_input(state), Keys(context)
+    rewrite.put(keys)
+    rewrite.put(Blocks(context, source, state.whole_inputs[source], keys))
+
+
+def _insert(rewrite: Rewrite) -> None:
+    """Insert the reshards: slice, add or all-reduce, concat or all-gather; sizes become local or global."""
+    reshard = ReshardInserter(rewrite.get(Context), rewrite.get(Blocks), rewrite.get(Keys))
+    reshard.run()
+    rewrite.put(reshard)
+
+
+ASSIGN_SPANS = Pass("assign-spans", _assign_spans, needs=(Propagation, Resolved), gives=(Context,), is_whole=False)
+ASSIGN_STAGES = Pass(
+    "assign-stages", _assign_stages, lambda rewrite: rewrite.plan.pipeline is not None, (Propagation,), (Stages,), False
+)
+MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(Context,), gives=(Keys, Blocks), is_whole=False)
+INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Context, Blocks, Keys), gives=(ReshardInserter,))

@@ -32,13 +32,16 @@ from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.facts.windows import Halo
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
 from autograph_rewrite.passes.tensor_parallel.loop_reads import read_before_loops
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
-from autograph_rewrite.passes.variable_sharding.pieces import in_pieces, pieces_of, shard_variables
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model
@@ -537,3 +540,18 @@ def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
                     f"({placement!r})"
                 )
                 break
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
+    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+    rewrite.put(WholeVariables(item.variables))
+    rewrite.item = replace(item, variables=shard_variables(item.variables))
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+
+
+def _has_model_axis(rewrite: Rewrite) -> bool:
+    return rewrite.plan.model is not None
+
+
+PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))

@@ -15,6 +15,7 @@ import numpy as np
 
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.dtypes import DOUBLE, NUMBERS
@@ -445,9 +446,8 @@ class ReadyOrder:
         for at, edge in enumerate(self._edges):
             names = instances_of(self._item, edge.node)
             controls = [node for name in names if (node := graph.nodes.get(name)) is not None]
-            stamps.append(graph.add("Timestamp", name=f"{SCOPE}/{at}", controls=controls).output())
-        attrs = {"T": DOUBLE, "N": len(stamps), "axis": 0}
-        times = graph.add("Pack", stamps, name=f"{SCOPE}/times", attrs=attrs)
+            stamps.append(Builder(graph, f"{SCOPE}/{at}").op("Timestamp", controls=controls))
+        times = Builder(graph, f"{SCOPE}/times").node("Pack", *stamps, T=DOUBLE, N=len(stamps), axis=0)
         return Timed(serde.to_bytes(graph), f"{times.name}:0")
 
     def agreed(self) -> tuple[str, ...]:

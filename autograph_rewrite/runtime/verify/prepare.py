@@ -14,6 +14,7 @@ import numpy as np
 
 from autograph_rewrite.compile import request, with_processes
 from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
@@ -107,9 +108,8 @@ def pin(graph: Graph, seed: int) -> tuple[str, ...]:
             node.set_attr("seed2", second)
         else:
             for index, value in zip(_seed_inputs(node), (first, second), strict=True):
-                attrs = {"value": np.array(value, np.int64), "dtype": dtypes.INT64}
-                const = graph.add("Const", name=f"{name}/seed", attrs=attrs, device=node.device)
-                node.set_input(index, const.output())
+                build = Builder(graph, f"{name}/seed", device=node.device)
+                node.set_input(index, build.const(value, dtypes.INT64))
     return names
 
 

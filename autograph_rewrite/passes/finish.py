@@ -1,37 +1,29 @@
-"""The last passes: devices, one instance per replica, and the report.
-
-complete folded graph ──assign-devices──► Instances ──update-rows, expand──► bytes of the finished graph
-"""
+"""The distributed item of a rewrite that has run every pass: its graph, its layout and its report."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.context import Context
-from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.report import Report
+from autograph_rewrite.passes.base.report import Report, Resolved
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.conversion_passes import Merged
-from autograph_rewrite.passes.emit.expand import expand
-from autograph_rewrite.passes.emit.instances import place_instances
-from autograph_rewrite.passes.emit.order_collectives import order_collectives
+from autograph_rewrite.passes.emit.expand import Expanded
+from autograph_rewrite.passes.emit.merge_instances import Merged
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
-from autograph_rewrite.passes.emit.update_rows import OPERANDS, row_updates, update_by_rows
 from autograph_rewrite.passes.local_sgd.train_alone import Alone
-from autograph_rewrite.passes.propagation_passes import Recorded, Resolved, Sharded
+from autograph_rewrite.passes.prune import Recorded
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.decision import Decision
-from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.variable_memory import held_bytes
 from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
 
@@ -39,58 +31,10 @@ MEETING = "all micro-batches meet before it, and what each has made so far is ke
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
 
 
-@dataclass(frozen=True)
-class Expanded:
-    """The finished graph, as an encoded GraphDef."""
-
-    data: bytes
-
-
-def _place(rewrite: Rewrite) -> None:
-    """Assign devices: what runs once to the first, stages to theirs."""
-    stages = rewrite.get(Stages) if rewrite.has(Stages) else None
-    fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
-    order_collectives(rewrite.graph)
-    rewrite.put(place_instances(rewrite.get(Context), stages, fed))
-
-
-def _update_rows(rewrite: Rewrite) -> None:
-    """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
-    layout = rewrite.get(ReplicaLayout)
-    homes, stages = rewrite.get(Context).server_region.devices, dict(layout.stages)
-
-    def beside(new: Node, update: Node) -> None:
-        if update in homes:
-            homes[new] = homes[update]
-        if update in stages:
-            stages[new] = stages[update]
-
-    nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
-    for node in row_updates(rewrite.graph, layout, nbytes):
-        update_by_rows(rewrite.graph, node, beside)
-    rewrite.put(replace(layout, stages=stages))
-
-
-def _updates_rows(rewrite: Rewrite) -> bool:
-    """Return whether there are such updates, and no other worker makes its own between a fetch and what is written."""
-    return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
-
-
-def _expand(rewrite: Rewrite) -> None:
-    """Write the GraphDef, one copy per replica of what every replica runs."""
-    common = rewrite.get(Merged).common & set(rewrite.graph)
-    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(ReplicaLayout), set(common))))
-
-
-PLACE = Pass("assign-devices", _place, needs=(Context,), gives=(ReplicaLayout,))
-ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(Context, ReplicaLayout))
-EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))
-
-
 def finished(rewrite: Rewrite) -> TrainingGraph:
     """Return the distributed item of a rewrite that has run every pass."""
     item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
-    variables = rewrite.get(Sharded).variables if rewrite.has(Sharded) else item.variables
+    variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
     return replace(
         item,
         source=EncodedGraph(rewrite.get(Expanded).data),

@@ -159,3 +159,10 @@ def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
     if node.op in EXITS:
         found += last_iteration(node)
     return [*found, *node._controls]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Reads and updates that each micro-batch makes, one micro-batch after another."""
+
+    nodes: frozenset[Node]

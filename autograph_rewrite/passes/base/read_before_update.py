@@ -20,6 +20,9 @@ from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.traits import READS
+from autograph_rewrite.passes.base.order_accesses import AccessOrder, Repeated, order_accesses
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 class Runs:
@@ -106,3 +109,13 @@ def _has_cycle(graph: Graph) -> bool:
     except GraphError:
         return True
     return False
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Restore the original's order of reads and updates wherever conversions have lost it."""
+    repeated = rewrite.get(Repeated).nodes if rewrite.has(Repeated) else ()
+    order_accesses(rewrite.graph, rewrite.get(AccessOrder), repeated)
+    read_before_update(rewrite.graph, rewrite.targets, [value.node for value in rewrite.outputs])
+
+
+ORDER_ACCESSES = Pass("order-accesses", _run, needs=(AccessOrder,))
