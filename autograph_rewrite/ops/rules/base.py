@@ -11,7 +11,7 @@ They depend on nothing but op, attributes and facts, so that results are cached 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Fact, Placement, Shape
@@ -148,10 +148,29 @@ class Placed(NamedTuple):
     note: str = ""
 
 
-class Rule(NamedTuple):
-    """How one op type is placed. `pinned`: runs once, whatever the mode (randomness, input, side effects).
+Attr = Callable[..., Any]
+"""Reads a decoded attribute of a node by name."""
+Numbers = Sequence[Sequence[int]]
+"""Shapes of operands or results, in numbers."""
 
-    `axes(n)`: for outputs that name dimensions, what is known of them where `value` is not; None otherwise.
+
+class Rule(NamedTuple):
+    """What is known of one op type.
+
+    Attributes:
+        place: which placements follow, and which input has to be converted first.
+        shape: the shape of one instance of each output.
+        value: contents of small integer outputs, symbolically.
+        family: the module that it stands in.
+        pinned: runs once, whatever the mode (randomness, input, side effects).
+        axes: for outputs that name dimensions, what is known of them where `value` is not.
+        identity: the shape or value rule needs fresh symbols, so results are not shared between nodes.
+        work: floating-point operations of one call, from attributes and the shapes of operands and results; where
+            there is none, every element counts.
+        kernel: what integers make of integers, for constant folding.
+        scratch: elements that a kernel copies while it runs, from attributes and the shapes of operands.
+        patches: elements of patches of images that a kernel on a CPU holds, from the shapes of operands and results,
+            the bytes of an element, and the threads.
     """
 
     place: Callable[[Op], Placed | None]
@@ -160,7 +179,11 @@ class Rule(NamedTuple):
     family: str = ""
     pinned: bool = False
     axes: Callable[[Op], tuple[Axes | None, ...]] | None = None
-    identity: bool = False  # the shape or value rule needs fresh symbols, so results are not shared between nodes
+    identity: bool = False
+    work: Callable[[Attr, Numbers, Numbers], float] | None = None
+    kernel: Callable[[Attr, Sequence[Any]], Any] | None = None
+    scratch: Callable[[Attr, Numbers], int] | None = None
+    patches: Callable[[Numbers, Numbers, int, int], int] | None = None
 
 
 WHOLE = "_autograph_whole"

@@ -6,6 +6,8 @@ one that is summed away makes the output partial, and operands that are whole bu
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autograph_rewrite.ir.types import dtypes
@@ -18,7 +20,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     is_whole_of,
     to_global,
 )
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.einsum_scratch import scratch_elements
 
 Labels = Sequence[str]
 STRETCHES = "..."
@@ -191,7 +194,34 @@ def shape_einsum(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(sizes.get(label, 1 if label.startswith(STRETCHES) else None) for label in output),)
 
 
+def matmul_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each element of the result and of the contracted dimension."""
+    turned = any(attr(key, False) for key in ("transpose_a", "adj_x"))
+    return 2.0 * math.prod(outputs[0]) * inputs[0][-2 if turned else -1]
+
+
+def _einsum_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each combination of labels; one where nothing is multiplied."""
+    equation = attr("equation")
+    left = (equation.decode() if isinstance(equation, bytes) else str(equation)).partition("->")[0]
+    sizes: dict[str, int] = {}
+    for term, shape in zip(left.split(","), inputs, strict=True):
+        letters = term.replace("...", "")
+        sizes.update(zip(letters, shape[len(shape) - len(letters) :], strict=True))
+        sizes["..."] = max(sizes.get("...", 1), math.prod(shape[: len(shape) - len(letters)]))
+    repeated = Counter(left.replace(",", ""))
+    return (2.0 if len(inputs) > 1 and repeated else 1.0) * math.prod(sizes.values())
+
+
 RULES = {
-    "MatMul": Rule(place_matmul, shape_matmul),
-    "Einsum": Rule(place_einsum, shape_einsum),
-} | {op: Rule(place_batch_matmul, shape_batch_matmul) for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")}
+    "MatMul": Rule(place_matmul, shape_matmul, work=matmul_work),
+    "Einsum": Rule(
+        place_einsum,
+        shape_einsum,
+        work=_einsum_work,
+        scratch=lambda attr, inputs: scratch_elements(attr("equation").decode(), inputs),
+    ),
+} | {
+    op: Rule(place_batch_matmul, shape_batch_matmul, work=matmul_work)
+    for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+}

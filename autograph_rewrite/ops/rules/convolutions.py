@@ -11,8 +11,11 @@ images', so only images are split. Rows and columns are split where blocks can b
 
 from __future__ import annotations
 
+import math
+
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
-from autograph_rewrite.ops.rules.base import Op, Rule
+from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
+from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
 from autograph_rewrite.ops.rules.signature import Labels, Signature, fixed, signed
 from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X, Y, windowed
 
@@ -62,6 +65,26 @@ def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
     return (dims[-2], dims[-1]) if dims is not None and len(dims) == rank else (None, None)
 
 
+def _conv_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each element of the result and of one filter."""
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
+
+
+def _conv_input_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """As forward, of the gradient that comes in."""
+    return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
+
+
+def _conv_filter_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """As forward, of the gradient that comes in."""
+    return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
+
+
+def _depthwise_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each element of the result and of the window."""
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
+
+
 def convolution(rank: int, depthwise: bool = False) -> Rule:
     """Return the rule of a convolution.
 
@@ -75,7 +98,7 @@ def convolution(rank: int, depthwise: bool = False) -> Rule:
         at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
         return Signature((at.x, at.filter), (at.y,), at.summed - OVER_IMAGES, linear=(0, 1), fragile=CHANNELS)
 
-    return signed(describe)
+    return signed(describe)._replace(work=_depthwise_work if depthwise else _conv_work)
 
 
 def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
@@ -94,7 +117,9 @@ def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fals
         summed = at.summed - OVER_IMAGES
         return Signature((at.x, at.filter, at.y), (at.x,), summed, linear=(1, 2), sizes=sizes, fragile=CHANNELS)
 
-    return signed(describe)
+    return signed(describe)._replace(
+        work=None if depthwise else _conv_input_work, patches=None if depthwise else input_patches
+    )
 
 
 def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
@@ -113,7 +138,9 @@ def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fal
         inputs = (at.x, at.filter, at.y)
         return Signature(inputs, (at.filter,), OVER_IMAGES, linear=(0, 2), sizes=sizes, fragile=CHANNELS)
 
-    return signed(describe)
+    return signed(describe)._replace(
+        work=None if depthwise else _conv_filter_work, patches=None if depthwise else filter_patches
+    )
 
 
 def _dilation_gradient(output: Labels) -> Signature:

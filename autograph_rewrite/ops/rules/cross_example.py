@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.rules.base import Op, Rule, whole
+from autograph_rewrite.ops.rules.contraction import matmul_work
 from autograph_rewrite.ops.rules.signature import every
 
 WHOLE = Rule(whole, lambda n: n.static)
@@ -27,12 +28,13 @@ def _rows_shape(n: Op) -> tuple[Shape | None, ...]:
 RULES: dict[str, Rule] = {
     "SparseToDense": Rule(whole, _dense_shape),
     "RaggedTensorToTensor": Rule(whole, _rows_shape),
+    "SparseMatMul": Rule(whole, work=matmul_work),
     **every(
         WHOLE,
         # The loss of a sequence names its examples by index, and its kernel rejects an empty batch.
         "CTCLoss CTCLossV2 CTCGreedyDecoder CTCBeamSearchDecoder",
         # Sparse tensors: row numbers count from the start of the batch.
-        "SparseTensorDenseMatMul SparseMatMul SparseReorder SparseReshape SparseConcat",
+        "SparseTensorDenseMatMul SparseReorder SparseReshape SparseConcat",
         "SparseSplit SparseSlice SparseSliceGrad SparseAdd SparseAddGrad SparseTensorDenseAdd",
         "SparseDenseCwiseAdd SparseDenseCwiseMul SparseDenseCwiseDiv SparseReduceSum SparseReduceMax",
         "SparseReduceSumSparse SparseReduceMaxSparse SparseSoftmax SparseSparseMaximum",

@@ -24,7 +24,7 @@ from functools import cached_property
 
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types.opdefs import OpDef, find_op
-from autograph_rewrite.ops.rules.base import Op, Rule
+from autograph_rewrite.ops.rules.base import Numbers, Op, Rule
 from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, shapes
 
 FAMILY = "registered"
@@ -83,7 +83,12 @@ class OpEntry:
     @cached_property
     def rule(self) -> Rule:
         """Return how the op divides."""
-        return Rule(Placer(self._signature), lambda n: shapes(n, self._signature(n)), family=FAMILY)
+        return Rule(
+            Placer(self._signature),
+            lambda n: shapes(n, self._signature(n)),
+            family=FAMILY,
+            work=(lambda attr, inputs, outputs: self.flops(inputs)) if self.work else None,
+        )
 
     @cached_property
     def _sides(self) -> tuple[str, str, str]:
@@ -91,15 +96,15 @@ class OpEntry:
         right, _, summed = right.partition("|")
         return left, right, summed
 
-    def flops(self, inputs: Sequence[Sequence[int]]) -> float | None:
-        """Return the work of one call; None where nobody has said it, or where its shapes have other ranks.
+    def flops(self, inputs: Numbers) -> float:
+        """Return the work of one call.
 
-        Args:
-            inputs: the shapes of its operands.
+        Raises:
+            ValueError: the operands have other ranks.
         """
         width = _rest(self.operands, [len(shape) for shape in inputs])
-        if not self.work or width is None:
-            return None
+        if width is None:
+            raise ValueError(inputs)
         known: dict[str, int] = {}
         for i, (term, shape) in enumerate(zip(self.operands, inputs, strict=False)):
             if term is not None and i not in self.sizes:

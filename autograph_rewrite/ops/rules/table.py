@@ -37,6 +37,7 @@ from autograph_rewrite.ops.rules import (
     variables,
 )
 from autograph_rewrite.ops.rules.base import Rule
+from autograph_rewrite.ops.rules.kernels import KERNELS
 from autograph_rewrite.ops.rules.registered import entry_of
 
 FAMILIES: tuple[ModuleType, ...] = (
@@ -83,7 +84,7 @@ def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]
         for op, rule in rules.items():
             if op in table:
                 raise ValueError(f"both '{table[op].family}' and '{family}' have a rule for {op}")
-            table[op] = rule._replace(family=family)
+            table[op] = rule._replace(family=family, kernel=KERNELS.get(op))
     return table
 
 

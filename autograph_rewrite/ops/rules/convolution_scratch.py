@@ -9,7 +9,7 @@ their operands, whether the batch has so many or not. oneDNN's kernels hold none
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Shape = Sequence[int]
 
@@ -18,28 +18,42 @@ HELD = 30 * 2**20
 SMALL = 256 * 2**10
 """Bytes of operands for each thread from which on the gradient of an input takes its images one by one."""
 
-_FILTER, _INPUT = "Conv2DBackpropFilter", "Conv2DBackpropInput"
-GRADIENTS = frozenset((_FILTER, _INPUT))
 
-
-def patch_elements(op: str, inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
-    """Return how many elements of patches a kernel holds; 0 for other ops, and where a shape is not known.
+def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
+    """Return how many elements of patches the gradient of the filter holds; 0 where a shape is not known.
 
     Args:
-        op: its name.
         inputs: the shapes of its operands.
         outputs: the shape of its result.
         width: bytes of an element.
         threads: that share the work of one op.
     """
-    if op not in GRADIENTS or len(inputs) != 3 or len(inputs[2]) != 4 or not math.prod(inputs[2]):
+    return _patches(inputs, outputs[0], width)
+
+
+def input_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
+    """Return how many elements of patches the gradient of the images holds; 0 where a shape is not known.
+
+    Args:
+        inputs: the shapes of its operands.
+        outputs: the shape of its result.
+        width: bytes of an element.
+        threads: that share the work of one op.
+    """
+    kernel = inputs[1] if len(inputs) == 3 else ()
+    return _patches(inputs, kernel, width, one_by_one=lambda operands: operands // threads >= SMALL // width)
+
+
+def _patches(
+    inputs: Sequence[Shape], kernel: Shape, width: int, one_by_one: Callable[[int], bool] | None = None
+) -> int:
+    if len(inputs) != 3 or len(inputs[2]) != 4 or len(kernel) != 4:
         return 0
-    kernel = outputs[0] if op == _FILTER else inputs[1]
-    if len(kernel) != 4 or not math.prod(kernel):
+    if not math.prod(inputs[2]) or not math.prod(kernel):
         return 0
     images, places = inputs[2][0], math.prod(inputs[2][1:3])
     patch, depth = math.prod(kernel[:3]), kernel[3]
     operands = places * patch + places * depth + patch * depth
-    if op == _INPUT and (images == 1 or operands // threads >= SMALL // width):
+    if one_by_one is not None and (images == 1 or one_by_one(operands)):
         return places * patch
     return math.ceil(HELD // width / operands) * places * patch
