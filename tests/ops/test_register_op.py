@@ -124,6 +124,7 @@ DESCRIBED = {
     "Softmax": OpEntry("Softmax", "... . -> ... ."),
     "BiasAddGrad": OpEntry("BiasAddGrad", "n ... d -> d | n ...", (0,)),
     "Neg": OpEntry("Neg", "... -> ...", additive=True),
+    "InTopK": OpEntry("InTopK", "n -c, n -> n"),
 }
 
 

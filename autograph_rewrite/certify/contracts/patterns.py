@@ -107,9 +107,11 @@ def stated(said: Stated) -> Contract:
     spare = iter(string.ascii_letters)
 
     def letter(word: re.Match[str]) -> str:
-        return "=" if word[0] == "..." else letters.setdefault(word[0], next(spare, ".")) if word[0] != "." else "."
+        if word[0] == "..." or word[0] == "." or word[0].startswith("-"):
+            return "=" if word[0] == "..." else "."
+        return letters.setdefault(word[0], next(spare, "."))
 
-    text = re.sub(r"\s", "", re.sub(r"\.\.\.|\w+|\.", letter, said.factors))
+    text = re.sub(r"\s", "", re.sub(r"\.\.\.|-?\b[A-Za-z_]\w*|\.", letter, said.factors))
     terms = text.partition("->")[0].split(",")
     added = tuple(i for i, term in enumerate(terms) if term != "*" and not term.startswith("#"))
     return pattern(text, linear=said.linear, added=added if said.additive else ())

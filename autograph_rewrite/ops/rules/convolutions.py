@@ -16,10 +16,10 @@ import math
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
 from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
-from autograph_rewrite.ops.rules.signature import Labels, Signature, fixed, signed
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import Labels, Signature, signed
 from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X, Y, windowed
 
-N4 = ("n", "", "", "")
 OVER_IMAGES = frozenset("n")
 CHANNELS = frozenset("co")
 
@@ -143,11 +143,6 @@ def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fal
     )
 
 
-def _dilation_gradient(output: Labels) -> Signature:
-    """Input, filter and output gradient; linear in the last."""
-    return Signature((N4, ("", "", ""), N4), (output,), OVER_IMAGES, linear=(2,))
-
-
 FORWARD, INPUT, FILTERS = (X, FILTER), (X_SIZES, FILTER, Y), (X, FILTER_SIZES, Y)
 
 RULES: dict[str, Rule] = {
@@ -164,7 +159,7 @@ RULES: dict[str, Rule] = {
     "Conv3DBackpropInputV2": input_gradient(5),
     "Conv3DBackpropFilter": filter_gradient(5, of_values=True),
     "Conv3DBackpropFilterV2": filter_gradient(5),
-    "Dilation2D": fixed(Signature((N4, ("", "", "")), (N4,))),
-    "Dilation2DBackpropInput": fixed(_dilation_gradient(N4)),
-    "Dilation2DBackpropFilter": fixed(_dilation_gradient(("", "", ""))),
+    "Dilation2D": factors("n . . ., . . . -> n . . ."),
+    "Dilation2DBackpropInput": factors("n . . ., . . ., n . . . -> n . . . | n", linear=(2,)),
+    "Dilation2DBackpropFilter": factors("n . . ., . . ., n . . . -> . . . | n", linear=(2,)),
 }

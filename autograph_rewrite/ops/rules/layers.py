@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from autograph_rewrite.ops.rules.base import Op, Rule
+from autograph_rewrite.ops.rules.factors import factors
 from autograph_rewrite.ops.rules.signature import (
     Labels,
     Signature,
     axes,
     every,
-    fixed,
     signed,
-    without,
 )
 
 
@@ -43,26 +42,12 @@ def _bias_add_grad(n: Op) -> Signature | None:
     return Signature((labels,), (("channel",),), frozenset(labels) - {"channel"}, linear=(0,))
 
 
-def _all_but_last(n: Op) -> Signature | None:
-    """All but the last dimension stay split."""
-    rank = n.rank(0)
-    if not rank:
-        return None
-    labels = without(axes(rank), -1)
-    return Signature((labels,), (labels,))
-
-
-ROWS = Signature((("n", "-c"), ("n", "-c")), (("n",), ("n", "-c")), broadcast=True)
-LABELLED_ROWS = Signature((("n", "-c"), ("n",)), (("n",), ("n", "-c")))
-HITS = Signature((("n", ""), ("n",)), (("n",),))
-HITS_OF = Signature((("n", ""), ("n",), None), (("n",),))
-
 RULES: dict[str, Rule] = {
     **every(signed(_bias_add), "BiasAdd BiasAddV1"),
     "BiasAddGrad": signed(_bias_add_grad),
-    **every(signed(_all_but_last), "Softmax LogSoftmax"),
-    "SoftmaxCrossEntropyWithLogits": fixed(ROWS),
-    "SparseSoftmaxCrossEntropyWithLogits": fixed(LABELLED_ROWS),
-    "InTopK": fixed(HITS),
-    "InTopKV2": fixed(HITS_OF),
+    **every(factors("... -c -> ... -c"), "Softmax LogSoftmax"),
+    "SoftmaxCrossEntropyWithLogits": factors("n -c, n -c -> n, n -c", broadcast=True),
+    "SparseSoftmaxCrossEntropyWithLogits": factors("n -c, n -> n, n -c"),
+    "InTopK": factors("n ., n -> n"),
+    "InTopKV2": factors("n ., n, * -> n"),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.facts.symbolic_dims import are_same
 from autograph_rewrite.ops.rules.base import Op, Rule, whole
+from autograph_rewrite.ops.rules.factors import factors
 from autograph_rewrite.ops.rules.signature import (
     Labels,
     Placer,
@@ -154,21 +155,22 @@ WHOLE = Rule(whole, lambda n: n.static)
 
 RULES: dict[str, Rule] = {
     **every(
-        signed(batched(2, (2,))),
-        "Cholesky CholeskyGrad MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot",
+        factors("... . . -> ... . ."),
+        "Cholesky MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot",
     ),
     "MatrixSolve": signed(_solve),
     "MatrixTriangularSolve": signed(_broadcast_solve),
     "BandedTriangularSolve": signed(_banded_solve),
     "TridiagonalSolve": signed(_solve),
     "MatrixSolveLs": signed(_solve),
-    "MatrixDeterminant": signed(batched(2, (0,))),
-    "LogMatrixDeterminant": signed(batched(2, (0, 0))),
-    "Qr": signed(batched(2, (2, 2))),
+    "CholeskyGrad": factors("... . ., ... . . -> ... . ."),
+    "MatrixDeterminant": factors("... . . -> ..."),
+    "LogMatrixDeterminant": factors("... . . -> ..., ..."),
+    "Qr": factors("... . . -> ... . ., ... . ."),
     "Svd": _decomposition((1,), (2, 2), "compute_uv"),
     "SelfAdjointEigV2": _decomposition((1,), (2,), "compute_v"),
     "Eig": _decomposition((1,), (2,), "compute_v"),
-    "Lu": signed(batched(2, (2, 1))),
+    "Lu": factors("... . . -> ... . ., ... ."),
     "Cross": signed(_cross),
     "MatrixBandPart": signed(_band),
     "BatchMatrixBandPart": signed(_band),

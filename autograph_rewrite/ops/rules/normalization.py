@@ -13,7 +13,8 @@ from __future__ import annotations
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.ops.rules.signature import Signature, every, fixed
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import every
 
 BLOCK_STATISTICS = "_block_statistics"
 """Attribute of a batch normalisation, or of its gradient, that works on its own block only."""
@@ -122,13 +123,12 @@ def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
 
 
 # Local response normalisation looks at neighbouring channels only.
-PIXELS = ("n", "h", "w", "")
 FORWARD = Rule(place_forward, shape_forward)
 GRADIENT = Rule(place_gradient, shape_gradient)
 
 RULES: dict[str, Rule] = {
     **every(FORWARD, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
     **every(GRADIENT, "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"),
-    "LRN": fixed(Signature((PIXELS,), (PIXELS,))),
-    "LRNGrad": fixed(Signature((PIXELS,) * 3, (PIXELS,), linear=(0,))),
+    "LRN": factors("n h w . -> n h w ."),
+    "LRNGrad": factors("n h w ., n h w ., n h w . -> n h w .", linear=(0,)),
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.base import Op, Rule, whole
+from autograph_rewrite.ops.rules.factors import factors
 from autograph_rewrite.ops.rules.gather_scatter import axis_of
 from autograph_rewrite.ops.rules.signature import (
     Signature,
     axes,
     every,
-    fixed,
     signed,
     without,
 )
@@ -73,7 +73,6 @@ def _reverse_sequence(n: Op) -> Signature | None:
     return Signature((labels, (labels[rows],)), (labels,), linear=(0,))
 
 
-ROWS = Signature((("n", ""), ("n", "")), (("n", ""),))
 WHOLE = Rule(whole, lambda n: n.static)
 
 RULES: dict[str, Rule] = {
@@ -82,7 +81,7 @@ RULES: dict[str, Rule] = {
     **every(Rule(signed(_top).place, top_shape), "TopK TopKV2"),
     "NthElement": signed(_nth),
     "ReverseSequence": signed(_reverse_sequence),
-    **every(fixed(ROWS), "LowerBound UpperBound"),
+    **every(factors("n ., n . -> n ."), "LowerBound UpperBound"),
     # What comes out depends on all elements, or has as many rows as turn up.
     **every(
         WHOLE,

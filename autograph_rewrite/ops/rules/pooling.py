@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.rules.base import Op, Rule, whole
 from autograph_rewrite.ops.rules.convolutions import images
-from autograph_rewrite.ops.rules.signature import Labels, Signature, every, fixed, signed
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import Signature, every, signed
 from autograph_rewrite.ops.rules.spatial import X_SIZES, X, Y, windowed
 
 N4 = ("n", "", "", "")
-N5 = ("n", "", "", "", "")
 
 
 REFUSED = frozenset("n")
@@ -35,10 +35,6 @@ def _apart(rank: int, inputs: int, linear: tuple[int, ...] = (), sizes: frozense
     return signed(describe)
 
 
-def _images(image: Labels, count: int, parameters: int = 0) -> Signature:
-    return Signature((image,) * count + (None,) * parameters, (image,))
-
-
 def _indexed(images: int, outputs: int, fragile: frozenset[str] = frozenset()) -> Rule:
     """Indices that count from the start of the batch mean something else in a block."""
     signature = Signature((N4,) * images, (N4,) * outputs, fragile=fragile)
@@ -57,13 +53,13 @@ RULES: dict[str, Rule] = {
     "AvgPoolGrad": windowed(_apart(4, 2, linear=(1,), sizes=frozenset({0})), (X_SIZES, Y), X),
     "AvgPool3DGrad": _apart(5, 2, linear=(1,), sizes=frozenset({0})),
     "MaxPool": windowed(_apart(4, 1), (X,), Y),
-    "MaxPoolV2": fixed(_images(N4, 1, 2)),
+    "MaxPoolV2": factors("n . . ., *, * -> n . . ."),
     "MaxPool3D": _apart(5, 1),
     "MaxPoolGrad": windowed(_apart(4, 3), (X, Y, Y), X),
     "MaxPoolGradGrad": _apart(4, 3),
-    **every(fixed(_images(N4, 3, 2)), "MaxPoolGradV2 MaxPoolGradGradV2"),
+    **every(factors("n . . ., n . . ., n . . ., *, * -> n . . ."), "MaxPoolGradV2 MaxPoolGradGradV2"),
     "MaxPool3DGrad": _apart(5, 3),
-    "MaxPool3DGradGrad": fixed(_images(N5, 3)._replace(fragile=REFUSED)),
+    "MaxPool3DGradGrad": factors("n . . . ., n . . . ., n . . . . -> n . . . .", fragile="n"),
     "MaxPoolWithArgmax": _indexed(1, 2, REFUSED),
     **every(_indexed(3, 1), "MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax"),
     # Their pooling regions are drawn at random, once for the batch.

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autograph_rewrite.ops.rules.base import Rule, whole
-from autograph_rewrite.ops.rules.signature import Signature, every, fixed
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import every
 
-STATE = ("b", "")
-STEPS = ("", "b", "")
-PEEPHOLE = ("",)
-MATRIX = ("", "")
-OVER_BATCH = frozenset("b")
+STATE, STEPS, READ = "b .", ". b .", "*"
 
-LSTM_CELL = Signature((STATE,) * 3 + (None,) * 5, (STATE,) * 7, fragile=OVER_BATCH)
-LSTM_CELL_GRAD = Signature((STATE,) * 3 + (None,) * 5 + (STATE,) * 8, (STATE,) * 2 + (PEEPHOLE,) * 3, OVER_BATCH)
-GRU_CELL = Signature((STATE,) * 2 + (None,) * 4, (STATE,) * 4)
-GRU_CELL_GRAD = Signature((STATE,) * 2 + (None,) * 4 + (STATE,) * 4, (STATE,) * 4)
-BLOCK_LSTM = Signature((None, STEPS, STATE, STATE) + (None,) * 5, (STEPS,) * 7)
-BLOCK_LSTM_GRAD = Signature(
-    (None, STEPS, STATE, STATE) + (None,) * 5 + (STEPS,) * 9,
-    (STEPS, STATE, STATE, MATRIX) + (PEEPHOLE,) * 4,
-    OVER_BATCH,
-)
+
+def _cell(operands: Sequence[str], results: Sequence[str], *, summed: bool = False, fragile: str = "") -> Rule:
+    text = f"{', '.join(operands)} -> {', '.join(results)}"
+    return factors(f"{text} | b" if summed else text, fragile=fragile)
+
 
 RULES: dict[str, Rule] = {
-    "LSTMBlockCell": fixed(LSTM_CELL),
-    "LSTMBlockCellGrad": fixed(LSTM_CELL_GRAD),
-    "GRUBlockCell": fixed(GRU_CELL),
-    "GRUBlockCellGrad": fixed(GRU_CELL_GRAD),
-    **every(fixed(BLOCK_LSTM), "BlockLSTM BlockLSTMV2"),
-    **every(fixed(BLOCK_LSTM_GRAD), "BlockLSTMGrad BlockLSTMGradV2"),
+    "LSTMBlockCell": _cell([STATE] * 3 + [READ] * 5, [STATE] * 7, fragile="b"),
+    "LSTMBlockCellGrad": _cell([STATE] * 3 + [READ] * 5 + [STATE] * 8, [STATE] * 2 + ["."] * 3, summed=True),
+    "GRUBlockCell": _cell([STATE] * 2 + [READ] * 4, [STATE] * 4),
+    "GRUBlockCellGrad": _cell([STATE] * 2 + [READ] * 4 + [STATE] * 4, [STATE] * 4),
+    **every(_cell([READ, STEPS, STATE, STATE] + [READ] * 5, [STEPS] * 7), "BlockLSTM BlockLSTMV2"),
+    **every(
+        _cell(
+            [READ, STEPS, STATE, STATE] + [READ] * 5 + [STEPS] * 9,
+            [STEPS, STATE, STATE, ". ."] + ["."] * 4,
+            summed=True,
+        ),
+        "BlockLSTMGrad BlockLSTMGradV2",
+    ),
     # Their packed state exists on GPUs only, and some draw dropout inside.
     **every(
         Rule(whole, pinned=True),

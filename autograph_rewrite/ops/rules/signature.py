@@ -66,10 +66,14 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True)
 class Placer:
-    """The `place` of a rule that is given by signatures: `describe`, or `constant` where it is always the same."""
+    """The `place` of a rule that is given by signatures: `describe`, or `constant` where it is always the same.
+
+    It may follow from a `text` (`ops.rules.factors`).
+    """
 
     describe: Describe
     constant: Signature | None = None
+    text: str = ""
 
     def __call__(self, n: Op) -> Placed:
         """Place a node by its signature."""
