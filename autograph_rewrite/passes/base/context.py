@@ -24,6 +24,7 @@ from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.dtypes import from_numpy
 from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.traits import ENTERS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.server_nodes import ServerRegion
@@ -271,5 +272,5 @@ class Context:
         return value
 
     def _parallel(self, frame: Frame) -> int:
-        enters = (n for n, f in self.frames.items() if f == frame and n.op == "Enter")
+        enters = (n for n, f in self.frames.items() if f == frame and n.op in ENTERS)
         return int(next((n.attr("parallel_iterations", 10) for n in enters), 10))

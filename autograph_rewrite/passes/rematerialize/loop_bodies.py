@@ -16,6 +16,7 @@ from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.resolve.remat.activations import Activations
@@ -74,7 +75,7 @@ def _copy(graph: Graph, cell: Cell, known: dict[Value, Value], number: int) -> d
     copies: dict[Node, Node] = {}
     for node in cell.nodes:
         inputs = [known[v] if v in known else copies[v.node].output(v.index) for v in node.inputs]
-        first = all(value in known or value.node.op == "Const" for value in node.inputs)
+        first = all(value in known or has(value.node.op, "constant") for value in node.inputs)
         waits = cell.triggers if first else ()
         copies[node] = copy_node(graph, node, inputs, name=f"{COPIES}/{number}/{copied(node.name)}", controls=waits)
         copies[node].span = node.span

@@ -14,6 +14,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.loop_bodies import recompute_in_loops
@@ -120,7 +121,7 @@ def is_host(device: str) -> bool:
 def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
     """Return the stages that the forward will be divided into."""
     state, lists = acts.state, future_splits(acts.state)
-    each = [node for node in acts.forward if node.op != "Const" and differs_by_replica(state, node, lists)]
+    each = [node for node in acts.forward if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
     return forward_stages(resolved, state, each)
 
 

@@ -108,7 +108,7 @@ def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
     """Return the stages that forward and backward will be divided into."""
     assert resolved.pipeline is not None
     state, forward, lists = acts.state, set(acts.forward), future_splits(acts.state)
-    each = [node for node in state.order if node.op != "Const" and differs_by_replica(state, node, lists)]
+    each = [node for node in state.order if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
     found = forward_stages(resolved, state, [node for node in each if node in forward])
     rest = [node for node in each if node not in forward]
     backward_stages(rest, found, gradients_of(rest, acts.backward, found), resolved.pipeline.stages)
