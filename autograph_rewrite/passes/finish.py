@@ -8,7 +8,6 @@ from dataclasses import replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.report import Report, Resolved
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.expand import Expanded
@@ -48,7 +47,7 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
 
 def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
-    resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(ReplicaLayout)
+    resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
     copies = sum(instances.count(node) for node in graph)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
@@ -62,10 +61,10 @@ def _report(rewrite: Rewrite) -> Report:
         len(graph),
         copies,
         time.perf_counter() - rewrite.began,
-        tuple(one.named() for one in context.compressed),
+        tuple(one.named() for one in rewrite.compressed),
         task=rewrite.request.task,
         digests=digest_names(graph),
-        homes=context.server_region.homes,
+        homes=rewrite.server_region.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
@@ -81,27 +80,27 @@ def _run_writes(rewrite: Rewrite) -> RunWrites:
     """Return what runs write; what a user's pass makes of it, only the user knows."""
     if rewrite.plan.passes:
         return RunWrites()
-    original, homes = rewrite.get(Recorded), rewrite.get(Context).server_region.homes
+    original, homes = rewrite.get(Recorded), rewrite.server_region.homes
     on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
     elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
     return compared(original.writes, original.nodes, rewrite.graph, elsewhere)
 
 
 def _layout(rewrite: Rewrite) -> Layout:
-    plan, context, state = rewrite.plan, rewrite.get(Context), rewrite.get(Propagation)
+    plan, rewrite, state = rewrite.plan, rewrite, rewrite.get(Propagation)
     instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
     return Layout(
         rewrite.graph,
         set(merged.common & set(rewrite.graph)),
         merged.spread,
-        context.aliases,
+        rewrite.aliases,
         instances.mesh,
         rewrite.feeds,
         moved=merged.moved,
-        partial=context.processes > 1,
+        partial=rewrite.processes > 1,
         hidden=plan.looped,
         interleaved=plan.interleaved,
         state=(state.facts, state.raw),
-        converted=context.converted,
+        converted=rewrite.converted,
         writes=_run_writes(rewrite),
     )
