@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.report import Report, Resolved
@@ -23,8 +25,7 @@ from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.decision import Decision
-from autograph_rewrite.resolve.variable_memory import held_bytes
-from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
+from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph, Variable
 
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
@@ -104,3 +105,24 @@ def _layout(rewrite: Rewrite) -> Layout:
         converted=rewrite.converted,
         writes=_run_writes(rewrite),
     )
+
+
+# How many bytes of variables each device holds.
+
+
+def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of variables by device, all copies and shards counted; unknown dimensions count as 1.
+
+    Args:
+        graph: the folded graph, placed.
+        variables: those that the graph has.
+        devices: one per replica.
+    """
+    found = dict.fromkeys(devices, 0)
+    for variable in variables.values():
+        node = graph.nodes.get(variable.handle)
+        if node is None:
+            continue
+        for device in devices if node.span is not Span.ONCE else (node.device,):
+            found[device] = found.get(device, 0) + variable.nbytes
+    return found

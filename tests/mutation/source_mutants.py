@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "an update does not wait for a read",
-        "passes/base/read_before_update.py",
+        "passes/base/order_accesses.py",
         "        update.add_control(read)\n",
         "        pass\n",
     ),

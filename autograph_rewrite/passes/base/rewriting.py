@@ -33,11 +33,11 @@ from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, 
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
-    from autograph_rewrite.passes.base.compression_record import CompressedSum
+    from autograph_rewrite.passes.base.report import CompressedSum
     from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
 
 

@@ -22,7 +22,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 STRIDE = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 SHAPES_OF_ELEMENTS = {
     "TensorArrayV3": ("element_shape", 0),

@@ -31,7 +31,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.local_sgd.train_alone import trains_alone
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 

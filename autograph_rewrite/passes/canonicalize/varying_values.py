@@ -38,7 +38,7 @@ from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
 

@@ -20,7 +20,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.variable_policies import ComponentOf, Components
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 def keep_components(rewrite: Rewrite, components: Components) -> None:

@@ -19,7 +19,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
-from autograph_rewrite.passes.base.compression_record import CompressedSum
+from autograph_rewrite.passes.base.report import CompressedSum
 from autograph_rewrite.passes.collectives.all_gather import vectors_of_members
 from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
 from autograph_rewrite.passes.collectives.exchange import Exchange

@@ -24,7 +24,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 SCOPE = "autograph_state"

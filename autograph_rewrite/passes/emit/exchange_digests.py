@@ -21,7 +21,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.plan.parts.messages import SIZES
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 def exchange_digests(rewrite: Rewrite, blocks: Blocks, targets: Iterable[Node]) -> None:

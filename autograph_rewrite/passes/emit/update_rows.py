@@ -29,7 +29,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""

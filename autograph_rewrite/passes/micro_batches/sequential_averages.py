@@ -29,7 +29,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 @dataclass(frozen=True)

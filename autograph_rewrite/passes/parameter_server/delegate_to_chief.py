@@ -25,13 +25,13 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import Runs
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.read_before_update import Runs
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
 
 SUFFIX = "/on_server"

@@ -30,7 +30,7 @@ from autograph_rewrite.passes.micro_batches.while_frame import Loop
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, turns
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_nodes import ServerRegion
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 
 SCOPES = {FORWARD: "autograph_pipeline/forward", BACKWARD: "autograph_pipeline/backward"}

@@ -52,8 +52,7 @@ from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
-from autograph_rewrite.resolve.server_nodes import ServerRegion
-from autograph_rewrite.resolve.server_region import find_server_region
+from autograph_rewrite.resolve.server_region import ServerRegion, find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 

@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.analysis.facts.symbolic_dims import unit
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value

@@ -18,12 +18,14 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite import tf_private
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
+from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.session.session import DistributedSession
 
 _SERVED = "_autograph_served"
 _HANDLE = "_handle"
@@ -230,3 +232,30 @@ def _subclass(base: Any) -> type:
             self.__dict__[_HANDLE] = handle
 
     return ResourceVariable
+
+
+# Tables written between two steps: what a step is fed, so that rows are looked up once worker 0 has written them.
+
+
+class TablesWritten:
+    """The tables of a session whose rows are looked up on servers.
+
+    Args:
+        session: of a step.
+    """
+
+    def __init__(self, session: DistributedSession) -> None:
+        before, behind = f"{PREFIX}/", f"/{FLAG}"
+        self._flags = {
+            op.name[len(before) : -len(behind)]: op.outputs[0]
+            for op in session.graph.get_operations()
+            if op.name.startswith(before) and op.name.endswith(behind)
+        }
+
+    def feeds(self, written: Collection[str]) -> dict[Any, bool]:
+        """Return what the next step is fed besides.
+
+        Args:
+            written: the names of the handles of variables that the program has written since the last step.
+        """
+        return {flag: handle in written for handle, flag in self._flags.items()}
