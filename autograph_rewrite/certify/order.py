@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.certify.execution.op_kinds import (
+from autograph_rewrite.certify.op_kinds import (
     ENTERS,
     EXITS,
     MEASURES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autograph_rewrite.certify.execution.baseline import Baseline
+from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.graph import Node, Span

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.certify.execution.lists import LISTS
+from autograph_rewrite.certify.lists import LISTS
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.types import dtypes

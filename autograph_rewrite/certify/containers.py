@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.certify.contracts.seen import Seen, is_own, said
+from autograph_rewrite.certify.seen import Seen, is_own, said
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import Claim, Dim
 from autograph_rewrite.ir.graph import Node, Value

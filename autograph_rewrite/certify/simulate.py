@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.certify.execution import kernels
-from autograph_rewrite.certify.execution.baseline import Baseline, Leaf, Unknown
-from autograph_rewrite.certify.execution.lists import LISTS
-from autograph_rewrite.certify.execution.loops import Loop, NotUnderstoodError, parts_of
-from autograph_rewrite.certify.execution.samples import COMBINE, Sample, Token, TooLargeError
+from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.baseline import Baseline, Leaf, Unknown
+from autograph_rewrite.certify.lists import LISTS
+from autograph_rewrite.certify.loops import Loop, NotUnderstoodError, parts_of
+from autograph_rewrite.certify.samples import COMBINE, Sample, Token, TooLargeError
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.certify.execution.kernels import NoKernelError
+from autograph_rewrite.certify.kernels import NoKernelError
 
 Data = Callable[[Any], Any]
 """Makes data of what is held."""

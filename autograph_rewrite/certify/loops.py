@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from autograph_rewrite.certify.execution.baseline import Leaf, Unknown
-from autograph_rewrite.certify.execution.op_kinds import BACK_EDGES, ENTERS, EXITS, writes_variable
+from autograph_rewrite.certify.baseline import Leaf, Unknown
+from autograph_rewrite.certify.op_kinds import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, PerInstance, Span, Value

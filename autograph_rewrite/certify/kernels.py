@@ -60,23 +60,38 @@ def _fold(function: Callable[..., Any]) -> Kernel:
 
 def _strided_slice(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     source, begin, end, step = inputs
+    return [np.asarray(source[_sliced(node, begin, end, step)])]
+
+
+def _strided_slice_grad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    shape, begin, end, step, rows = inputs
+    whole = np.zeros([int(n) for n in shape], np.asarray(rows).dtype)
+    at = _sliced(node, begin, end, step)
+    if whole[at].shape != np.shape(rows):
+        raise ValueError(f"{np.shape(rows)} rows of {whole[at].shape}")
+    whole[at] = rows
+    return [whole]
+
+
+def _sliced(node: Node, begin: Any, end: Any, step: Any) -> tuple[Any, ...]:
+    """Return a slice as numpy writes it."""
     masks = {name: node.attr(f"{name}_mask", 0) for name in ("begin", "end", "shrink_axis", "new_axis", "ellipsis")}
-    if masks["new_axis"] or masks["ellipsis"]:
-        raise NoKernelError("StridedSlice")
     at: list[Any] = []
     for i in range(len(begin)):
-        if masks["shrink_axis"] >> i & 1:
-            at.append(int(begin[i]))
-            continue
-        first = None if masks["begin"] >> i & 1 else int(begin[i])
-        last = None if masks["end"] >> i & 1 else int(end[i])
-        at.append(slice(first, last, int(step[i])))
-    return [np.asarray(source[tuple(at)])]
+        is_open = {name: mask >> i & 1 for name, mask in masks.items()}
+        first, last = None if is_open["begin"] else int(begin[i]), None if is_open["end"] else int(end[i])
+        if is_open["ellipsis"] or is_open["new_axis"]:
+            at.append(Ellipsis if is_open["ellipsis"] else None)
+        else:
+            at.append(int(begin[i]) if is_open["shrink_axis"] else slice(first, last, int(step[i])))
+    return tuple(at)
 
 
 def _slice(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     source, begin, size = inputs
-    ends = [None if int(n) < 0 else int(b) + int(n) for b, n in zip(begin, size, strict=True)]
+    ends = [rows if n < 0 else int(b) + int(n) for rows, b, n in zip(np.shape(source), begin, size, strict=True)]
+    if any(not 0 <= b <= e <= rows for rows, b, e in zip(np.shape(source), begin, ends, strict=True)):
+        raise ValueError(f"{list(begin)} to {ends} of {np.shape(source)}")
     return [source[tuple(slice(int(b), e) for b, e in zip(begin, ends, strict=True))]]
 
 
@@ -89,9 +104,64 @@ def _reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 
 def _gather(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    if node.attr("batch_dims", 0):
-        raise NoKernelError("GatherV2 with batch_dims")
-    return [np.take(inputs[0], np.asarray(inputs[1], np.int64), int(inputs[2]))]
+    axis = int(inputs[2]) if len(inputs) > 2 else 0
+    where, batch_dims = np.asarray(inputs[1], np.int64), node.attr("batch_dims", 0)
+    return [_taken(inputs[0], where, axis % np.ndim(inputs[0]), batch_dims + (batch_dims < 0) * where.ndim)]
+
+
+def _taken(table: Any, where: Any, axis: int, batch_dims: int) -> Any:
+    if batch_dims:
+        return np.stack([_taken(t, w, axis - 1, batch_dims - 1) for t, w in zip(table, where, strict=True)])
+    if where.size and where.min() < 0:
+        raise IndexError("a number below 0")
+    return np.take(table, where, axis)
+
+
+def _scattered(change: Callable[..., Any]) -> Kernel:
+    """Make a kernel that changes rows of a table, of which `change` is told the places and the rows."""
+
+    def kernel(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+        table, where, rows = inputs
+        made = np.array(table)
+        at = tuple(np.moveaxis(np.asarray(where, np.int64), -1, 0))
+        if made[at].shape != np.shape(rows):
+            raise ValueError(f"{np.shape(rows)} rows for {made[at].shape}")
+        change(made, at, rows)
+        return [made]
+
+    return kernel
+
+
+def _assign(table: Any, at: Any, rows: Any) -> None:
+    table[at] = rows
+
+
+def _scatter_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+    where, rows, shape = inputs
+    return _scattered(np.add.at)(node, [np.zeros([int(n) for n in shape], np.asarray(rows).dtype), where, rows])
+
+
+def _segments(change: Callable[..., Any], first: Callable[[Any], Any]) -> Kernel:
+    """Make a kernel that folds rows by segment, beginning with `first` of their type."""
+
+    def kernel(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+        rows, where, count = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), int(inputs[2])
+        if rows.shape[: where.ndim] != where.shape or (where.size and where.max() >= count):
+            raise ValueError(f"{where.shape} numbers for {rows.shape}, in {count} segments")
+        made = np.full((count, *rows.shape[where.ndim :]), first(rows.dtype), rows.dtype)
+        kept = where >= 0
+        change(made, where[kept], rows[kept])
+        return [made]
+
+    return kernel
+
+
+def _limit(name: str) -> Callable[[Any], Any]:
+    return lambda kind: getattr(np.finfo(kind) if np.dtype(kind).kind == "f" else np.iinfo(kind), name)
+
+
+def _norm(values: Any, axis: Any, keepdims: bool) -> Any:
+    return np.sqrt(np.sum(np.abs(values) ** 2, axis=axis, keepdims=keepdims))
 
 
 def _split(sizes: list[int], value: Any, axis: int) -> Sequence[Any]:
@@ -174,6 +244,8 @@ def _broadcast_args(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _concat_offset(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     axis, shapes = int(inputs[0]), [np.asarray(shape) for shape in inputs[1:]]
+    if any(np.delete(shape, axis).tolist() != np.delete(shapes[0], axis).tolist() for shape in shapes):
+        raise ValueError("blocks are cut along other dimensions, which its kernel compares")
     found, offset = [], 0
     for shape in shapes:
         start = np.zeros_like(shape)
@@ -239,6 +311,23 @@ KERNELS: Mapping[str, Kernel] = {
     "Size": _size,
     "Range": _range,
     "StridedSlice": _strided_slice,
+    "StridedSliceGrad": _strided_slice_grad,
+    "Tile": lambda node, inputs: [np.tile(inputs[0], [int(n) for n in inputs[1]])],
+    "ScatterNd": _scatter_nd,
+    "TensorScatterUpdate": _scattered(_assign),
+    "TensorScatterAdd": _scattered(np.add.at),
+    "TensorScatterSub": _scattered(np.subtract.at),
+    "TensorScatterMin": _scattered(np.minimum.at),
+    "TensorScatterMax": _scattered(np.maximum.at),
+    "UnsortedSegmentSum": _segments(np.add.at, lambda kind: 0),
+    "UnsortedSegmentProd": _segments(np.multiply.at, lambda kind: 1),
+    "UnsortedSegmentMax": _segments(np.maximum.at, _limit("min")),
+    "UnsortedSegmentMin": _segments(np.minimum.at, _limit("max")),
+    "Gather": _gather,
+    "Concat": lambda node, inputs: [np.concatenate(inputs[1:], int(inputs[0]))],
+    "ConjugateTranspose": lambda node, inputs: [np.conj(np.transpose(inputs[0], _axes(inputs[1])))],
+    "Mean": _fold(np.mean),
+    "EuclideanNorm": _fold(_norm),
     "Slice": _slice,
     "GatherV2": _gather,
     "GatherNd": _gather_nd,
