@@ -1,4 +1,4 @@
-"""Numpy kernels of the ops that reshards consist of.
+"""Numpy kernels of what reshards consist of, and of what moves elements about or folds them.
 
 Written from TensorFlow's documentation, and tested against TensorFlow's kernels (tests/certify/test_kernels.py).
 """
@@ -13,7 +13,8 @@ import numpy as np
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import dtypes
 
-Kernel = Callable[[Node, Sequence[Any]], Sequence[Any]]
+Kernel = Callable[..., Any]
+"""Takes a node and its inputs; returns the output, or a list of them."""
 
 
 class NoKernelError(Exception):
@@ -31,46 +32,39 @@ def run(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
     Raises:
         NoKernelError: the op has no kernel here.
     """
-    kernel = KERNELS.get(node.op)
-    if kernel is None:
+    if node.op not in KERNELS:
         raise NoKernelError(node.op)
-    return kernel(node, inputs)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        made = KERNELS[node.op](node, *inputs)
+    return made if isinstance(made, list | tuple) else [made]
+
+
+def _ints(numbers: Any) -> list[int]:
+    return [int(number) for number in np.atleast_1d(numbers)]
 
 
 def _of(function: Callable[..., Any]) -> Kernel:
-    return lambda node, inputs: [np.asarray(function(*inputs))]
+    return lambda node, *inputs: np.asarray(function(*inputs))
 
 
 def _kept(function: Callable[..., Any]) -> Kernel:
     """Make a kernel whose result has the type of its first input."""
-    return lambda node, inputs: [np.asarray(function(*inputs)).astype(np.asarray(inputs[0]).dtype)]
-
-
-def _axes(operand: Any) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in np.atleast_1d(operand))
+    return lambda node, *inputs: np.asarray(function(*inputs)).astype(np.asarray(inputs[0]).dtype)
 
 
 def _fold(function: Callable[..., Any]) -> Kernel:
-    def kernel(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-        result = function(inputs[0], axis=_axes(inputs[1]), keepdims=bool(node.attr("keep_dims", False)))
-        return [np.asarray(result).astype(np.asarray(inputs[0]).dtype)]
+    def kernel(node: Node, x: Any, axes: Any) -> Any:
+        folded = function(x, axis=tuple(_ints(axes)), keepdims=bool(node.attr("keep_dims", False)))
+        return np.asarray(folded).astype(np.asarray(x).dtype)
 
     return kernel
 
 
-def _strided_slice(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    source, begin, end, step = inputs
-    return [np.asarray(source[_sliced(node, begin, end, step)])]
-
-
-def _strided_slice_grad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    shape, begin, end, step, rows = inputs
-    whole = np.zeros([int(n) for n in shape], np.asarray(rows).dtype)
-    at = _sliced(node, begin, end, step)
-    if whole[at].shape != np.shape(rows):
-        raise ValueError(f"{np.shape(rows)} rows of {whole[at].shape}")
-    whole[at] = rows
-    return [whole]
+def _slice(node: Node, x: Any, begin: Any, size: Any) -> Any:
+    ends = [rows if n < 0 else int(b) + int(n) for rows, b, n in zip(np.shape(x), begin, size, strict=True)]
+    if any(not 0 <= b <= e <= rows for rows, b, e in zip(np.shape(x), begin, ends, strict=True)):
+        raise ValueError(f"{list(begin)} to {ends} of {np.shape(x)}")
+    return x[tuple(slice(int(b), e) for b, e in zip(begin, ends, strict=True))]
 
 
 def _sliced(node: Node, begin: Any, end: Any, step: Any) -> tuple[Any, ...]:
@@ -78,35 +72,60 @@ def _sliced(node: Node, begin: Any, end: Any, step: Any) -> tuple[Any, ...]:
     masks = {name: node.attr(f"{name}_mask", 0) for name in ("begin", "end", "shrink_axis", "new_axis", "ellipsis")}
     at: list[Any] = []
     for i in range(len(begin)):
-        is_open = {name: mask >> i & 1 for name, mask in masks.items()}
-        first, last = None if is_open["begin"] else int(begin[i]), None if is_open["end"] else int(end[i])
-        if is_open["ellipsis"] or is_open["new_axis"]:
-            at.append(Ellipsis if is_open["ellipsis"] else None)
+        has = {name: mask >> i & 1 for name, mask in masks.items()}
+        first, last = None if has["begin"] else int(begin[i]), None if has["end"] else int(end[i])
+        if has["ellipsis"] or has["new_axis"]:
+            at.append(Ellipsis if has["ellipsis"] else None)
         else:
-            at.append(int(begin[i]) if is_open["shrink_axis"] else slice(first, last, int(step[i])))
+            at.append(int(begin[i]) if has["shrink_axis"] else slice(first, last, int(step[i])))
     return tuple(at)
 
 
-def _slice(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    source, begin, size = inputs
-    ends = [rows if n < 0 else int(b) + int(n) for rows, b, n in zip(np.shape(source), begin, size, strict=True)]
-    if any(not 0 <= b <= e <= rows for rows, b, e in zip(np.shape(source), begin, ends, strict=True)):
-        raise ValueError(f"{list(begin)} to {ends} of {np.shape(source)}")
-    return [source[tuple(slice(int(b), e) for b, e in zip(begin, ends, strict=True))]]
+def _changed(table: Any, at: Any, rows: Any, change: Callable[..., Any]) -> Any:
+    """Return a table of which `change` has changed some places by rows."""
+    made = np.array(table)
+    if made[at].shape != np.shape(rows):
+        raise ValueError(f"{np.shape(rows)} rows for {made[at].shape}")
+    change(made, at, rows)
+    return made
 
 
-def _cast(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.asarray(inputs[0]).astype(as_numpy(node.attr("DstT")))]
+def _strided_slice_grad(node: Node, shape: Any, begin: Any, end: Any, step: Any, rows: Any) -> Any:
+    return _changed(_zeros(shape, rows), _sliced(node, begin, end, step), rows, np.ndarray.__setitem__)
 
 
-def _reshape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.reshape(inputs[0], [int(n) for n in inputs[1]])]
+def _zeros(shape: Any, like: Any) -> Any:
+    return np.zeros(_ints(shape), np.asarray(like).dtype)
 
 
-def _gather(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    axis = int(inputs[2]) if len(inputs) > 2 else 0
-    where, batch_dims = np.asarray(inputs[1], np.int64), node.attr("batch_dims", 0)
-    return [_taken(inputs[0], where, axis % np.ndim(inputs[0]), batch_dims + (batch_dims < 0) * where.ndim)]
+def _places(where: Any) -> tuple[Any, ...]:
+    return tuple(np.moveaxis(np.asarray(where, np.int64), -1, 0))
+
+
+def _scattered(change: Callable[..., Any]) -> Kernel:
+    return lambda node, table, where, rows: _changed(table, _places(where), rows, change)
+
+
+def _segments(change: Callable[..., Any], first: Callable[[Any], Any]) -> Kernel:
+    """Make a kernel that folds rows by segment, beginning with `first` of their type."""
+
+    def kernel(node: Node, rows: Any, where: Any, count: Any) -> Any:
+        if rows.shape[: where.ndim] != where.shape or (where.size and where.max() >= count):
+            raise ValueError(f"{where.shape} numbers for {rows.shape}, in {count} segments")
+        made = np.full((int(count), *rows.shape[where.ndim :]), first(rows.dtype), rows.dtype)
+        change(made, where[where >= 0].astype(np.int64), rows[where >= 0])
+        return made
+
+    return kernel
+
+
+def _limit(name: str) -> Callable[[Any], Any]:
+    return lambda kind: getattr(np.finfo(kind) if kind.kind == "f" else np.iinfo(kind), name)
+
+
+def _gather(node: Node, table: Any, where: Any, axis: Any = 0) -> Any:
+    where, batch_dims = np.asarray(where, np.int64), node.attr("batch_dims", 0)
+    return _taken(table, where, int(axis) % np.ndim(table), batch_dims + (batch_dims < 0) * where.ndim)
 
 
 def _taken(table: Any, where: Any, axis: int, batch_dims: int) -> Any:
@@ -117,204 +136,110 @@ def _taken(table: Any, where: Any, axis: int, batch_dims: int) -> Any:
     return np.take(table, where, axis)
 
 
-def _scattered(change: Callable[..., Any]) -> Kernel:
-    """Make a kernel that changes rows of a table, of which `change` is told the places and the rows."""
-
-    def kernel(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-        table, where, rows = inputs
-        made = np.array(table)
-        at = tuple(np.moveaxis(np.asarray(where, np.int64), -1, 0))
-        if made[at].shape != np.shape(rows):
-            raise ValueError(f"{np.shape(rows)} rows for {made[at].shape}")
-        change(made, at, rows)
-        return [made]
-
-    return kernel
-
-
-def _assign(table: Any, at: Any, rows: Any) -> None:
-    table[at] = rows
-
-
-def _scatter_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    where, rows, shape = inputs
-    return _scattered(np.add.at)(node, [np.zeros([int(n) for n in shape], np.asarray(rows).dtype), where, rows])
-
-
-def _segments(change: Callable[..., Any], first: Callable[[Any], Any]) -> Kernel:
-    """Make a kernel that folds rows by segment, beginning with `first` of their type."""
-
-    def kernel(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-        rows, where, count = np.asarray(inputs[0]), np.asarray(inputs[1], np.int64), int(inputs[2])
-        if rows.shape[: where.ndim] != where.shape or (where.size and where.max() >= count):
-            raise ValueError(f"{where.shape} numbers for {rows.shape}, in {count} segments")
-        made = np.full((count, *rows.shape[where.ndim :]), first(rows.dtype), rows.dtype)
-        kept = where >= 0
-        change(made, where[kept], rows[kept])
-        return [made]
-
-    return kernel
-
-
-def _limit(name: str) -> Callable[[Any], Any]:
-    return lambda kind: getattr(np.finfo(kind) if np.dtype(kind).kind == "f" else np.iinfo(kind), name)
-
-
-def _norm(values: Any, axis: Any, keepdims: bool) -> Any:
-    return np.sqrt(np.sum(np.abs(values) ** 2, axis=axis, keepdims=keepdims))
-
-
-def _split(sizes: list[int], value: Any, axis: int) -> Sequence[Any]:
+def _split(node: Node, x: Any, sizes: Any, axis: Any) -> list[Any]:
+    sizes, there = _ints(sizes), x.shape[int(axis)]
     if sizes.count(-1) == 1:  # what the others leave
-        sizes = [value.shape[axis] - sum(sizes) - 1 if size == -1 else size for size in sizes]
-    if sum(sizes) != value.shape[axis]:
-        raise ValueError(f"parts of {list(sizes)} of {value.shape[axis]}")
-    return np.split(value, np.cumsum(sizes)[:-1], axis)
+        sizes = [there - sum(sizes) - 1 if size == -1 else size for size in sizes]
+    if sum(sizes) != there:
+        raise ValueError(f"parts of {sizes} of {there}")
+    return np.split(x, np.cumsum(sizes)[:-1], int(axis))
 
 
-def _unpack(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    axis = node.attr("axis", 0)
-    parts = np.moveaxis(inputs[0], axis, 0)
+def _unpack(node: Node, x: Any) -> list[Any]:
+    parts = list(np.moveaxis(x, node.attr("axis", 0), 0))
     if len(parts) != node.attr("num"):
         raise ValueError(f"{len(parts)} parts, not {node.attr('num')}")
-    return list(parts)
+    return parts
 
 
-def _floor_div(a: Any, b: Any) -> Any:
-    return np.asarray(a) // np.asarray(b)
+def _pad(node: Node, x: Any, pads: Any, fill: Any = None) -> Any:
+    widths, nothing = [(int(a), int(b)) for a, b in pads], np.zeros((), np.asarray(x).dtype)
+    return np.pad(x, widths, constant_values=nothing if fill is None else fill)
 
 
-def _pad(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    fill = inputs[2] if len(inputs) > 2 else np.zeros((), np.asarray(inputs[0]).dtype)
-    return [np.pad(inputs[0], [(int(a), int(b)) for a, b in inputs[1]], constant_values=fill)]
+def _shape(node: Node, *inputs: Any) -> list[Any]:
+    return [np.array(np.shape(value), as_numpy(node.output_dtypes[0])) for value in inputs]
 
 
-def _shape(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    kind = as_numpy(node.output_dtypes[0])
-    return [np.array(np.shape(value), kind) for value in inputs]
-
-
-def _size(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.array(np.size(inputs[0]), as_numpy(node.output_dtypes[0]))]
-
-
-def _range(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.arange(*[int(n) for n in inputs], dtype=as_numpy(node.output_dtypes[0]))]
-
-
-def _invert(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.argsort(inputs[0], kind="stable").astype(np.asarray(inputs[0]).dtype)]
-
-
-def _where(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.argwhere(inputs[0]).astype(np.int64)]
-
-
-def _transpose(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.transpose(inputs[0], _axes(inputs[1]))]
-
-
-def _squeeze(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.squeeze(inputs[0], tuple(node.attr("squeeze_dims") or ()) or None)]
-
-
-def _gather_nd(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    where = np.asarray(inputs[1], np.int64)
-    return [inputs[0][tuple(np.moveaxis(where, -1, 0))]]
-
-
-def _reverse(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    return [np.flip(inputs[0], _axes(inputs[1]))]
-
-
-def _broadcast_gradient_args(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def _broadcast_gradient_args(node: Node, *shapes: Any) -> list[Any]:
     """Return for each shape the dimensions that broadcasting stretches, or adds; and those that are 1 in both."""
-    rank = max(len(shape) for shape in inputs)
-    padded = [[1] * (rank - len(shape)) + [int(n) for n in shape] for shape in inputs]
+    rank = max(len(shape) for shape in shapes)
+    padded = [[1] * (rank - len(shape)) + _ints(shape) for shape in shapes]
     np.broadcast_shapes(*map(tuple, padded))
-    same = np.array_equal(*inputs)
-    kind = np.asarray(inputs[0]).dtype
+    same, kind = np.array_equal(*shapes), np.asarray(shapes[0]).dtype
     return [np.array([i for i in range(rank) if one[i] == 1 and not same], kind) for one in padded]
 
 
-def _broadcast_args(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    shapes = [tuple(int(n) for n in shape) for shape in inputs]
-    return [np.array(np.broadcast_shapes(*shapes), np.asarray(inputs[0]).dtype)]
+def _broadcast_args(node: Node, *shapes: Any) -> Any:
+    return np.array(np.broadcast_shapes(*(tuple(_ints(shape)) for shape in shapes)), np.asarray(shapes[0]).dtype)
 
 
-def _concat_offset(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
-    axis, shapes = int(inputs[0]), [np.asarray(shape) for shape in inputs[1:]]
+def _concat_offset(node: Node, axis: Any, *shapes: Any) -> list[Any]:
     if any(np.delete(shape, axis).tolist() != np.delete(shapes[0], axis).tolist() for shape in shapes):
         raise ValueError("blocks are cut along other dimensions, which its kernel compares")
-    found, offset = [], 0
-    for shape in shapes:
-        start = np.zeros_like(shape)
-        start[axis] = offset
-        found.append(start)
-        offset += shape[axis]
-    return found
+    along = np.arange(len(shapes[0])) == axis % len(shapes[0])
+    ends = np.cumsum([shape[axis] for shape in shapes])
+    return [
+        np.where(along, end - shape[axis], 0).astype(np.asarray(shape).dtype)
+        for end, shape in zip(ends, shapes, strict=True)
+    ]
 
 
-def _dynamic_stitch(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def _dynamic_stitch(node: Node, *inputs: Any) -> Any:
     half = len(inputs) // 2
     places = [np.asarray(places, np.int64) for places in inputs[:half]]
     row = np.shape(inputs[half])[places[0].ndim :]
-    count = max((int(one.max()) + 1 for one in places if one.size), default=0)
-    joined = np.zeros((count, *row), np.asarray(inputs[half]).dtype)
+    joined = _zeros((max((int(one.max()) + 1 for one in places if one.size), default=0), *row), inputs[half])
     for where, rows in zip(places, inputs[half:], strict=True):
         joined[where.reshape(-1)] = np.reshape(rows, (-1, *row))
-    return [joined]
+    return joined
 
 
-def _division(a: Any, b: Any) -> Any:
-    with np.errstate(all="ignore"):
-        return np.asarray(a) / np.asarray(b)
+def _squeeze(node: Node, x: Any) -> Any:
+    return np.squeeze(x, tuple(node.attr("squeeze_dims") or ()) or None)
 
 
-def _forward(node: Node, inputs: Sequence[Any]) -> Sequence[Any]:
+def _norm(x: Any, axis: Any, keepdims: bool) -> Any:
+    return np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=keepdims))
+
+
+def _forward(node: Node, *inputs: Any) -> list[Any]:
     return list(inputs)
 
 
+ELEMENTWISE = """
+AddV2 add | Add add | Sub subtract | FloorDiv floor_divide | FloorMod mod | Minimum minimum | Maximum maximum
+Neg negative | Less less | LessEqual less_equal | Greater greater | GreaterEqual greater_equal | Equal equal
+LogicalAnd logical_and | LogicalOr logical_or | LogicalNot logical_not | BitwiseAnd bitwise_and | SelectV2 where
+ZerosLike zeros_like | OnesLike ones_like
+"""
+"""Ops, and the functions of numpy that they are."""
+
 KERNELS: Mapping[str, Kernel] = {
-    "AddN": lambda node, inputs: [sum(inputs[1:], np.asarray(inputs[0]))],
-    "AddV2": _of(np.add),
-    "Add": _of(np.add),
-    "Sub": _of(np.subtract),
+    **{
+        op: _of(getattr(np, name)) for op, name in map(str.split, ELEMENTWISE.strip().replace("\n", " | ").split(" | "))
+    },
+    **dict.fromkeys(("Identity", "EnsureShape", "IdentityN", "Enter", "StopGradient"), _forward),
+    **{op: _fold(getattr(np, op.lower())) for op in ("Sum", "Max", "Min", "Prod", "All", "Any", "Mean")},
+    "EuclideanNorm": _fold(_norm),
+    "AddN": lambda node, *terms: sum(terms[1:], np.asarray(terms[0])),
     "Mul": _kept(np.multiply),
-    "RealDiv": _kept(_division),
-    "FloorDiv": _of(_floor_div),
-    "FloorMod": _of(np.mod),
-    "Minimum": _of(np.minimum),
-    "Maximum": _of(np.maximum),
-    "Neg": _of(np.negative),
-    "Less": _of(np.less),
-    "LessEqual": _of(np.less_equal),
-    "Greater": _of(np.greater),
-    "GreaterEqual": _of(np.greater_equal),
-    "Equal": _of(np.equal),
-    "LogicalAnd": _of(np.logical_and),
-    "LogicalOr": _of(np.logical_or),
-    "LogicalNot": _of(np.logical_not),
-    "BitwiseAnd": _of(np.bitwise_and),
-    "SelectV2": _of(np.where),
-    "ZerosLike": _of(np.zeros_like),
-    "OnesLike": _of(np.ones_like),
-    "Identity": _forward,
-    "EnsureShape": _forward,
-    "IdentityN": _forward,
-    "Enter": _forward,
-    "StopGradient": _forward,
-    "Cast": _cast,
-    "Reshape": _reshape,
+    "RealDiv": _kept(np.divide),
+    "Cast": lambda node, x: np.asarray(x).astype(as_numpy(node.attr("DstT"))),
+    "Reshape": lambda node, x, shape: np.reshape(x, _ints(shape)),
     "Shape": _shape,
     "ShapeN": _shape,
-    "Size": _size,
-    "Range": _range,
-    "StridedSlice": _strided_slice,
+    "Size": lambda node, x: np.array(np.size(x), as_numpy(node.output_dtypes[0])),
+    "Range": lambda node, *ends: np.arange(*map(int, ends), dtype=as_numpy(node.output_dtypes[0])),
+    "Slice": _slice,
+    "StridedSlice": lambda node, x, *bounds: np.asarray(x[_sliced(node, *bounds)]),
     "StridedSliceGrad": _strided_slice_grad,
-    "Tile": lambda node, inputs: [np.tile(inputs[0], [int(n) for n in inputs[1]])],
-    "ScatterNd": _scatter_nd,
-    "TensorScatterUpdate": _scattered(_assign),
+    "Tile": lambda node, x, times: np.tile(x, _ints(times)),
+    "Gather": _gather,
+    "GatherV2": _gather,
+    "GatherNd": lambda node, x, where: x[_places(where)],
+    "ScatterNd": lambda node, at, rows, shape: _changed(_zeros(shape, rows), _places(at), rows, np.add.at),
+    "TensorScatterUpdate": _scattered(np.ndarray.__setitem__),
     "TensorScatterAdd": _scattered(np.add.at),
     "TensorScatterSub": _scattered(np.subtract.at),
     "TensorScatterMin": _scattered(np.minimum.at),
@@ -323,38 +248,26 @@ KERNELS: Mapping[str, Kernel] = {
     "UnsortedSegmentProd": _segments(np.multiply.at, lambda kind: 1),
     "UnsortedSegmentMax": _segments(np.maximum.at, _limit("min")),
     "UnsortedSegmentMin": _segments(np.minimum.at, _limit("max")),
-    "Gather": _gather,
-    "Concat": lambda node, inputs: [np.concatenate(inputs[1:], int(inputs[0]))],
-    "ConjugateTranspose": lambda node, inputs: [np.conj(np.transpose(inputs[0], _axes(inputs[1])))],
-    "Mean": _fold(np.mean),
-    "EuclideanNorm": _fold(_norm),
-    "Slice": _slice,
-    "GatherV2": _gather,
-    "GatherNd": _gather_nd,
-    "ConcatV2": lambda node, inputs: [np.concatenate(inputs[:-1], int(inputs[-1]))],
-    "Pack": lambda node, inputs: [np.stack(inputs, node.attr("axis", 0))],
+    "Concat": lambda node, axis, *parts: np.concatenate(parts, int(axis)),
+    "ConcatV2": lambda node, *inputs: np.concatenate(inputs[:-1], int(inputs[-1])),
+    "Pack": lambda node, *parts: np.stack(parts, node.attr("axis", 0)),
     "Unpack": _unpack,
-    "Split": lambda node, inputs: np.split(inputs[1], node.attr("num_split"), int(inputs[0])),
-    "SplitV": lambda node, inputs: _split([int(n) for n in inputs[1]], inputs[0], int(inputs[2])),
-    "ExpandDims": lambda node, inputs: [np.expand_dims(inputs[0], int(inputs[1]))],
+    "Split": lambda node, axis, x: np.split(x, node.attr("num_split"), int(axis)),
+    "SplitV": _split,
+    "ExpandDims": lambda node, x, axis: np.expand_dims(x, int(axis)),
     "Squeeze": _squeeze,
-    "Transpose": _transpose,
+    "Transpose": lambda node, x, order: np.transpose(x, _ints(order)),
+    "ConjugateTranspose": lambda node, x, order: np.conj(np.transpose(x, _ints(order))),
     "Pad": _pad,
     "PadV2": _pad,
-    "Fill": lambda node, inputs: [np.full([int(n) for n in inputs[0]], inputs[1])],
-    "Sum": _fold(np.sum),
-    "Max": _fold(np.max),
-    "Min": _fold(np.min),
-    "Prod": _fold(np.prod),
-    "All": _fold(np.all),
-    "Any": _fold(np.any),
-    "InvertPermutation": _invert,
-    "Where": _where,
+    "Fill": lambda node, shape, x: np.full(_ints(shape), x),
+    "InvertPermutation": lambda node, x: np.argsort(x, kind="stable").astype(np.asarray(x).dtype),
+    "Where": lambda node, x: np.argwhere(x).astype(np.int64),
     "BroadcastGradientArgs": _broadcast_gradient_args,
     "BroadcastArgs": _broadcast_args,
     "ConcatOffset": _concat_offset,
     "DynamicStitch": _dynamic_stitch,
-    "ReverseV2": _reverse,
+    "ReverseV2": lambda node, x, axes: np.flip(x, _ints(axes)),
 }
 """By op."""
 
