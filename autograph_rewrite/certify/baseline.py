@@ -26,12 +26,6 @@ class Leaf(NamedTuple):
     instance: int | None = None
 
 
-class Unknown(NamedTuple):
-    """What nothing here can compute, and why."""
-
-    why: str
-
-
 @dataclass(frozen=True)
 class Baseline:
     """The graph that placements are claimed of, by name, with its claims.

@@ -17,7 +17,11 @@ Kernel = Callable[..., Any]
 """Takes a node and its inputs; returns the output, or a list of them."""
 
 
-class NoKernelError(Exception):
+class UnknownError(Exception):
+    """Nothing here can tell what a value is; the message says why."""
+
+
+class NoKernelError(UnknownError):
     """Nothing here says what an op computes."""
 
 

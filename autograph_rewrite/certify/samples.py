@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.certify.kernels import UnknownError
 from autograph_rewrite.ir.claims import Claim, Claims, Dim, segment_rows
 from autograph_rewrite.ir.types import dtypes
 
@@ -28,7 +29,7 @@ COMBINE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, 
 COMBINE |= {"all": np.logical_and, "any": np.logical_or}
 
 
-class TooLargeError(Exception):
+class TooLargeError(UnknownError):
     """A value has too many elements for data to be made of it."""
 
 
@@ -161,7 +162,7 @@ class Sample:
             else:
                 shape.append(self.size(dim, instance, f"{name}/{i}"))
         if int(np.prod(shape)) > LARGEST:
-            raise TooLargeError(name)
+            raise TooLargeError(f"'{name}' is too large")
         return self.draw(f"{name}/{instance}/{self.batch}", tuple(shape), self._types[name])
 
     def _make_own(self, name: str, instance: int) -> Any:
