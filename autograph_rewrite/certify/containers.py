@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from autograph_rewrite.certify.seen import Seen, is_own, said
 from autograph_rewrite.ir import variable_ops
@@ -20,36 +19,26 @@ OTHERS = frozenset(("TensorArraySizeV3", "TensorArrayCloseV3", "StackCloseV2"))
 OPS = MAKERS | set(WRITES) | READS | OTHERS
 
 Key = tuple[str, ...]
-
-
-class Element(NamedTuple):
-    """What a container holds: the placement of its elements, whether all are zero, and how many rows a block has."""
-
-    placement: Claim
-    zero: bool
-    rows: Dim = None
+EMPTY = Claim("replicated", zero=True)
 
 
 def judge_containers(nodes: Sequence[Seen]) -> tuple[Seen, str] | None:
     """Return the first node that reads or writes something else than its container holds, and what is wrong."""
-    held: dict[Key, Element] = {}
+    held: dict[Key, Claim] = {}
     for seen in nodes:
         if seen.node.op not in WRITES:
             continue
         index = WRITES[seen.node.op]
-        element = _put(seen, seen.operands[index])
-        if isinstance(element, str):
-            return seen, f"input {index} {element}"
-        key = key_of(seen.node.inputs[0])
-        before = held.get(key)
-        joined = element if before is None else _joined(before, element)
+        element, key = _element(seen, seen.operands[index]), key_of(seen.node.inputs[0])
+        if element.dim < 0:
+            return seen, f"input {index} is split(0), where elements lie"
+        before = held.get(key, element)
+        joined = _joined(before, element) or _joined(element, before)
         if joined is None:
-            return seen, f"it puts in what is {said(element.placement)}, where others put in what is " + said(
-                before.placement if before else element.placement
-            )
+            return seen, f"it puts in what is {said(element)}, where others put in what is {said(before)}"
         held[key] = joined
     for seen in nodes:
-        problem = _judge(seen, held.get(key_of(seen.node.inputs[0])) if seen.node.inputs else None)
+        problem = _judge(seen, held.get(key_of(seen.node.inputs[0]), EMPTY) if seen.node.inputs else EMPTY)
         if problem:
             return seen, problem
     return None
@@ -63,52 +52,39 @@ def key_of(handle: Value) -> Key:
     return (made.name,)
 
 
-def _put(seen: Seen, claim: Claim) -> Element | str:
-    """Return an element of what is put in; or what is wrong."""
-    dim = claim.dim
-    if seen.node.op == "TensorArrayScatterV3" and claim.kind == "split":
-        dim -= 1
-    if dim < 0 or (seen.node.op == "TensorArraySplitV3" and claim.kind == "split" and not dim):
-        return "is split(0), where elements lie"
-    return Element(Claim(claim.kind, dim, claim.op, None, claim.value), claim.zero, _rows(claim))
+def _element(seen: Seen, claim: Claim) -> Claim:
+    """Return what is claimed of one element of what is put in; of its shape, only how many rows a block has."""
+    dim, op = claim.dim, seen.node.op
+    if claim.kind == "split":
+        dim -= op == "TensorArrayScatterV3" or (op == "TensorArraySplitV3" and not dim)
+    return claim._replace(dim=dim, shape=(_rows(claim),))
 
 
 def _rows(claim: Claim) -> Dim:
-    if claim.kind != "split" or claim.shape is None or claim.dim >= len(claim.shape):
-        return None
-    return claim.shape[claim.dim]
+    at = claim.dim
+    return claim.shape[at] if claim.kind == "split" and claim.shape is not None and at < len(claim.shape) else None
 
 
-def _joined(one: Element, other: Element) -> Element | None:
+def _joined(one: Claim, other: Claim) -> Claim | None:
     """Return what holds of both; zeros are contributions to a sum as well."""
-    a, b = one.placement, other.placement
-    if a[:3] == b[:3]:
-        value = a.value if a.value == b.value else None
-        if a.kind == "local" and value is None:
+    if one[:3] == other[:3]:
+        if one.kind == "local" and one.value != other.value:
             return None
-        rows = one.rows if one.rows == other.rows else None
-        return Element(a._replace(value=value), one.zero and other.zero, rows)
-    for some, more in ((one, b), (other, a)):
-        if some.zero and some.placement.kind == "replicated" and more.kind == "partial" and more.op == "sum":
-            return Element(more, False)
-    return None
+        shape, value = (a if a == b else None for a, b in ((one.shape, other.shape), (one.value, other.value)))
+        return one._replace(shape=shape, value=value, zero=one.zero and other.zero)
+    adds = one.zero and one.kind == "replicated" and (other.kind, other.op) == ("partial", "sum")
+    return other._replace(zero=False) if adds else None
 
 
-def _judge(seen: Seen, element: Element | None) -> str | None:
+def _judge(seen: Seen, held: Claim) -> str | None:
     op, node = seen.node.op, seen.node
-    parameters = [i for i in range(1, len(seen.operands)) if i != WRITES.get(op) and not _is_flow(node, i)]
-    for i in parameters:
-        if seen.operands[i].differs:
-            return f"input {i} is {said(seen.operands[i])}, and has to be whole"
-    if op in MAKERS:
+    for i, claim in enumerate(seen.operands):
+        if i and i != WRITES.get(op) and claim.differs and not _is_flow(node, i):
+            return f"input {i} is {said(claim)}, and has to be whole"
+    if op in MAKERS or op in OTHERS:
         wrong = next((claim for claim in seen.results if claim.differs), None)
-        return f"a new container is claimed {said(wrong)}" if wrong else None
-    if op in OTHERS:
-        return "result 0 is claimed " + said(seen.results[0]) if seen.results and seen.results[0].differs else None
-    element = element or Element(Claim("replicated"), True)
-    expected = element.placement
-    if op == "TensorArrayGatherV3" and expected.kind == "split":
-        expected = expected._replace(dim=expected.dim + 1)
+        return f"a result is claimed {said(wrong)}" if wrong else None
+    expected = held._replace(dim=held.dim + (op == "TensorArrayGatherV3" and held.kind == "split"))
     if op == "TensorArrayConcatV3" and expected.kind == "split" and not expected.dim:
         return "blocks of its elements would lie between each other"
     if op in WRITES and op != "StackPushV2":  # what comes out is a number that only orders the operations
@@ -118,10 +94,10 @@ def _judge(seen: Seen, element: Element | None) -> str | None:
         return f"result 0 is claimed {said(claim)}, and its container holds what makes it {said(expected)}"
     if claim.kind == "local" and claim.value != expected.value:
         return f"result 0 is claimed to be {claim.value}, and its container holds {expected.value}"
-    rows = _rows(claim)
-    if None not in (rows, element.rows) and rows != element.rows and not is_own(rows):
-        return f"result 0 is claimed to have {rows} rows, and its container holds {element.rows}"
-    if claim.zero and op in READS and not element.zero:
+    rows, there = _rows(claim), (held.shape or (None,))[0]
+    if None not in (rows, there) and rows != there and not is_own(rows):
+        return f"result 0 is claimed to have {rows} rows, and its container holds {there}"
+    if claim.zero and op in READS and not held.zero:
         return "result 0 is claimed to be zero, and its container holds something else"
     return None
 

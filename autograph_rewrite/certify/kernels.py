@@ -203,6 +203,43 @@ def _squeeze(node: Node, x: Any) -> Any:
     return np.squeeze(x, tuple(node.attr("squeeze_dims") or ()) or None)
 
 
+def _ensure_shape(node: Node, x: Any) -> Any:
+    stated = node.attr("shape")
+    if stated is not None and (
+        len(stated) != x.ndim or any(a not in (None, b) for a, b in zip(stated, x.shape, strict=False))
+    ):
+        raise ValueError(f"{x.shape} is not {stated}")
+    return x
+
+
+def _bitcast(node: Node, x: Any) -> Any:
+    """Return the same bits: narrower elements add a last dimension, wider ones use it up."""
+    new, x = as_numpy(node.output_dtypes[0]), np.ascontiguousarray(x)
+    if new.itemsize == x.dtype.itemsize:
+        return x.view(new)
+    return x[..., None].view(new) if new.itemsize < x.dtype.itemsize else x.view(new).squeeze(-1)
+
+
+def _extreme(function: Callable[..., Any]) -> Kernel:
+    return lambda node, x, axis: function(x, int(axis)).astype(as_numpy(node.output_dtypes[0]))
+
+
+def _one_hot(node: Node, where: Any, depth: Any, on: Any, off: Any) -> Any:
+    axis = node.attr("axis", -1)
+    numbers = np.arange(int(depth)).reshape([-1] + [1] * (np.ndim(where) - axis if axis >= 0 else 0))
+    return np.where(np.expand_dims(where, axis) == numbers, on, off)
+
+
+def _reverse_sequence(node: Node, x: Any, lengths: Any) -> Any:
+    along, batch = node.attr("seq_dim"), node.attr("batch_dim", 0)
+    made = np.moveaxis(np.array(x), (batch, along), (0, 1))
+    for row, count in zip(made, _ints(lengths) if np.size(lengths) else [], strict=True):
+        if count > len(row):
+            raise ValueError(f"{count} of {len(row)}")
+        row[:count] = row[:count][::-1].copy()
+    return np.moveaxis(made, (0, 1), (batch, along))
+
+
 def _norm(x: Any, axis: Any, keepdims: bool) -> Any:
     return np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=keepdims))
 
@@ -223,7 +260,14 @@ KERNELS: Mapping[str, Kernel] = {
     **{
         op: _of(getattr(np, name)) for op, name in map(str.split, ELEMENTWISE.strip().replace("\n", " | ").split(" | "))
     },
-    **dict.fromkeys(("Identity", "EnsureShape", "IdentityN", "Enter", "StopGradient"), _forward),
+    **dict.fromkeys(("Identity", "IdentityN", "Enter", "StopGradient"), _forward),
+    "EnsureShape": _ensure_shape,
+    "Bitcast": _bitcast,
+    "ArgMax": _extreme(np.argmax),
+    "ArgMin": _extreme(np.argmin),
+    "OneHot": _one_hot,
+    "Roll": lambda node, x, by, axes: np.roll(x, _ints(by), _ints(axes)),
+    "ReverseSequence": _reverse_sequence,
     **{op: _fold(getattr(np, op.lower())) for op in ("Sum", "Max", "Min", "Prod", "All", "Any", "Mean")},
     "EuclideanNorm": _fold(_norm),
     "AddN": lambda node, *terms: sum(terms[1:], np.asarray(terms[0])),
@@ -271,7 +315,7 @@ KERNELS: Mapping[str, Kernel] = {
     "BroadcastArgs": _broadcast_args,
     "ConcatOffset": _concat_offset,
     "DynamicStitch": _dynamic_stitch,
-    "ReverseV2": lambda node, x, axes: np.flip(x, _ints(axes)),
+    "ReverseV2": lambda node, x, axes: np.flip(x, tuple(_ints(axes))),
 }
 """By op."""
 

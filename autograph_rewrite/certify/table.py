@@ -207,15 +207,6 @@ WIDTH = {19: 11, 14: 8, 1: 24, 2: 53, 8: 24, 18: 53}
 """Bits of the significand, by element type."""
 
 
-def ensure_shape(seen: Seen) -> str:
-    """A size that is stated is that of the whole, so that the dimension can't be cut."""
-    stated, letters = seen.attr("shape"), _ranked(seen)
-    if stated is None or letters is None or len(stated) != len(letters):
-        return "@->@ moves 0"
-    names = _shut(letters, *(i for i, size in enumerate(stated) if size is not None))
-    return f"{names}->{names} moves 0"
-
-
 def select(seen: Seen) -> str:
     """Linear in both arms together; a vector condition of the old op chooses rows."""
     rows = seen.node.op == "Select" and seen.rank(0) == 1 and (seen.rank(1) or 0) > 1
@@ -223,13 +214,13 @@ def select(seen: Seen) -> str:
 
 
 def running(seen: Seen) -> str:
-    """A running sum, product or logarithm along one dimension; or elements that are turned round, or shifted."""
-    letters, axes = _ranked(seen), seen.ints(2 if seen.node.op == "Roll" else 1)
+    """A running sum, product or logarithm along one dimension."""
+    letters, axes = _ranked(seen), seen.ints(1)
     linear = " linear 0" if seen.node.op == "Cumsum" else ""
     if letters is None or axes is None:
         return "-" + linear
     names = _shut(letters, *axes)
-    return f"{names},*+->{names}" + (" moves 0" if seen.node.op in ("Roll", "ReverseV2") else linear)
+    return f"{names},*->{names}{linear}"
 
 
 def rounded(seen: Seen) -> str | None:
@@ -241,13 +232,6 @@ def rounded(seen: Seen) -> str | None:
     return f"{names},*+->{names}"
 
 
-def reverse_sequence(seen: Seen) -> str | None:
-    """Each example has a length of its own."""
-    letters = _ranked(seen)
-    names = letters and _shut(letters, seen.attr("seq_dim"))
-    return names and f"{names},{names[seen.attr('batch_dim', 0)]}->{names} moves 0"
-
-
 def pad(seen: Seen) -> str:
     """What is not padded keeps its cut; only zeros at the edges are linear."""
     pads, letters = seen.ints(1), _ranked(seen)
@@ -256,22 +240,6 @@ def pad(seen: Seen) -> str:
         return "-" + linear
     names = _shut(letters, *(i for i in range(len(letters)) if pads[2 * i : 2 * i + 2] != (0, 0)))
     return f"{names},*+->{names}{linear}"
-
-
-def extreme(seen: Seen) -> str | None:
-    """The position of the largest along one dimension."""
-    letters = _ranked(seen) or ""
-    axis = seen.axis(1, len(letters)) if letters else None
-    return None if axis is None else f"{_shut(letters, axis)},*->{letters[:axis]}{letters[axis + 1 :]}"
-
-
-def one_hot(seen: Seen) -> str | None:
-    """A dimension more, in which one element is on."""
-    names, axis = _ranked(seen), seen.attr("axis", -1)
-    if names is None:
-        return None
-    at = len(names) if axis == -1 else axis
-    return f"{names},*,*,*->{names[:at]}.{names[at:]}"
 
 
 def look_up(seen: Seen) -> str | None:
@@ -319,15 +287,6 @@ def set_diagonal(seen: Seen) -> str | None:
     return f"{free}..,{free}{'.' * (diagonals - len(free))},*+->{free}.. added 0 1"
 
 
-def bitcast(seen: Seen) -> str | None:
-    """The same bits: narrower elements add a last dimension, wider ones use it up."""
-    old, new = (dtypes.numpy_dtype(kind) for kind in (seen.node.inputs[0].dtype, seen.node.output_dtypes[0]))
-    if old is None or new is None:
-        return None
-    before, after = old.itemsize, new.itemsize
-    return "@->@" if before == after else "@->@." if before > after else "@.->@"
-
-
 def pool_with_places(seen: Seen) -> str | None:
     """Places count from the start of an image, or from that of the batch."""
     return None if seen.attr("include_batch_in_index", False) else ",".join(["n..."] * len(seen.operands)) + "->n...+"
@@ -362,20 +321,15 @@ FUNCTIONS: Mapping[Callable[[Seen], str | None], str] = {
         FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3""",
     transform: "ImageProjectiveTransformV2 ImageProjectiveTransformV3",
     cast: "Cast",
-    ensure_shape: "EnsureShape",
     select: "Select SelectV2",
-    running: "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll",
+    running: "Cumsum Cumprod CumulativeLogsumexp",
     rounded: "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
-    reverse_sequence: "ReverseSequence",
     pad: "Pad PadV2 MirrorPad MirrorPadGrad",
-    extreme: "ArgMax ArgMin",
-    one_hot: "OneHot",
     look_up: "ResourceGather ResourceGatherNd LookupTableFind LookupTableFindV2",
     counts: "Bincount DenseBincount",
     decomposition: "Svd SelfAdjointEigV2 Eig",
     diagonal: "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
     set_diagonal: "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
-    bitcast: "Bitcast",
     pool_with_places: "MaxPoolWithArgmax MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax",
     make_list: "EmptyTensorList TensorListReserve",
     resize_list: "TensorListResize",
