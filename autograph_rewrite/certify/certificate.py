@@ -13,12 +13,19 @@ from collections.abc import Mapping, Sequence
 
 from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.certify.check_claims import check_claims
-from autograph_rewrite.certify.op_kinds import writes_variable
-from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, effects_needed, origin
+from autograph_rewrite.certify.order import (
+    Accesses,
+    accesses_of,
+    check_order,
+    effects_before,
+    effects_needed,
+    origin,
+    spans,
+    writes_variable,
+)
 from autograph_rewrite.certify.recomputed import check_recomputed
 from autograph_rewrite.certify.samples import Sample
 from autograph_rewrite.certify.simulate import Simulation
-from autograph_rewrite.certify.spans import spans
 from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span

@@ -79,7 +79,7 @@ class Trial(Sample):
             return drawn % (2, 5)[self._number % 2] if place == "where" else 2 + drawn % 3
         return drawn
 
-    def draw(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
+    def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
         """Return small numbers, and truth values of which folds are not all alike."""
         if dtype == dtypes.BOOL:
             return draw(key, shape, dtypes.INT32) % 10 < (5, 9, 1)[self._number % 3]

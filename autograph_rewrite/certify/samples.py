@@ -99,7 +99,7 @@ class Sample:
     def _own_rows(self, name: str, instance: int) -> int:
         return 1 + zlib.crc32(f"{name}/{instance}".encode()) % 3
 
-    def draw(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
+    def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
         """Return data."""
         return draw(key, shape, dtype)
 
@@ -163,7 +163,7 @@ class Sample:
                 shape.append(self.size(dim, instance, f"{name}/{i}"))
         if int(np.prod(shape)) > LARGEST:
             raise TooLargeError(f"'{name}' is too large")
-        return self.draw(f"{name}/{instance}/{self.batch}", tuple(shape), self._types[name])
+        return self._drawn(f"{name}/{instance}/{self.batch}", tuple(shape), self._types[name])
 
     def _make_own(self, name: str, instance: int) -> Any:
         claim = self.claims.values[name]
@@ -227,19 +227,21 @@ class Sample:
         whole, key = self.whole(name), self._same.get(name, name)
         shape, dtype = np.shape(whole), self._types[name]
         if claim.op not in COMBINE and claim.op != "any":  # each has its own, and nobody combines them
-            return self.draw(f"{key}/own/{instance}", shape, dtype)
+            return self._drawn(f"{key}/own/{instance}", shape, dtype)
         if claim.op == "sum":
             if instance:
-                return np.zeros_like(whole) if claim.zero else self.draw(f"{key}/{instance}/{self.batch}", shape, dtype)
+                return (
+                    np.zeros_like(whole) if claim.zero else self._drawn(f"{key}/{instance}/{self.batch}", shape, dtype)
+                )
             others = [self.own(name, r) for r in range(1, self.instances)]
             return reduce(np.subtract, others, whole)
-        holds = self.draw(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.instances == instance
+        holds = self._drawn(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.instances == instance
         if claim.op in ("all", "any"):
             neutral = np.full(shape, claim.op == "all")
         elif claim.op == "prod":
             neutral = np.ones_like(whole)
         else:
-            away = np.abs(self.draw(f"{key}/away/{instance}/{self.batch}", shape, dtype)) // 4
+            away = np.abs(self._drawn(f"{key}/away/{instance}/{self.batch}", shape, dtype)) // 4
             neutral = whole - away if claim.op == "max" else whole + away
         return np.where(holds, whole, neutral).astype(np.asarray(whole).dtype)
 

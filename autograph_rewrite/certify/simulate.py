@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ import numpy as np
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.baseline import Baseline, Leaf
 from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
-from autograph_rewrite.certify.op_kinds import BACK_EDGES, ENTERS, EXITS, writes_variable
+from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.certify.samples import COMBINE, Sample, Token
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
@@ -106,7 +107,8 @@ class Simulation:
                     self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
                 self._check_runs(node)
             elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
-                self._compute(node)
+                made = self._guarded(node, partial(self._results, node))
+                self._held |= {node.output(index): data for index, data in enumerate(made)}
 
     def _check_runs(self, node: Node) -> None:
         each = self._micro > 1 and node.span is Span.EACH
@@ -118,8 +120,8 @@ class Simulation:
             loop = Loop(self, nodes, self._copies, self._micro)
             loop.run()
         except UnknownError as error:
-            for node in nodes:
-                self._mark(node, UnknownError(f"a loop of the rewrite ({error})"))
+            unknown = UnknownError(f"a loop of the rewrite ({error})")
+            self._held |= {value: unknown for node in nodes for value in node.read_outputs}
             return
         self._held |= loop.given
         self._loops |= dict.fromkeys(loop.read, loop)
@@ -127,10 +129,9 @@ class Simulation:
     def _form(self, node: Node, found: Node, index: int) -> str:
         if node in self._of_all:
             return "whole"
-        claim = self._baseline.claims.values.get(found.output(index).name)
-        return (
-            "own" if claim is not None and claim.differs and found.name not in self._baseline.claims.folded else "whole"
-        )
+        claims = self._baseline.claims
+        claim = claims.values.get(found.output(index).name)
+        return "own" if claim is not None and claim.differs and found.name not in claims.folded else "whole"
 
     def leaf(self, node: Node, index: int, instance: int) -> Leaf:
         """Return what an instance of an original node gives.
@@ -162,32 +163,20 @@ class Simulation:
 
     # -- what is not original
 
-    def _compute(self, node: Node) -> None:
-        try:
-            results = self._attempt(node, lambda: self._results(node))
-        except UnknownError as error:
-            self._mark(node, error)
-            return
-        for index, data in enumerate(results):
-            self._held[node.output(index)] = data
-
-    def _attempt(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Compute what a node gives.
+    def _guarded(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute what a node gives, or why nothing here can tell.
 
         Raises:
             VerifyError: that cannot be done with what it reads.
-            UnknownError: nothing here can tell.
         """
         try:
             return compute()
+        except UnknownError as error:
+            return [error] * (1 + max((value.index for value in node.read_outputs), default=0))
         except (ValueError, IndexError, TypeError, OverflowError) as error:
             raise VerifyError(
                 f"'{node.name}' ({node.op}) cannot compute with a batch of {self._sample.batch}: {error}", node=node
             ) from error
-
-    def _mark(self, node: Node, unknown: UnknownError) -> None:
-        for value in node.read_outputs:
-            self._held[value] = unknown
 
     def _results(self, node: Node) -> Sequence[Any]:
         """Return for each output the data, a list for EACH nodes."""
@@ -212,10 +201,7 @@ class Simulation:
         Raises:
             VerifyError: it cannot compute with that.
         """
-        try:
-            return self._attempt(node, lambda: self._of_instance(node, copy, items))
-        except UnknownError as error:
-            return [error for _ in range(max((value.index for value in node.read_outputs), default=0) + 1)]
+        return self._guarded(node, lambda: self._of_instance(node, copy, items))
 
     def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
         if node.op == "Const":
@@ -257,7 +243,7 @@ class Simulation:
             UnknownError: nothing here can tell, or it has too many elements.
         """
         if isinstance(item, UnknownError):
-            raise item
+            raise UnknownError(*item.args)
         if not isinstance(item, Leaf):
             return item
         if item.form == "whole":
@@ -267,19 +253,15 @@ class Simulation:
     def _collective(self, node: Node) -> Any:
         if node.span is Span.ONCE:  # the only member of its process
             return self._at(node.inputs[0], 0)
-        own = [
-            self._at(node.inputs[0], self._taken(node, r, node.inputs[0], None)[0]) for r in range(self._count(node))
-        ]
+        value = node.inputs[0]
+        own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
         if node.op == "CollectiveGatherV2":
             joined = np.concatenate(own, 0)
         else:
-            combine = COMBINE[MERGES[node.attr("merge_op")]]
-            joined = own[0]
-            for part in own[1:]:
-                joined = combine(joined, part)
+            joined = reduce(COMBINE[MERGES[node.attr("merge_op")]], own)
             if node.attr("final_op") == b"Div":
                 joined = joined / len(own)
         return [joined] * len(own)
@@ -354,9 +336,8 @@ class Simulation:
             if read.kind == "partial" and node.span is not Span.ONCE:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
-                good = all(
-                    alike(data, self._expected(name, read, i)) for data, i in zip(actual, instances, strict=True)
-                )
+                expected = [self._expected(name, read, i) for i in instances]
+                good = all(map(alike, actual, expected))
         except IndexError:
             self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
             return
@@ -455,6 +436,10 @@ class Loop:
             raise UnknownError("it is not one loop")
         self.read: dict[Node, list[Sequence[Any]]] = {node: [] for node in nodes if outside.matches[node] is not None}
         self.given: dict[Value, list[Any]] = {node.output(): [] for node in self._exits}
+        self._copy, self._goes_on = 0, False
+        self._runs: dict[Node, list[Sequence[Any]]] = {}
+        self._now: dict[Value, Any] = {}
+        self._before: Mapping[Value, Any] | None = None  # what the iteration before handed on
 
     def run(self) -> None:
         """Run it on every replica.
@@ -469,24 +454,17 @@ class Loop:
             if writes_variable(node.op):
                 raise VerifyError(f"'{node.name}' writes in every iteration of a loop", node=node)
         for copy in range(self._copies):
-            one = _Replica(self._outside, self._nodes, copy, self._micro)
-            given: dict[Node, Any] = {}
-            for now in one.iterations():
-                for node in self._exits:
-                    item = now.get(node.inputs[0], DEAD)
-                    if item is not DEAD and node in given:
-                        raise VerifyError(f"'{node.name}' leaves its loop twice", node=node)
-                    if item is not DEAD:
-                        given[node] = item
+            self._copy, self._before = copy, None
+            self._runs = {node: [] for node in self.read}
+            given = self._iterate()
             for node in self._exits:
                 if node not in given:
                     raise VerifyError(f"'{node.name}' never leaves its loop", node=node)
                 self.given[node.output()].append(given[node])
-            for node, runs in self.read.items():
-                if len(one.read.get(node, ())) != self._micro:
-                    count = len(one.read.get(node, ()))
-                    raise VerifyError(f"'{node.name}' runs for {count} of {self._micro} micro-batches", node=node)
-                runs += one.read[node]
+            for node, runs in self._runs.items():
+                if len(runs) != self._micro:
+                    raise VerifyError(f"'{node.name}' runs for {len(runs)} of {self._micro} micro-batches", node=node)
+                self.read[node] += runs
 
     def _check_frames(self) -> None:
         for node in self._nodes:
@@ -496,37 +474,31 @@ class Loop:
                 if len(set(names)) < self._copies:
                     raise VerifyError(f"'{node.name}' enters one loop on all replicas", node=node)
 
-
-class _Replica:
-    """One replica's run of a loop."""
-
-    def __init__(self, outside: Simulation, nodes: Sequence[Node], copy: int, micro: int) -> None:
-        self._outside, self._nodes, self._copy, self._micro = outside, nodes, copy, micro
-        self.read: dict[Node, list[Sequence[Any]]] = {}
-        self._now: dict[Value, Any] = {}
-        self._before: Mapping[Value, Any] | None = None  # what the iteration before handed on
-        self._goes_on = False
-
-    def iterations(self) -> Any:
-        """Run the iterations; yield what is held in each.
+    def _iterate(self) -> dict[Node, Any]:
+        """Run the iterations on one replica; return what leaves the loop.
 
         Raises:
-            VerifyError: there are always more.
+            VerifyError: there are always more, or something leaves it twice.
             UnknownError: something goes on when the condition says that it is over.
         """
+        given: dict[Node, Any] = {}
         idle = 0
         while idle <= IDLE:
-            known = sum(map(len, self.read.values()))
+            known = sum(map(len, self._runs.values()))
             self._iteration()
-            yield self._now
-            carried = {value: item for value, item in self._now.items() if value.node.op in BACK_EDGES}
-            carried = {value: item for value, item in carried.items() if item is not DEAD}
+            for node in self._exits:
+                item = self._now.get(node.inputs[0], DEAD)
+                if item is not DEAD and node in given:
+                    raise VerifyError(f"'{node.name}' leaves its loop twice", node=node)
+                if item is not DEAD:
+                    given[node] = item
+            carried = {v: item for v, item in self._now.items() if v.node.op in BACK_EDGES and item is not DEAD}
             if not self._goes_on and carried:
                 raise UnknownError("something goes on after its last iteration")
             if not self._goes_on:
-                return
+                return given
             self._before = carried
-            idle = 0 if sum(map(len, self.read.values())) > known else idle + 1
+            idle = 0 if sum(map(len, self._runs.values())) > known else idle + 1
         raise VerifyError(f"the loop of '{self._nodes[0].name}' does not end", node=self._nodes[0])
 
     def _iteration(self) -> None:
@@ -577,12 +549,10 @@ class _Replica:
         return [items[alive[0]], alive[0]] if alive else ()
 
     def _holds(self, item: Any) -> bool:
-        if isinstance(item, UnknownError):
-            raise item
         return bool(self._outside.data(item, self._copy))
 
     def _original(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
-        runs = self.read.setdefault(node, [])
+        runs = self._runs[node]
         outputs = range(max((value.index for value in node.read_outputs), default=0) + 1)
         if len(runs) == self._micro:
             return [UnknownError(f"'{node.name}' after the last micro-batch") for _ in outputs]
