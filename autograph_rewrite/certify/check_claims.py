@@ -261,13 +261,8 @@ def _merge(seen: Seen) -> str | None:
     for i, read in enumerate(seen.operands):
         if (read.kind == "any" and made.kind != "local") or read.kind == "unknown":
             continue
-        fits = read[:3] == made[:3] or (read.kind, made.kind, made.op, read.zero) == (
-            "replicated",
-            "partial",
-            "sum",
-            True,
-        )
-        if not fits and read.kind != "any":
+        adds = (read.kind, made.kind, made.op, read.zero) == ("replicated", "partial", "sum", True)
+        if read[:3] != made[:3] and not adds and read.kind != "any":
             return f"input {i} is {said(read)}, and result 0 claimed {said(made)}"
         if made.zero and not read.zero:
             return f"result 0 is claimed to be zero, and input {i} is not"
@@ -277,11 +272,8 @@ def _merge(seen: Seen) -> str | None:
 
 
 def _says(value: Sequence[Any] | None, claimed: Sequence[Any]) -> bool:
-    return (
-        value is not None
-        and len(value) == len(claimed)
-        and all(b is None or a == b for a, b in zip(value, claimed, strict=True))
-    )
+    pairs = zip(value or (), claimed, strict=False)
+    return value is not None and len(value) == len(claimed) and all(b in (None, a) for a, b in pairs)
 
 
 def _constant(seen: Seen) -> str | None:
