@@ -53,7 +53,8 @@ class Trial(Sample):
         dims = [
             dim for claim in (*seen.operands, *seen.results) for dim in (*(claim.shape or ()), *(claim.value or ()))
         ]
-        self._sizes_seen = sorted({dim for dim in dims if isinstance(dim, int) and 1 < dim <= LARGE} | {2, 3, 4})
+        stated = {dim for dim in dims if isinstance(dim, int) and 1 < dim <= LARGE}
+        self._sizes_seen = sorted({2, 3, 4, 2 * max(stated, default=3), *stated})  # a slice may end beyond all of them
         self._places = dict(zip(values, _places(seen), strict=True))
         self._rank = max([claim.dim + 1 for claim in seen.operands] + [1 + number % 3])
         batch = seen.batch if seen.batch is not None else BATCHES[number % 3]
