@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, segment_rows
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import dtypes
 
 BLOCK, BATCH, OPEN = "b", "B", "T:"
+WHOLE = Read("replicated")
 
 
 def is_local(dim: Dim) -> bool:
@@ -138,6 +140,14 @@ class Seen:
         """Return the dimension that an operand names, counted from the front."""
         value = self.ints(index)
         return value[0] % rank if value is not None and len(value) == 1 and -rank <= value[0] < rank else None
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Return an attribute of the node."""
+        return self.node.attr(key, default)
+
+    def reading_whole(self) -> Seen:
+        """Return the node as it is if it reads the whole of each operand."""
+        return replace(self, operands=tuple(as_read(claim, WHOLE, self.batch) for claim in self.operands))
 
     def is_inexact(self, index: int) -> bool:
         """Return whether an operand consists of floating point numbers."""

@@ -5,22 +5,36 @@
 
 Original nodes are not computed: what they give is sample data of the value that they give, which is right if what they
 read is right. Everything else is computed (`kernels`), whatever it is called and whoever made it.
+
+Loops that a rewrite has made are run, per replica and iteration.
+
+    t = 0, 1, ...   Merge      takes what entered, later what NextIteration handed on
+                    Switch     hands on one way; what reads the other one does not run
+                    LoopCond   says whether there is another iteration
+                    Exit       gives the one thing that arrives there, when the loop ends
+
+An original node in it is not computed. Its k-th run on a replica stands for the k-th micro-batch there, whatever the
+number of the iteration: in a pipeline a stage begins late. That is a name and no assumption: the run has to read what
+this micro-batch reads, there has to be one for each, and what becomes of its values is compared like everything else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.certify.execution import kernels
-from autograph_rewrite.certify.execution.baseline import Baseline, Leaf, Unknown
-from autograph_rewrite.certify.execution.lists import LISTS
-from autograph_rewrite.certify.execution.loops import Loop, NotUnderstoodError, parts_of
-from autograph_rewrite.certify.execution.samples import COMBINE, Sample, Token, TooLargeError
+from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.baseline import Baseline, Leaf
+from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
+from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
+from autograph_rewrite.certify.samples import COMBINE, Sample, Token
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
+from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import dtypes
@@ -93,7 +107,8 @@ class Simulation:
                     self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
                 self._check_runs(node)
             elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
-                self._compute(node)
+                made = self._guarded(node, partial(self._results, node))
+                self._held |= {node.output(index): data for index, data in enumerate(made)}
 
     def _check_runs(self, node: Node) -> None:
         each = self._micro > 1 and node.span is Span.EACH
@@ -104,10 +119,9 @@ class Simulation:
         try:
             loop = Loop(self, nodes, self._copies, self._micro)
             loop.run()
-        except NotUnderstoodError as error:
-            unknown = Unknown(f"a loop of the rewrite ({error})")
-            for node in nodes:
-                self._mark(node, unknown)
+        except UnknownError as error:
+            unknown = UnknownError(f"a loop of the rewrite ({error})")
+            self._held |= {value: unknown for node in nodes for value in node.read_outputs}
             return
         self._held |= loop.given
         self._loops |= dict.fromkeys(loop.read, loop)
@@ -115,10 +129,9 @@ class Simulation:
     def _form(self, node: Node, found: Node, index: int) -> str:
         if node in self._of_all:
             return "whole"
-        claim = self._baseline.claims.values.get(found.output(index).name)
-        return (
-            "own" if claim is not None and claim.differs and found.name not in self._baseline.claims.folded else "whole"
-        )
+        claims = self._baseline.claims
+        claim = claims.values.get(found.output(index).name)
+        return "own" if claim is not None and claim.differs and found.name not in claims.folded else "whole"
 
     def leaf(self, node: Node, index: int, instance: int) -> Leaf:
         """Return what an instance of an original node gives.
@@ -150,34 +163,20 @@ class Simulation:
 
     # -- what is not original
 
-    def _compute(self, node: Node) -> None:
-        try:
-            results = self._attempt(node, lambda: self._results(node))
-        except _UnknownInputError as error:
-            self._mark(node, error.unknown)
-            return
-        for index, data in enumerate(results):
-            self._held[node.output(index)] = data
-
-    def _attempt(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Compute what a node gives.
+    def _guarded(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute what a node gives, or why nothing here can tell.
 
         Raises:
             VerifyError: that cannot be done with what it reads.
-            _UnknownInputError: nothing here can tell.
         """
         try:
             return compute()
-        except (TooLargeError, kernels.NoKernelError) as error:
-            raise _UnknownInputError(Unknown(f"{node.op} ({error})")) from error
+        except UnknownError as error:
+            return [error] * (1 + max((value.index for value in node.read_outputs), default=0))
         except (ValueError, IndexError, TypeError, OverflowError) as error:
             raise VerifyError(
                 f"'{node.name}' ({node.op}) cannot compute with a batch of {self._sample.batch}: {error}", node=node
             ) from error
-
-    def _mark(self, node: Node, unknown: Unknown) -> None:
-        for value in node.read_outputs:
-            self._held[value] = unknown
 
     def _results(self, node: Node) -> Sequence[Any]:
         """Return for each output the data, a list for EACH nodes."""
@@ -202,18 +201,15 @@ class Simulation:
         Raises:
             VerifyError: it cannot compute with that.
         """
-        try:
-            return self._attempt(node, lambda: self._of_instance(node, copy, items))
-        except _UnknownInputError as error:
-            return [error.unknown for _ in range(max((value.index for value in node.read_outputs), default=0) + 1)]
+        return self._guarded(node, lambda: self._of_instance(node, copy, items))
 
     def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
         if node.op == "Const":
             return [_constant(node, instance)]
         if not items:
-            raise kernels.NoKernelError(node.op)
+            raise NoKernelError(node.op)
         if node.op in LISTS:
-            return [LISTS[node.op](items, lambda item: self.data(item, instance))]
+            return [LISTS[node.op](*items, data=lambda item: self.data(item, instance))]
         return list(kernels.run(node, [self.data(item, instance) for item in items]))
 
     def _operands(self, node: Node, instance: int) -> list[Any]:
@@ -237,18 +233,17 @@ class Simulation:
         """Return what one of the instances of a value holds."""
         held = self._held.get(value)
         if held is None:
-            return Unknown(f"'{value.name}' of a loop that the rewrite made")
+            return UnknownError(f"'{value.name}' of a loop that the rewrite made")
         return held[copy] if isinstance(held, list) else held
 
     def data(self, item: Any, instance: int) -> Any:
         """Make data of what an instance holds.
 
         Raises:
-            TooLargeError: it has too many elements.
-            _UnknownInputError: nothing here can tell.
+            UnknownError: nothing here can tell, or it has too many elements.
         """
-        if isinstance(item, Unknown):
-            raise _UnknownInputError(item)
+        if isinstance(item, UnknownError):
+            raise UnknownError(*item.args)
         if not isinstance(item, Leaf):
             return item
         if item.form == "whole":
@@ -258,19 +253,15 @@ class Simulation:
     def _collective(self, node: Node) -> Any:
         if node.span is Span.ONCE:  # the only member of its process
             return self._at(node.inputs[0], 0)
-        own = [
-            self._at(node.inputs[0], self._taken(node, r, node.inputs[0], None)[0]) for r in range(self._count(node))
-        ]
+        value = node.inputs[0]
+        own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
         if node.op == "CollectiveGatherV2":
             joined = np.concatenate(own, 0)
         else:
-            combine = COMBINE[MERGES[node.attr("merge_op")]]
-            joined = own[0]
-            for part in own[1:]:
-                joined = combine(joined, part)
+            joined = reduce(COMBINE[MERGES[node.attr("merge_op")]], own)
             if node.attr("final_op") == b"Div":
                 joined = joined / len(own)
         return [joined] * len(own)
@@ -335,10 +326,8 @@ class Simulation:
             raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
 
     def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:
-        if held is None or isinstance(held, Unknown):
-            why = held.why if held is not None else "a value that the rewrite carries round a loop"
-            self.not_covered[f"{what}: {why}"] = None
-            return
+        if held is None:
+            held = UnknownError("a value that the rewrite carries round a loop")
         of_all = self._sample.instances if node in self._loops else self._copies
         instances = range(0, of_all, of_all // self._count(node) if node not in self._loops else 1)
         try:
@@ -347,18 +336,14 @@ class Simulation:
             if read.kind == "partial" and node.span is not Span.ONCE:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
-                good = all(
-                    alike(data, self._expected(name, read, i)) for data, i in zip(actual, instances, strict=True)
-                )
+                expected = [self._expected(name, read, i) for i in instances]
+                good = all(map(alike, actual, expected))
         except IndexError:
             self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
             return
-        except TooLargeError:
+        except UnknownError as error:
             if read != WHOLE or held != Leaf(name, "whole"):
-                self.not_covered[f"{what}: too large"] = None
-            return
-        except _UnknownInputError as error:
-            self.not_covered[f"{what}: {error.unknown.why}"] = None
+                self.not_covered[f"{what}: {error}"] = None
             return
         if not good:
             raise VerifyError(
@@ -380,11 +365,6 @@ class Simulation:
         return whole
 
 
-class _UnknownInputError(Exception):
-    def __init__(self, unknown: Unknown) -> None:
-        self.unknown = unknown
-
-
 def _constant(node: Node, instance: int) -> Any:
     contents = node.attr("value")
     return kernels.constant(contents[instance] if isinstance(contents, tuple) else contents)
@@ -396,3 +376,219 @@ def alike(left: Any, right: Any) -> bool:
         return isinstance(left, Token) and isinstance(right, Token) and left.name == right.name
     left, right = np.asarray(left), np.asarray(right)
     return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
+
+
+# -- loops that the rewrite has made
+
+IDLE = 64
+"""So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""
+FORWARDED = frozenset(("Identity", "LoopCond", "NextIteration"))
+"""What hands on what it reads, as it is held."""
+
+
+class _Dead:
+    """What a node gives that does not run."""
+
+
+DEAD = _Dead()
+
+
+def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list[tuple[Sequence[Node], bool]]:
+    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite has made.
+
+    Args:
+        order: the nodes, producers first.
+        matches: by node, the original one.
+    """
+    frames = frames_of(order)
+    made = {
+        frame[0]
+        for node, frame in frames.items()
+        if node.op == "LoopCond" and node.span is Span.EACH and matches[node] is None and len(frame) == 1
+    }
+    if not made:
+        return [(order, False)]
+    return [(run, run[0] in frames and frames[run[0]][0] in made) for run in by_loops(order)]
+
+
+class Loop:
+    """One loop, which every replica runs for itself.
+
+    Args:
+        outside: the simulation that it is part of.
+        nodes: of the loop, producers first.
+        copies: how many replicas there are.
+        micro: how many micro-batches each of them has.
+
+    Attributes:
+        read: by original node, what each instance holds of each of its operands.
+        given: by value that leaves the loop, what each replica holds of it.
+    """
+
+    def __init__(self, outside: Simulation, nodes: Sequence[Node], copies: int, micro: int) -> None:
+        self._outside, self._nodes, self._copies, self._micro = outside, nodes, copies, micro
+        inside = set(nodes)
+        self._exits = [use.node for node in nodes for value in node.read_outputs for use in value.uses]
+        self._exits = [node for node in dict.fromkeys(self._exits) if node.op in EXITS]
+        if any(node.span is not Span.EACH for node in inside):
+            raise UnknownError("replicas share a part of it")
+        if sum(node.op == "LoopCond" for node in nodes) != 1:
+            raise UnknownError("it is not one loop")
+        self.read: dict[Node, list[Sequence[Any]]] = {node: [] for node in nodes if outside.matches[node] is not None}
+        self.given: dict[Value, list[Any]] = {node.output(): [] for node in self._exits}
+        self._copy, self._goes_on = 0, False
+        self._runs: dict[Node, list[Sequence[Any]]] = {}
+        self._now: dict[Value, Any] = {}
+        self._before: Mapping[Value, Any] | None = None  # what the iteration before handed on
+
+    def run(self) -> None:
+        """Run it on every replica.
+
+        Raises:
+            VerifyError: it does not end, writes a variable, leaves out a micro-batch, gives two things or none, or is
+                one loop for several replicas.
+            UnknownError: it is of another kind.
+        """
+        self._check_frames()
+        for node in self.read:
+            if writes_variable(node.op):
+                raise VerifyError(f"'{node.name}' writes in every iteration of a loop", node=node)
+        for copy in range(self._copies):
+            self._copy, self._before = copy, None
+            self._runs = {node: [] for node in self.read}
+            given = self._iterate()
+            for node in self._exits:
+                if node not in given:
+                    raise VerifyError(f"'{node.name}' never leaves its loop", node=node)
+                self.given[node.output()].append(given[node])
+            for node, runs in self._runs.items():
+                if len(runs) != self._micro:
+                    raise VerifyError(f"'{node.name}' runs for {len(runs)} of {self._micro} micro-batches", node=node)
+                self.read[node] += runs
+
+    def _check_frames(self) -> None:
+        for node in self._nodes:
+            if node.op in ENTERS:
+                raw = node.attrs["frame_name"]
+                names = raw.raws if isinstance(raw, PerInstance) else (raw,)
+                if len(set(names)) < self._copies:
+                    raise VerifyError(f"'{node.name}' enters one loop on all replicas", node=node)
+
+    def _iterate(self) -> dict[Node, Any]:
+        """Run the iterations on one replica; return what leaves the loop.
+
+        Raises:
+            VerifyError: there are always more, or something leaves it twice.
+            UnknownError: something goes on when the condition says that it is over.
+        """
+        given: dict[Node, Any] = {}
+        idle = 0
+        while idle <= IDLE:
+            known = sum(map(len, self._runs.values()))
+            self._iteration()
+            for node in self._exits:
+                item = self._now.get(node.inputs[0], DEAD)
+                if item is not DEAD and node in given:
+                    raise VerifyError(f"'{node.name}' leaves its loop twice", node=node)
+                if item is not DEAD:
+                    given[node] = item
+            carried = {v: item for v, item in self._now.items() if v.node.op in BACK_EDGES and item is not DEAD}
+            if not self._goes_on and carried:
+                raise UnknownError("something goes on after its last iteration")
+            if not self._goes_on:
+                return given
+            self._before = carried
+            idle = 0 if sum(map(len, self._runs.values())) > known else idle + 1
+        raise VerifyError(f"the loop of '{self._nodes[0].name}' does not end", node=self._nodes[0])
+
+    def _iteration(self) -> None:
+        self._now, self._goes_on = {}, False
+        dead: set[Node] = set()
+        for node in self._nodes:
+            items = [self._item(node, value) for value in node.inputs]
+            if any(control in dead for control in node.controls):
+                items = [DEAD]
+            results = self._results(node, items)
+            if not results:
+                dead.add(node)
+            for value in node.read_outputs:
+                self._now[value] = results[value.index] if value.index < len(results) else DEAD
+
+    def _item(self, node: Node, value: Value) -> Any:
+        if node.op in ENTERS:
+            first = self._before is None or bool(node.attr("is_constant", False))
+            return self._outside.item(value, self._copy) if first else DEAD
+        if value.node.op in BACK_EDGES:
+            return DEAD if self._before is None else self._before.get(value, DEAD)
+        if value not in self._now:
+            raise UnknownError(f"'{node.name}' reads '{value.name}' by no door")
+        return self._now[value]
+
+    def _results(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        """Return what a node gives; nothing if it does not run."""
+        if node.op == "Merge" and self._outside.matches[node] is None:
+            return self._merged(node, items)
+        if any(item is DEAD for item in items):
+            return ()
+        if self._outside.matches[node] is not None:
+            return self._original(node, items)
+        if node.op in ENTERS or node.op in FORWARDED:
+            if node.op == "LoopCond":
+                self._goes_on = self._holds(items[0])
+            return items
+        if node.op == "Switch":
+            return [DEAD, items[0]] if self._holds(items[1]) else [items[0], DEAD]
+        if node.op == "NoOp":
+            return [None]
+        return self._outside.computed(node, self._copy, items)
+
+    def _merged(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        alive = [index for index, item in enumerate(items) if item is not DEAD]
+        if len(alive) > 1:
+            raise VerifyError(f"'{node.name}' gets two values in one iteration", node=node)
+        return [items[alive[0]], alive[0]] if alive else ()
+
+    def _holds(self, item: Any) -> bool:
+        return bool(self._outside.data(item, self._copy))
+
+    def _original(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        runs = self._runs[node]
+        outputs = range(max((value.index for value in node.read_outputs), default=0) + 1)
+        if len(runs) == self._micro:
+            return [UnknownError(f"'{node.name}' after the last micro-batch") for _ in outputs]
+        runs.append(items)
+        instance = self._copy * self._micro + len(runs) - 1
+        return [self._outside.leaf(node, index, instance) for index in outputs]
+
+
+# -- lists that the rewrite has made
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A list, with what is held of each element."""
+
+    items: tuple[Any, ...] = ()
+
+
+def _item(made: Any, at: Any, data: Any) -> Any:
+    elements, number = _list(made), int(data(at))
+    if not 0 <= number < len(elements):
+        raise IndexError(f"there is no element {number} of {len(elements)}")
+    return elements[number]
+
+
+def _list(made: Any) -> tuple[Any, ...]:
+    if not isinstance(made, Kept):
+        raise NoKernelError("a list of the original")
+    return made.items
+
+
+LISTS: Mapping[str, Callable[..., Any]] = {
+    "EmptyTensorList": lambda *shape, data: Kept(),
+    "TensorListPushBack": lambda made, item, data: Kept((*_list(made), item)),
+    "TensorListGetItem": lambda made, at, shape, data: _item(made, at, data),
+    "TensorListStack": lambda made, shape, data: np.stack([data(one) for one in _list(made)]),
+    "TensorListConcatV2": lambda made, *sizes, data: np.concatenate([data(one) for one in _list(made)]),
+}
+"""By op, from what is held of the operands to what is held of the result."""

@@ -14,10 +14,13 @@ from collections.abc import Collection
 
 import numpy as np
 
-from autograph_rewrite.certify.contracts.seen import BLOCK, Seen, is_local, product, said, see
+from autograph_rewrite.certify.seen import BLOCK, Seen, is_local, product, said, see
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
+BLOCKWISE = "_autograph_blockwise"
+READERS = frozenset(("Cast", "Reshape", "GatherNd", "DynamicStitch"))
+"""What may read places in a block."""
 MARK = "_autograph_local_indices"
 COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
 BETWEEN = COPIES | {"Mul", "AddV2"}
@@ -150,3 +153,30 @@ def _is_checked(sum_: Value, stride: Value) -> bool:
 def _is_constant(value: Value, content: float) -> bool:
     found = value.node.attr("value") if value.node.op == "Const" else None
     return isinstance(found, np.ndarray) and found.shape == () and np.array_equal(found, content, equal_nan=True)
+
+
+def judge_blockwise(seen: Seen) -> str | None:
+    """Return what is wrong with a link of a look-up."""
+    node = seen.node
+    if node.op not in READERS | {"Where"}:
+        return f"{node.op} is no part of a look-up"
+    if node.op == "Where" and (stray := _stray_place(node)) is not None:
+        return f"'{stray.name}' ({stray.op}) reads places in a block, which mean something there only"
+    split = [claim.kind == "split" and claim.dim == 0 for claim in seen.operands]
+    data = split[:1] if node.op == "Reshape" else split
+    if not any(claim.differs for claim in seen.operands):
+        wrong = next((claim for claim in seen.results if claim.kind != "replicated"), None)
+    elif not all(data):
+        index = data.index(False)
+        return f"input {index} is {said(seen.operands[index])}, and the others are blocks"
+    else:
+        wrong = next((claim for claim in seen.results if (claim.kind, claim.dim) != ("split", 0)), None)
+    return f"its result is claimed {said(wrong)}" if wrong else None
+
+
+def _stray_place(node: Node) -> Node | None:
+    """Return a reader of places in a block that makes something else of them than a look-up."""
+    for use in node.output().uses:
+        if use.node.op not in READERS or (use.node.op == "GatherNd" and use.index != 1):
+            return use.node
+    return None

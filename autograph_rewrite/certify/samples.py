@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.certify.kernels import UnknownError
 from autograph_rewrite.ir.claims import Claim, Claims, Dim, segment_rows
 from autograph_rewrite.ir.types import dtypes
 
@@ -24,10 +25,11 @@ Array = np.ndarray[Any, Any]
 BITS = {dtypes.DOUBLE: 40, dtypes.FLOAT: 18, dtypes.HALF: 7, dtypes.BFLOAT16: 5}
 LARGEST = 300_000
 """Elements of a value of which data is made."""
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "all": np.logical_and}
+COMBINE: dict[str, Any] = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+COMBINE |= {"all": np.logical_and, "any": np.logical_or}
 
 
-class TooLargeError(Exception):
+class TooLargeError(UnknownError):
     """A value has too many elements for data to be made of it."""
 
 
@@ -77,7 +79,7 @@ class Sample:
         if isinstance(dim, int):
             return dim
         if dim is None:
-            return 2 + zlib.crc32(near.encode()) % 2
+            return self.free(near)
         coefficient, factors = dim
         return int(coefficient) * reduce(lambda a, b: a * b, (self._symbol(f, instance) for f in factors), 1)
 
@@ -87,7 +89,7 @@ class Sample:
         if name in self._lengths:
             return self._lengths[name] * self.batch
         if not name.startswith("b"):
-            return 2 + zlib.crc32(name.encode()) % 3
+            return self.free(name)
         if instance is None:
             return sum(self._symbol(name, r) for r in range(self.instances))
         if rows := segment_rows(name):
@@ -96,6 +98,14 @@ class Sample:
 
     def _own_rows(self, name: str, instance: int) -> int:
         return 1 + zlib.crc32(f"{name}/{instance}".encode()) % 3
+
+    def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
+        """Return data."""
+        return draw(key, shape, dtype)
+
+    def free(self, key: str) -> int:
+        """Return a size of which nothing is known."""
+        return 2 + zlib.crc32(key.encode()) % 3
 
     def whole(self, name: str) -> Any:
         """Return the whole value.
@@ -127,7 +137,7 @@ class Sample:
             return self._sizes(claim, dtype, None, name)
         if name in self._same:
             return self.whole(self._same[name])
-        if claim.kind == "split" and self._rows_of_own(claim):
+        if claim.kind == "split" and self.has_rows_of_its_own(claim):
             parts = [self._draw(name, claim, r) for r in range(self.instances)]
             return np.concatenate(parts, claim.dim)
         if claim.zero:
@@ -139,8 +149,8 @@ class Sample:
         shape = [self.size(dim, instance, name) for dim in claim.shape or ()]
         return np.array(entries, dtypes.numpy_dtype(dtype)).reshape(shape)
 
-    def _rows_of_own(self, claim: Claim) -> bool:
-        """Whether the rows of a block do not follow from the number of its examples."""
+    def has_rows_of_its_own(self, claim: Claim) -> bool:
+        """Return whether the rows of a block do not follow from the number of its examples."""
         dim = claim.shape[claim.dim] if claim.shape is not None and claim.dim < len(claim.shape) else None
         return not isinstance(dim, tuple) or not ("b" in dim[1] or any(map(segment_rows, dim[1])))
 
@@ -152,8 +162,8 @@ class Sample:
             else:
                 shape.append(self.size(dim, instance, f"{name}/{i}"))
         if int(np.prod(shape)) > LARGEST:
-            raise TooLargeError(name)
-        return draw(f"{name}/{instance}/{self.batch}", tuple(shape), self._types[name])
+            raise TooLargeError(f"'{name}' is too large")
+        return self._drawn(f"{name}/{instance}/{self.batch}", tuple(shape), self._types[name])
 
     def _make_own(self, name: str, instance: int) -> Any:
         claim = self.claims.values[name]
@@ -178,7 +188,7 @@ class Sample:
             instance: whose block.
             name: of the value, for sizes of which nothing is known.
         """
-        if self._rows_of_own(claim):
+        if self.has_rows_of_its_own(claim):
             dim = claim.shape[claim.dim] if claim.shape is not None else None
             sizes = [
                 self.size(dim, r, name) if isinstance(dim, tuple) else self._own_rows(name, r)
@@ -217,19 +227,21 @@ class Sample:
         whole, key = self.whole(name), self._same.get(name, name)
         shape, dtype = np.shape(whole), self._types[name]
         if claim.op not in COMBINE and claim.op != "any":  # each has its own, and nobody combines them
-            return draw(f"{key}/own/{instance}", shape, dtype)
+            return self._drawn(f"{key}/own/{instance}", shape, dtype)
         if claim.op == "sum":
             if instance:
-                return np.zeros_like(whole) if claim.zero else draw(f"{key}/{instance}/{self.batch}", shape, dtype)
+                return (
+                    np.zeros_like(whole) if claim.zero else self._drawn(f"{key}/{instance}/{self.batch}", shape, dtype)
+                )
             others = [self.own(name, r) for r in range(1, self.instances)]
             return reduce(np.subtract, others, whole)
-        holds = draw(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.instances == instance
+        holds = self._drawn(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.instances == instance
         if claim.op in ("all", "any"):
             neutral = np.full(shape, claim.op == "all")
         elif claim.op == "prod":
             neutral = np.ones_like(whole)
         else:
-            away = np.abs(draw(f"{key}/away/{instance}/{self.batch}", shape, dtype)) // 4
+            away = np.abs(self._drawn(f"{key}/away/{instance}/{self.batch}", shape, dtype)) // 4
             neutral = whole - away if claim.op == "max" else whole + away
         return np.where(holds, whole, neutral).astype(np.asarray(whole).dtype)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.certify.execution import kernels
+from autograph_rewrite.certify import kernels
 from autograph_rewrite.ir.claims import Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.traversal import topological_order
@@ -24,12 +24,6 @@ class Leaf(NamedTuple):
     name: str
     form: str
     instance: int | None = None
-
-
-class Unknown(NamedTuple):
-    """What nothing here can compute, and why."""
-
-    why: str
 
 
 @dataclass(frozen=True)
