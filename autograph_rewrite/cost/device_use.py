@@ -7,14 +7,15 @@ a model axis of 2              CPU:0   CPU:1        the first replica's        C
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.work.liveness import Holders, first_holders
 from autograph_rewrite.cost.hardware.topology import CPU, OTHERS, REST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
-from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.result import DeviceUse
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of
 from autograph_rewrite.cost.tasks.task_graph import Built
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import short
@@ -42,7 +43,7 @@ class Held:
 
 
 def device_uses(
-    folded: AnalyzedStep, plan: Plan, built: Built, topology: Topology, seconds: float, *, lines: bool
+    folded: AnalyzedStep, plan: Plan, built: Built, topology: Topology, *, lines: bool
 ) -> list[tuple[DeviceUse, list[Buffer]]]:
     """Return the devices of a step that has been played, each with what is in its memory at the peak.
 
@@ -51,12 +52,11 @@ def device_uses(
         plan: resolved.
         built: its tasks and buffers.
         topology: of the plan.
-        seconds: that the step takes.
         lines: whether memory over time, and what of it is activations, is wanted.
     """
     found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(folded, built, topology)
     activations = _activations(folded, plan, built) if lines else frozenset()
-    return [_use(one, seconds, activations, lines=lines) for one in found]
+    return [_use(one, activations, lines=lines) for one in found]
 
 
 def _busy(built: Built, tasks: Iterable[Task]) -> dict[str, float]:
@@ -150,22 +150,35 @@ def _activations(folded: AnalyzedStep, plan: Plan, built: Built) -> frozenset[Bu
     return frozenset(one for one in made if any(reader not in tasks for reader in one.readers))
 
 
-def _use(held: Held, seconds: float, activations: Collection[Buffer], *, lines: bool) -> tuple[DeviceUse, list[Buffer]]:
+def _use(held: Held, activations: Collection[Buffer], *, lines: bool) -> tuple[DeviceUse, list[Buffer]]:
     buffers = held.buffers
     variables = [buffer for buffer in buffers if buffer.kept and buffer.maker is None]
     flops, nbytes = held.work
-    top = liveness.at_peak(buffers) if lines else []
+    lives = lives_of(buffers)
+    alive = (one for one in buffers if one.passes and one.born <= lives.top < one.freed)
+    top = [*(one for one in buffers if one.kept), *alive] if lines else []
     use = DeviceUse(
         held.name,
         held.count,
         held.busy,
-        liveness.peak(buffers, seconds),
+        lives.peak,
         sum(buffer.nbytes for buffer in variables),
         activation_bytes=sum(buffer.nbytes for buffer in top if buffer in activations),
         slot_bytes=sum(buffer.nbytes for buffer in variables if buffer.is_slot),
         flops=flops,
         accessed_bytes=nbytes,
-        memory=liveness.over_time(buffers) if lines else (),
-        holders=liveness.holders(top),
+        memory=lives.over_time() if lines else (),
+        holders=_holders(top),
     )
     return use, top
+
+
+def _holders(alive: Iterable[Buffer]) -> Holders:
+    """Return who holds the most of what is alive: the makers of buffers, and what is always there, together."""
+    held = Counter[str]()
+    for buffer in alive:
+        if not buffer.kept and buffer.maker is not None:
+            held[buffer.maker.name] += buffer.nbytes
+        else:
+            held["variables" if buffer.maker is None else "inputs, constants and outputs"] += buffer.nbytes
+    return first_holders(held)

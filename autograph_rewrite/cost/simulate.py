@@ -133,7 +133,7 @@ def simulated(
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
-        devices = device_uses(folded, resolved, built, topology, seconds, lines=events)
+        devices = device_uses(folded, resolved, built, topology, lines=events)
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, topology.computing),

@@ -35,7 +35,7 @@ from autograph_rewrite.passes.localize.gather_for_outputs import gather_for_outp
 from autograph_rewrite.passes.localize.localize_indices import localize_indices
 from autograph_rewrite.passes.localize.localize_kept_rows import localize_kept_rows
 from autograph_rewrite.passes.preconditions import require_training
-from autograph_rewrite.passes.rematerialize.step import recompute
+from autograph_rewrite.passes.rematerialize import recompute
 from autograph_rewrite.passes.tensor_parallel.partition import partition
 from autograph_rewrite.passes.variable_sharding.pieces import in_pieces, shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_variables import by_shards, shard_variables_of

@@ -16,8 +16,7 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.step.op_counts import count
 from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.liveness import peak
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.strategies import named_builder
@@ -39,7 +38,7 @@ def test_ops_that_share_a_core_hold_their_memory_at_the_same_time() -> None:
     first, second = (Task(name, COMPUTE, "", {"cpu": 1.0}, 1.0) for name in "ab")
     simulate_events([first, second], {"cpu": 1})
     assert (second.ready, second.start) == (0.0, 1.0)
-    assert peak([Buffer(100, "cpu", True, task) for task in (first, second)], 2.0) == 200
+    assert lives_of([Buffer(100, "cpu", True, task) for task in (first, second)]).peak == 200
 
 
 def test_a_result_takes_the_place_of_an_input_that_nobody_else_reads_at_that_time() -> None:
@@ -47,10 +46,10 @@ def test_a_result_takes_the_place_of_an_input_that_nobody_else_reads_at_that_tim
     slow.needs, reuses.needs, reuses.reuses = [maker], [maker], True
     read = Buffer(100, "cpu", True, maker, [slow, reuses])
     simulate_events([maker, slow, reuses], {"cpu": 1})
-    assert peak([read, Buffer(100, "cpu", True, reuses)], 3.0) == 200
+    assert lives_of([read, Buffer(100, "cpu", True, reuses)]).peak == 200
     reuses.needs = [maker, slow]
     simulate_events([maker, slow, reuses], {"cpu": 1})
-    assert peak([read, Buffer(100, "cpu", True, reuses)], 3.0) == 100
+    assert lives_of([read, Buffer(100, "cpu", True, reuses)]).peak == 100
 
 
 def test_what_is_fed_is_held_whether_or_not_the_graph_says_how_many_examples_there_are() -> None:

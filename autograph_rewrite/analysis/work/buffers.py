@@ -1,4 +1,4 @@
-"""Buffers: the memory that each node makes, hands on, or puts its result into; and the most that is alive at a time.
+"""Buffers: the memory that each node makes, hands on, or puts its result into.
 
     Reshape  hands the memory of its input on            no buffer of its own
     Tanh     may put its result into its input's         that one ends as the new one begins
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
@@ -73,20 +71,6 @@ def buffers_of(
         reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
         found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
     return found
-
-
-def most_alive(born: Any, freed: Any, nbytes: Any) -> int:
-    """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first.
-
-    Args:
-        born: when each buffer is made.
-        freed: when nobody needs it any more.
-        nbytes: its size.
-    """
-    times, changes = np.concatenate([born, freed]), np.concatenate([nbytes, np.negative(nbytes)])
-    order = np.lexsort((changes, times))
-    alive = np.cumsum(changes[order])
-    return max(0, int(alive.max())) if alive.size else 0
 
 
 def _copied(order: Iterable[Node]) -> set[Node]:

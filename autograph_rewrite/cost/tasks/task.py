@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
 
@@ -44,11 +45,28 @@ class Buffer:
     handle: str = ""
 
     @property
+    def passes(self) -> bool:
+        """Whether it is made and given back within the step."""
+        return not self.kept and self.maker is not None and self.nbytes > 0
+
+    @property
     def born(self) -> float:
         """When there is memory for it: TensorFlow makes outputs as soon as the inputs are there."""
         if self.maker is None:
             return 0.0
         return self.maker.start if self.is_scratch else self.maker.ready
+
+    @property
+    def freed(self) -> float:
+        """When nobody needs it any more; earlier where its last reader puts its result into it.
+
+        It does if nobody else reads it when its own result gets its memory.
+        """
+        last: Task | None = max(self.readers, key=lambda task: task.end, default=None)
+        if last is None:
+            return self.maker.end if self.maker is not None else 0.0
+        is_alone = all(task is last or task.end <= last.ready for task in self.readers)
+        return last.ready if last.reuses and is_alone else last.end
 
 
 @dataclass(eq=False, slots=True)
@@ -94,6 +112,13 @@ class Task:
     def after(self, tasks: Iterable[Task | None]) -> None:
         """Let it wait for others."""
         self.needs += [task for task in tasks if task is not None]
+
+
+def lives_of(buffers: Iterable[Buffer]) -> Lives:
+    """Return when the buffers of one device are made and given back, once their tasks have been played."""
+    found = list(buffers)
+    rows = ((one.born, one.freed, one.nbytes) for one in found if one.passes)
+    return Lives.of(rows, sum(one.nbytes for one in found if one.kept))
 
 
 def compute_seconds(work: Work, compute: Compute) -> float:

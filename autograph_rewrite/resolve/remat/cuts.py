@@ -114,7 +114,7 @@ def balanced_cuts(chain: Chain) -> list[int]:
         return []
     total = chain.total
     before = np.array([0.0, *(place.before for place in places), total])
-    costs = _costs(places)
+    costs = crossing_bytes(places)
     best, found = total, list[int]()
     for limit in _limits(before):
         chosen = _least_kept(before, costs, limit * (1 + 1e-9))
@@ -137,7 +137,7 @@ def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
     """
     places = candidates(chain)
     before = np.array([0.0, *(place.before for place in places), chain.total])
-    costs = _costs(places)
+    costs = crossing_bytes(places)
     best, found = chain.total, (list[int](), list[int]())
     for limit in _limits(before) if places else ():
         cuts = _least_kept(before, costs, limit * (1 + 1e-9)) or []
@@ -192,7 +192,7 @@ def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[Place]:
     return list(found.values())
 
 
-def _costs(places: Sequence[Place]) -> Any:
+def crossing_bytes(places: Sequence[Place]) -> Any:
     """Return what the b-th cut keeps in addition where the a-th is the one before it; 0 is the start."""
     costs = np.zeros((len(places) + 2, len(places) + 2))
     starts = np.array([0, *(place.at for place in places)])
