@@ -34,7 +34,7 @@ from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import MERGES, has
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -197,6 +197,8 @@ class StepMemory:
             if i is not None and not (node in acts.backward and has(node.op, "sizes")):  # these run in the forward
                 moves = node in acts.backward and not has(value.node.op, "sizes")
                 self._reads.append((i, self._at[node], made.reuses, value.node if moves else None))
+        # of a condition, what comes from the branch that is counted: nothing makes the other input
+        handed = [i for i in sources if i is not None] if node.op in MERGES else sources[:1]
         for j, nbytes in enumerate(made.nbytes):
             if has(node.op, "held"):
                 self.kept += nbytes
@@ -204,8 +206,8 @@ class StepMemory:
                 self._of[node.output(j)] = len(self._maker)
                 self._maker.append(self._at[node])
                 self._nbytes.append(nbytes)
-            elif sources and sources[0] is not None:
-                self._of[node.output(j)] = sources[0]
+            elif handed and handed[0] is not None:
+                self._of[node.output(j)] = handed[0]
 
 
 @dataclass(frozen=True)
