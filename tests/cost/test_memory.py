@@ -19,8 +19,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.step.op_counts import count
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.strategies import named_builder

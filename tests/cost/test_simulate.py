@@ -19,9 +19,8 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.cost.hardware.machine import Compute, Link, Machine, network_link
 from autograph_rewrite.cost.hardware.topology import IN, MESSAGE, OUT, REMOTE_RUN, Topology
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
 from autograph_rewrite.cost.tasks.result import Simulation
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, lives_of
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.normalize.normalize import normalise

@@ -20,8 +20,7 @@ from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import Footprint, LiveTensor
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.cost.step.op_counts import OpCounts
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores, simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import parse, process_of, short
