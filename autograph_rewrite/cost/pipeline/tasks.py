@@ -288,13 +288,7 @@ class StagedStep:
 
 
 def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, int, int, int]:
-    """Return the schedule's name, and how many devices, micro-batches and stages per device it has.
-
-    Args:
-        pipeline: the plan's section.
-        staged: the step in stages.
-        micro: number of micro-batches.
-    """
+    """Return the schedule's name, and how many devices, micro-batches and stages per device it has."""
     name = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
     return name, len(staged.devices), micro, staged.stages // len(staged.devices)
 

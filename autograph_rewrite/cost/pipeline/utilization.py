@@ -49,13 +49,6 @@ def use_of_pipeline(
 ) -> PipelineUse:
     """Play one step of a pipeline.
 
-    Args:
-        folded: the step.
-        plan: resolved, with a pipeline.
-        topology: of the plan.
-        sizes: the numbers behind symbols.
-        counts: what the nodes do, where that is known already.
-
     Raises:
         PlanError: the stages, or their schedule, are impossible.
     """

@@ -194,10 +194,6 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
 def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
     """Return which dimension of each variable is cut, and the conversions between the logical devices of a replica.
 
-    Args:
-        item: normalised.
-        plan: the request, with a model axis.
-
     Raises:
         RewriteError: something cannot be cut so.
     """
@@ -215,13 +211,7 @@ def _step_graph(item: TrainingGraph) -> Graph:
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:
-    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not.
-
-    Args:
-        state: a propagation.
-        node: the reader.
-        index: of its operand.
-    """
+    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not."""
     value = node.inputs[index]
     reshard = state.transfers[node].operand_reshards.get(index)
     if reshard is None:

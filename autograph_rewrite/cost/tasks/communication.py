@@ -119,14 +119,7 @@ class Group:
 
 
 def groups(folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Residence], sizes: Sizes) -> list[Group]:
-    """Return the exchanges of a step, those of a bucket together.
-
-    Args:
-        folded: the analysed step.
-        edges: of the plan.
-        held: residence by variable, where it is not every replica.
-        sizes: numbers for the symbols of shapes.
-    """
+    """Return the exchanges of a step, those of a bucket together."""
     step = set(folded.order)
     found: list[list[Member]] = []
     bucket: dict[int, list[Member]] = {}
@@ -207,13 +200,7 @@ def _hop(group: Group, hop: Hop, topology: Topology, nbytes: float) -> Iterator[
 
 
 def exchange_task(name: str, kind: str, exchange: Exchange) -> Task:
-    """Return the task of one exchange.
-
-    Args:
-        name: of the task.
-        kind: in the trace, such as "all-reduce".
-        exchange: its seconds, links and bytes.
-    """
+    """Return the task of one exchange."""
     return Task(name, EXCHANGE, kind, exchange.holds, exchange.seconds, traffic=exchange.traffic)
 
 

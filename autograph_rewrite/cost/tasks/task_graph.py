@@ -64,12 +64,7 @@ class HostUse:
 
 
 def host_use(folded: AnalyzedStep, topology: Topology) -> HostUse:
-    """Return what a folded step does on the host; nothing where replicas are on CPUs, or kernels are not known.
-
-    Args:
-        folded: the step.
-        topology: its devices.
-    """
+    """Return what a folded step does on the host; nothing where replicas are on CPUs, or kernels are not known."""
     device = topology.plan.devices_of(0)[0]
     if not is_accelerator(device):
         return HostUse()
@@ -118,30 +113,14 @@ class Built:
 def build(
     folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
 ) -> Built:
-    """Return the tasks of one step under a resolved plan.
-
-    Args:
-        folded: the step.
-        plan: resolved.
-        topology: of the plan.
-        sizes: the numbers behind symbols.
-        counts: what the nodes do, where that is known already.
-    """
+    """Return the tasks of one step under a resolved plan."""
     builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
     builder.run()
     return builder.built
 
 
 class Builder:
-    """Makes the tasks of one step.
-
-    Args:
-        folded: the analysed step.
-        plan: resolved.
-        topology: its devices and links.
-        sizes: numbers for the symbols of shapes.
-        counts: FLOPs and bytes by node.
-    """
+    """Makes the tasks of one step."""
 
     def __init__(
         self, folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts]
@@ -514,12 +493,7 @@ class LogicalDevices:
 
 
 def meeting_places(folded: AnalyzedStep, residences: Mapping[str, Residence]) -> dict[str, Residence]:
-    """Return where what leads to the update of each variable runs: where it lives, or on the first of its servers.
-
-    Args:
-        folded: the analysed step.
-        residences: by variable, where it is not every replica.
-    """
+    """Return where what leads to the update of each variable runs: where it lives, or on the first of its servers."""
 
     def place(name: str, holder: Residence) -> Residence:
         by_rows = name in folded.uses and any(map(updates_rows, folded.uses[name].updates))

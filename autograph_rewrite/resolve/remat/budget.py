@@ -199,10 +199,6 @@ def _changes(count: int, most: int) -> Any:
 class KeptSets:
     """Prices sets of activations.
 
-    Args:
-        acts: what may be computed again.
-        memory: of the step.
-
     Attributes:
         nodes: those of which each may be kept or computed again, with reason; a set has a bit for each.
     """

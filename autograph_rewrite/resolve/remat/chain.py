@@ -147,14 +147,7 @@ def _parts(found: list[tuple[_Pairs, _Pairs]], pair: int) -> list[Part]:
 
 
 def look_by_halves(acts: Activations, memory: StepMemory, limit: int, peak_of: Callable[[Parts], int]) -> None:
-    """Look for the largest limit of the chain with which the whole step fits, or else for the least there is.
-
-    Args:
-        acts: what may be computed again.
-        memory: of the step.
-        limit: bytes of the step.
-        peak_of: looks at a choice.
-    """
+    """Look for the largest limit of the chain with which the whole step fits, or else for the least there is."""
     places = candidates(chain_of(acts, memory.nbytes), MAX_STOPS)
     costs = _costs_of(acts, memory, places)
     low, high = 0.0, float(costs.kept.sum())

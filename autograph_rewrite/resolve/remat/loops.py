@@ -96,13 +96,7 @@ class Cell:
 
 
 def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[Cell], list[Left]]:
-    """Return what is computed again in loops, and where a loop had better be left alone.
-
-    Args:
-        acts: forward and backward of the graph.
-        remat: which policy it is.
-        exchanged: values that are converted between replicas.
-    """
+    """Return what is computed again in loops, and where a loop had better be left alone."""
     order = acts.state.order
     if not any(has(node.op, "pops") for node in order):
         return [], []
@@ -256,13 +250,7 @@ def _dtype(value: Value) -> int:
 
 
 def saved_lists(graph: Graph, frames: Mapping[Node, Frame], guards: Mapping[Node, Guards]) -> list[SavedList]:
-    """Return the lists of loops that are in no other loop.
-
-    Args:
-        graph: normalised.
-        frames: the loops around each node.
-        guards: what each node runs behind.
-    """
+    """Return the lists of loops that are in no other loop."""
     found = (_saved(node, frames) for node in graph if node.op == "TensorListPopBack")
     once = (one for one in found if one is not None)
     return [one for one in once if all(len(guards.get(node, ())) == 1 for node in (one.push, one.pop))]

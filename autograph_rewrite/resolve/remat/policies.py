@@ -208,11 +208,6 @@ POLICIES: Mapping[str, Callable[[Activations, Remat], Parts | tuple[Parts, Parts
 def values_to_offload(acts: Activations, remat: Remat, segments: Sequence[Segment]) -> list[Node]:
     """Return the nodes whose values are to be offloaded, in the order of the forward.
 
-    Args:
-        acts: what gradients read.
-        remat: of the plan.
-        segments: what is computed again.
-
     Raises:
         PlanError: a name of the plan matches nothing.
     """

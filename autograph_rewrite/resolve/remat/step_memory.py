@@ -64,12 +64,7 @@ class Step:
 
 
 class StepMemory:
-    """Tells peaks of one step, whatever is computed again; it is asked before the graph is edited.
-
-    Args:
-        acts: what may be.
-        step: what is run.
-    """
+    """Tells peaks of one step, whatever is computed again; it is asked before the graph is edited."""
 
     def __init__(self, acts: Activations, step: Step) -> None:
         needed = ancestors(step.roots)
@@ -230,14 +225,7 @@ class StageNeeds:
 
 
 class StageMemory(StepMemory):
-    """Tells peaks of one stage, whatever of it is computed again.
-
-    Args:
-        acts: what may be.
-        step: a micro-batch of the whole model.
-        stages: of the nodes.
-        needs: of the stage.
-    """
+    """Tells peaks of one stage, whatever of it is computed again."""
 
     def __init__(self, acts: Activations, step: Step, stages: Mapping[Node, int], needs: StageNeeds) -> None:
         super().__init__(acts, step)
