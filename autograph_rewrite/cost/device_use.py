@@ -30,7 +30,7 @@ from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceContent:
     """What one kind of device has.
 
     Attributes:
@@ -76,7 +76,7 @@ def _busy(built: Built, tasks: Iterable[Task]) -> dict[str, float]:
     return busy
 
 
-def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterator[Held]:
+def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterator[DeviceContent]:
     busy = _busy(built, built.tasks)
     for lane in dict.fromkeys([*topology.lanes, *built.variable_bytes]):
         own = [buffer for buffer in built.buffers if buffer.place == lane]
@@ -93,10 +93,12 @@ def _on_lanes(folded: AnalyzedStep, built: Built, topology: Topology) -> Iterato
             yield from _cpu_devices(built, topology, own, both)
         else:
             work = _work(built, lane, 1, once=lane != REST)
-            yield Held(lane, count, busy.get(lane, 0.0), own, work)
+            yield DeviceContent(lane, count, busy.get(lane, 0.0), own, work)
 
 
-def _cpu_devices(built: Built, topology: Topology, own: list[Buffer], busy: tuple[float, float]) -> Iterator[Held]:
+def _cpu_devices(
+    built: Built, topology: Topology, own: list[Buffer], busy: tuple[float, float]
+) -> Iterator[DeviceContent]:
     """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables.
 
     Args:
@@ -111,32 +113,32 @@ def _cpu_devices(built: Built, topology: Topology, own: list[Buffer], busy: tupl
     each = [buffer for buffer in own if buffer.each]
     if topology.plan.mode == "shared":
         together = own + each * (topology.local - 1)
-        yield Held(CPU, topology.processes, busy[0], together, _work(built, CPU, topology.local))
+        yield DeviceContent(CPU, topology.processes, busy[0], together, _work(built, CPU, topology.local))
         if apart:
-            yield Held(OTHERS, others, 0.0, held)
+            yield DeviceContent(OTHERS, others, 0.0, held)
     else:
-        yield Held("first cpu device", topology.processes, busy[0], own, _work(built, CPU, 1))
-        yield Held(OTHERS, others, busy[1], each + held, _work(built, CPU, 1, once=False))
+        yield DeviceContent("first cpu device", topology.processes, busy[0], own, _work(built, CPU, 1))
+        yield DeviceContent(OTHERS, others, busy[1], each + held, _work(built, CPU, 1, once=False))
 
 
-def _on_logical_devices(built: Built, topology: Topology) -> Iterator[Held]:
+def _on_logical_devices(built: Built, topology: Topology) -> Iterator[DeviceContent]:
     """Yield the logical devices of the first replica, then those of the others, which only have what each has."""
     busy, lanes = _busy(built, built.tasks), topology.lanes
     for device in range(topology.logical):
         place = topology.place(lanes[0], device)
         own = [buffer for buffer in built.buffers if buffer.place == place]
         name = short(topology.logical_name(device))
-        yield Held(name, topology.processes, busy.get(place, 0.0), own, _work(built, place, 1))
+        yield DeviceContent(name, topology.processes, busy.get(place, 0.0), own, _work(built, place, 1))
     for device in range(topology.logical if topology.local > 1 else 0):
         place, name = topology.place(lanes[-1], device), short(topology.logical_name(device, 1))
         own = [buffer for buffer in built.buffers if buffer.place == place and buffer.each]
         more = f" and {topology.local - 2} alike" if topology.local > 2 else ""
         count, work = topology.processes * (topology.local - 1), _work(built, place, 1, once=False)
-        yield Held(name + more, count, 0.0 if len(lanes) == 1 else busy.get(place, 0.0), own, work)
+        yield DeviceContent(name + more, count, 0.0 if len(lanes) == 1 else busy.get(place, 0.0), own, work)
     for lane in built.variable_bytes:
         if all(lane != topology.place(own, device) for own in lanes for device in range(topology.logical)):
             own = [buffer for buffer in built.buffers if buffer.place == lane]
-            yield Held(lane, 1, busy.get(lane, 0.0), own)
+            yield DeviceContent(lane, 1, busy.get(lane, 0.0), own)
 
 
 def _work(built: Built, place: str, instances: int, *, once: bool = True) -> tuple[float, float]:
@@ -156,7 +158,7 @@ def _activations(folded: AnalyzedStep, plan: Plan, built: Built) -> frozenset[Bu
     return frozenset(one for one in made if any(reader not in tasks for reader in one.readers))
 
 
-def _use(held: Held, activations: Collection[Buffer], *, lines: bool) -> tuple[DeviceUse, list[Buffer]]:
+def _use(held: DeviceContent, activations: Collection[Buffer], *, lines: bool) -> tuple[DeviceUse, list[Buffer]]:
     buffers = held.buffers
     variables = [buffer for buffer in buffers if buffer.kept and buffer.maker is None]
     flops, nbytes = held.work

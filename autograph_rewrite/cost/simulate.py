@@ -21,7 +21,7 @@ from autograph_rewrite.cost.hardware.topology import FIRST, IN, LOCAL, OUT, REST
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
 from autograph_rewrite.cost.step.op_counts import OpCounts
-from autograph_rewrite.cost.tasks.communication import Group
+from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, simulate_events
 from autograph_rewrite.cost.tasks.task_graph import LINK, Built, build
@@ -193,7 +193,7 @@ def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None
     return section.network if section is not None else None
 
 
-def _exchanges(groups: Iterable[Group], plan: Plan) -> Iterator[ExchangeUse]:
+def _exchanges(groups: Iterable[ExchangeGroup], plan: Plan) -> Iterator[ExchangeUse]:
     for group in groups:
         owners = tuple(dict.fromkeys(member.edge.owner for member in group.members))
         yield ExchangeUse(group.first.value, group.kind, owners, -(-group.sent // plan.period_of(group.first)))

@@ -48,10 +48,10 @@ from autograph_rewrite.resolve.edges import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.budget import choose, choose_by_stage, device_peaks
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment, first_of_each
-from autograph_rewrite.resolve.remat.loops import Cell, cells_of
+from autograph_rewrite.resolve.remat.loops import LoopCell, cells_of
 from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR, by_stage, parts_of, values_to_offload
 from autograph_rewrite.resolve.remat.segments import nested_segments, segments_of, triggers_of
-from autograph_rewrite.resolve.remat.step_memory import StageNeeds, Step, StepMemory, variable_bytes
+from autograph_rewrite.resolve.remat.step_memory import StageNeeds, StepMemory, StepRun, variable_bytes
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import backward_stages, forward_stages, gradients_of, owners_of
 from autograph_rewrite.resolve.stages.flops import cost_of
@@ -167,12 +167,12 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
     return replace(decision, left=left), state
 
 
-def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> tuple[Decision, Propagation]:
+def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun) -> tuple[Decision, Propagation]:
     """Fit a device that has the whole model."""
     remat = resolved.remat
     assert remat is not None
     assert remat.limit is not None
-    memory, cells = StepMemory(acts, step), list[Cell]()
+    memory, cells = StepMemory(acts, step), list[LoopCell]()
     before = memory.peak(())
     try:
         choice = choose(acts, memory, remat.limit, remat.policy)
@@ -191,7 +191,7 @@ def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step)
     return replace(decision, segments=segments, peaks=peaks), state
 
 
-def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step) -> tuple[Decision, Propagation]:
+def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun) -> tuple[Decision, Propagation]:
     """Fit each device of a pipeline, whose stages hold what as many micro-batches need as are under way there."""
     remat = resolved.remat
     assert remat is not None
@@ -224,7 +224,7 @@ def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
 
 
 def _needs(
-    rewrite: Rewrite, acts: Activations, resolved: Plan, step: Step, stages: Mapping[Node, int]
+    rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, stages: Mapping[Node, int]
 ) -> list[StageNeeds]:
     """Return what each stage holds: its variables with what is kept for them, and the sums of their gradients."""
     pipeline, graph, variables = resolved.pipeline, rewrite.graph, rewrite.item.variables
@@ -284,7 +284,7 @@ def _require_room(peak: int, limit: int) -> None:
         )
 
 
-def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
+def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
     """Return what a device runs in one step, for its memory."""
     plan, outputs = rewrite.plan, rewrite.outputs
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
@@ -292,7 +292,7 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> Step:
     if plan.microbatches > 1:  # each gradient has a sum beside it
         kept += sum(sizes.nbytes(state.source(value)) for value in _gradients(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
-    return Step(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, _together(plan, rewrite.task))
+    return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, _together(plan, rewrite.task))
 
 
 def _together(plan: Plan, task: int) -> int:
@@ -397,7 +397,7 @@ def read_copies(uses: Sequence[Use], copies: dict[Node, Node]) -> None:
 # Loops.
 
 
-def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Cell]) -> Activations:
+def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[LoopCell]) -> Activations:
     """Compute cells again in the loops of their gradients, instead of saving what they make in every iteration.
 
         before   Pop(a) ─► da            Pop(b) ─► db              three lists: h, a, b
@@ -426,7 +426,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Cell
     )
 
 
-def _put_instead(graph: Graph, cell: Cell, value: Value) -> None:
+def _put_instead(graph: Graph, cell: LoopCell, value: Value) -> None:
     """Let a list hold another value."""
     one = cell.kept[value]
     attrs = {"value": np.array(-1, np.int32), "dtype": dtypes.INT32}
@@ -437,7 +437,7 @@ def _put_instead(graph: Graph, cell: Cell, value: Value) -> None:
     record_shapes(one.pop, [(), static_shape(value)])
 
 
-def _enter(graph: Graph, node: Node, cell: Cell, number: int) -> Value:
+def _enter(graph: Graph, node: Node, cell: LoopCell, number: int) -> Value:
     """Let what enters the forward's loop enter that of the gradient."""
     name = f"{COPIES}/{number}/{copied(node.name)}"
     enter = copy_node(graph, node, node.inputs, name=name)

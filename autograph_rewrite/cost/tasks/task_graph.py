@@ -36,7 +36,7 @@ from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
-from autograph_rewrite.cost.tasks.communication import Group, exchange_task, groups, tasks_of
+from autograph_rewrite.cost.tasks.communication import ExchangeGroup, exchange_task, groups, tasks_of
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
@@ -99,7 +99,7 @@ class Built:
     tasks: list[Task] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     cores: dict[str, int] = field(default_factory=dict)
-    groups: list[tuple[Group, list[Task]]] = field(default_factory=list)
+    groups: list[tuple[ExchangeGroup, list[Task]]] = field(default_factory=list)
     variable_bytes: dict[str, int] = field(default_factory=dict)
     work: dict[tuple[str, bool], tuple[float, float]] = field(default_factory=dict)
     tasks_of: dict[Node, list[Task]] = field(default_factory=dict)
@@ -114,12 +114,12 @@ def build(
     folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
 ) -> Built:
     """Return the tasks of one step under a resolved plan."""
-    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
+    builder = TaskGraphBuilder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
     builder.run()
     return builder.built
 
 
-class Builder:
+class TaskGraphBuilder:
     """Makes the tasks of one step."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Builder:
 
     # Exchanges.
 
-    def _exchange(self, group: Group) -> Task:
+    def _exchange(self, group: ExchangeGroup) -> Task:
         """Make the tasks of a group, and the buffers of what comes out; return the first task."""
         chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
         chain = [task.once_in(self.plan.period_of(group.first)) for task in chain]
@@ -246,7 +246,7 @@ class Builder:
                 self.results[key[0], key[1], lane] = self._buffer(result, place, chain[-1], each=group.is_everywhere)
         return chain[0]
 
-    def _sum_up(self, group: Group, reader: Task) -> None:
+    def _sum_up(self, group: ExchangeGroup, reader: Task) -> None:
         """Hold the sums to which the micro-batches of each replica add their gradients, from the first of them on."""
         if self.plan.microbatches == 1 or group.first.owner == STEP or not group.first.from_.startswith("partial"):
             return

@@ -31,7 +31,7 @@ from autograph_rewrite.resolve.remat.chain import look_by_halves
 from autograph_rewrite.resolve.remat.decision import Segment
 from autograph_rewrite.resolve.remat.policies import Parts, connected
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
-from autograph_rewrite.resolve.remat.step_memory import StageMemory, StageNeeds, Step, StepMemory
+from autograph_rewrite.resolve.remat.step_memory import StageMemory, StageNeeds, StepMemory, StepRun
 from autograph_rewrite.resolve.stages.flops import cost_of
 
 FEW = 16
@@ -45,7 +45,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Choice:
+class RematChoice:
     """One way to spend FLOPs on memory.
 
     Attributes:
@@ -63,7 +63,7 @@ class Choice:
         return max(self.peak, limit), self.flops
 
 
-def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, before: int = 0) -> Choice:
+def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, before: int = 0) -> RematChoice:
     """Return the cheapest way to fit.
 
     Args:
@@ -78,10 +78,10 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
     """
     plain = memory.peak(())
     if plain <= limit:
-        return Choice((), 0.0, plain)
+        return RematChoice((), 0.0, plain)
     sets = KeptSets(acts, memory)
     for aim in (limit, 0):  # 0: the least peak, whatever the limit is, so that what the error says does fit
-        found = Search(acts, memory, aim).best(sets)
+        found = BudgetSearch(acts, memory, aim).best(sets)
         if found.peak <= limit:
             return found
     raise PlanError(
@@ -92,7 +92,7 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
 
 
 @dataclass
-class Search:
+class BudgetSearch:
     """Choices that have been looked at.
 
     Attributes:
@@ -106,14 +106,14 @@ class Search:
     acts: Activations
     memory: StepMemory
     limit: int
-    seen: dict[tuple[tuple[str, ...], ...], Choice] = field(default_factory=dict)
+    seen: dict[tuple[tuple[str, ...], ...], RematChoice] = field(default_factory=dict)
     looks: int = 0
     _waits: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.looks = max(4, WORK // max(1, self.memory.work))
 
-    def best(self, sets: KeptSets) -> Choice:
+    def best(self, sets: KeptSets) -> RematChoice:
         """Return the best choice that is found."""
         self._look({})
         if len(sets.nodes) <= FEW:
@@ -124,7 +124,7 @@ class Search:
             best = found  # its changes are others than those of the one before
         return best
 
-    def _better(self, sets: KeptSets, rows: Any, best: Choice, *, only_first: bool = False) -> Choice:
+    def _better(self, sets: KeptSets, rows: Any, best: RematChoice, *, only_first: bool = False) -> RematChoice:
         """Return what is best of some sets and of what there is; or the first of these sets that is better."""
         flops, floors = sets.price(rows)
         over, (peak, spent) = np.maximum(floors, self.limit), best.rank(self.limit)
@@ -145,32 +145,32 @@ class Search:
                     break
         return best
 
-    def _look(self, parts: Parts) -> Choice:
+    def _look(self, parts: Parts) -> RematChoice:
         """Return what comes of computing some parts again."""
         return self._priced(segments_of(self.acts, parts, only_saving=True)[0])
 
-    def _keep(self, sets: KeptSets, bits: Any) -> Choice:
+    def _keep(self, sets: KeptSets, bits: Any) -> RematChoice:
         """Return what comes of keeping a set."""
         kept = {node for node, keeps in zip(sets.nodes, bits, strict=True) if keeps}
         return self._look(connected(self.acts, kept))
 
-    def _best_seen(self) -> Choice:
+    def _best_seen(self) -> RematChoice:
         """Return the best choice so far, without segments that have nothing to wait for."""
         ranked = sorted(self.seen.values(), key=lambda one: (*one.rank(self.limit), one.peak))
         fits = (self._settled(one) for one in ranked if one.peak <= self.limit)
         found = next((one for one in fits if one.peak <= self.limit), None)
         return found or self._settled(min(ranked, key=lambda one: one.rank(0)))
 
-    def _settled(self, choice: Choice) -> Choice:
+    def _settled(self, choice: RematChoice) -> RematChoice:
         """Return a choice without the segments that have no gradient to wait for: their nodes are kept."""
         waiting = [segment for segment in choice.segments if self._has_trigger(segment)]
         return choice if len(waiting) == len(choice.segments) else self._priced(waiting)
 
-    def _priced(self, segments: Sequence[Segment]) -> Choice:
+    def _priced(self, segments: Sequence[Segment]) -> RematChoice:
         key = tuple(segment.nodes for segment in segments)
         if key not in self.seen:
             peak = self.memory.peak([self._nodes(segment) for segment in segments])
-            self.seen[key] = Choice(tuple(segments), sum(segment.added_flops for segment in segments), peak)
+            self.seen[key] = RematChoice(tuple(segments), sum(segment.added_flops for segment in segments), peak)
         return self.seen[key]
 
     def _has_trigger(self, segment: Segment) -> bool:
@@ -288,11 +288,11 @@ class StageChoice:
 
     needs: StageNeeds
     memory: StageMemory
-    choice: Choice
+    choice: RematChoice
 
 
 def choose_by_stage(
-    acts: Activations, step: Step, stages: Mapping[Node, int], given: Sequence[StageNeeds], remat: Remat
+    acts: Activations, step: StepRun, stages: Mapping[Node, int], given: Sequence[StageNeeds], remat: Remat
 ) -> list[StageChoice]:
     """Return the cheapest way to fit each device; stages of one device share it as they would use it.
 
@@ -317,7 +317,7 @@ def choose_by_stage(
         share = memories[i].kept + (room * (plain[i] - memories[i].kept) // wanted if wanted > room else room)
         part = _of_stage(acts, stages, needs.number)
         if not part.repeatable or (remat.stages and needs.number not in remat.stages):
-            found.append(StageChoice(needs, memories[i], Choice((), 0.0, plain[i])))
+            found.append(StageChoice(needs, memories[i], RematChoice((), 0.0, plain[i])))
             continue
         try:
             choice = choose(part, memories[i], share, remat.policy)

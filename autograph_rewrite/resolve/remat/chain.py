@@ -27,7 +27,7 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
-from autograph_rewrite.resolve.remat.cuts import Place, candidates, chain_of, crossing_bytes
+from autograph_rewrite.resolve.remat.cuts import CutPlace, candidates, chain_of, crossing_bytes
 from autograph_rewrite.resolve.remat.policies import Parts
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
 from autograph_rewrite.resolve.stages.flops import cost_of
@@ -42,7 +42,7 @@ SHORT = 24
 KEPT, AGAIN = 0, 1
 
 
-class Part(NamedTuple):
+class ChainPart(NamedTuple):
     """What is computed again together: from behind one stop up to another."""
 
     begin: int
@@ -83,7 +83,7 @@ class _Pairs(NamedTuple):
     state: Any
 
 
-def least_flops(costs: Costs, limit: float) -> list[Part] | None:
+def least_flops(costs: Costs, limit: float) -> list[ChainPart] | None:
     """Return what is computed again so that the fewest FLOPs are added; None where nothing fits.
 
     Args:
@@ -133,15 +133,15 @@ def _best(ways: list[_Pairs], most: int) -> _Pairs:
     return _Pairs(*(column[order] for column in together))
 
 
-def _parts(found: list[tuple[_Pairs, _Pairs]], pair: int) -> list[Part]:
+def _parts(found: list[tuple[_Pairs, _Pairs]], pair: int) -> list[ChainPart]:
     """Return the way that a pair at the end came."""
-    parts: list[Part] = []
+    parts: list[ChainPart] = []
     stop, state = len(found) - 1, KEPT
     while stop:
         pairs = found[stop][state]
         before, kind = int(pairs.stop[pair]), int(pairs.state[pair])
         if kind == AGAIN:
-            parts.append(Part(before, stop))
+            parts.append(ChainPart(before, stop))
         pair, stop, state = int(pairs.pair[pair]), before, kind
     return parts[::-1]
 
@@ -161,7 +161,7 @@ def look_by_halves(acts: Activations, memory: StepMemory, limit: int, peak_of: C
             high = middle
 
 
-def _numbers(acts: Activations, places: Sequence[Place], parts: Iterable[Part]) -> dict[Node, int]:
+def _numbers(acts: Activations, places: Sequence[CutPlace], parts: Iterable[ChainPart]) -> dict[Node, int]:
     """Return the segments of nodes: what crosses the end of a part is kept."""
     numbers: dict[Node, int] = {}
     for number, (begin, end) in enumerate(parts):
@@ -174,13 +174,13 @@ def _numbers(acts: Activations, places: Sequence[Place], parts: Iterable[Part]) 
     return numbers
 
 
-def _crossing(places: Sequence[Place], stop: int) -> frozenset[Node]:
+def _crossing(places: Sequence[CutPlace], stop: int) -> frozenset[Node]:
     """Return the nodes whose memory is read behind a stop, and before it."""
     at_ends = not stop or stop > len(places)
     return frozenset() if at_ends else frozenset(one.node for one in places[stop - 1].crossing)
 
 
-def _costs_of(acts: Activations, memory: StepMemory, places: Sequence[Place]) -> Costs:
+def _costs_of(acts: Activations, memory: StepMemory, places: Sequence[CutPlace]) -> Costs:
     """Return what the parts of a chain keep, and what computing them again costs."""
     starts = np.array([0, *(place.at for place in places), len(acts.forward)])
     count = len(starts)

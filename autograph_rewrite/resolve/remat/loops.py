@@ -71,7 +71,7 @@ class SavedList:
 
 
 @dataclass(frozen=True)
-class Cell:
+class LoopCell:
     """What is computed again in each iteration of one loop's gradient.
 
     Attributes:
@@ -95,7 +95,7 @@ class Cell:
     frame: Frame
 
 
-def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[Cell], list[Left]]:
+def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[LoopCell], list[Left]]:
     """Return what is computed again in loops, and where a loop had better be left alone."""
     order = acts.state.order
     if not any(has(node.op, "pops") for node in order):
@@ -195,7 +195,7 @@ def _cell(
     kept: Mapping[Value, SavedList],
     inside: Collection[Node],
     triggers: tuple[Node, ...],
-) -> Cell:
+) -> LoopCell:
     """Return what of a body is computed again; what would need more lists than come free is kept."""
     kept, inside = dict(kept), set(inside)
     while True:
@@ -223,7 +223,7 @@ def _cell(
     segment = Segment(tuple(node.name for node in nodes), names, float(sum(again.values()) - more), flops)
     frame = dropped[0].frames[1] if dropped else ()
     held = {value: one for value, one in kept.items() if value in read} | moved
-    return Cell(segment, tuple(nodes), tuple(dropped), held, frozenset(moved), fixed, triggers, frame)
+    return LoopCell(segment, tuple(nodes), tuple(dropped), held, frozenset(moved), fixed, triggers, frame)
 
 
 def _needed(

@@ -45,7 +45,7 @@ TIMES = 500
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRun:
     """What a step runs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Step:
 class StepMemory:
     """Tells peaks of one step, whatever is computed again; it is asked before the graph is edited."""
 
-    def __init__(self, acts: Activations, step: Step) -> None:
+    def __init__(self, acts: Activations, step: StepRun) -> None:
         needed = ancestors(step.roots)
         order = executed((node for node in acts.state.order if node in needed), step.outputs)
         made = buffers_of(acts.state, order, frames_of(acts.state.order), step.sizes)
@@ -227,7 +227,7 @@ class StageNeeds:
 class StageMemory(StepMemory):
     """Tells peaks of one stage, whatever of it is computed again."""
 
-    def __init__(self, acts: Activations, step: Step, stages: Mapping[Node, int], needs: StageNeeds) -> None:
+    def __init__(self, acts: Activations, step: StepRun, stages: Mapping[Node, int], needs: StageNeeds) -> None:
         super().__init__(acts, step)
         here = {node for node in self._at if stages.get(node) == needs.number}
         read = {value.node for node in here for value in node.inputs}
