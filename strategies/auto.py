@@ -66,9 +66,8 @@ class Auto:
 
     def _build(self, item: TrainingGraph, config: Config) -> Plan:
         from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator, Search
+        from autograph_rewrite.cost.search import Evaluator, Search, first_possible
         from autograph_rewrite.cost.simulate import Hardware
-        from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
         machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors

@@ -49,7 +49,7 @@ from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
 from autograph_rewrite.passes.preconditions import CHECK_TRAINING, require_no_servers
 from autograph_rewrite.passes.propagate import PROPAGATE
 from autograph_rewrite.passes.prune import BIND_CAPTURES, ELIMINATE_DEAD_CODE
-from autograph_rewrite.passes.rematerialize.step import REMATERIALIZE
+from autograph_rewrite.passes.rematerialize import REMATERIALIZE
 from autograph_rewrite.passes.reshard.insert_reshards import (
     ASSIGN_SPANS,
     ASSIGN_STAGES,

@@ -25,7 +25,7 @@ from autograph_rewrite.passes.pipeline_parallel.placement import Cells, complete
 from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
-from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
+from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR
 from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables

@@ -1,9 +1,17 @@
-"""Bodies of loops: of what an iteration saves for its gradient, the state alone is kept, and the cell computed again.
+"""Loops: of what an iteration saves for its gradient, the state alone is kept, and the rest is computed again.
 
     h ─► a ─► b ─► h'      saved: h, a, b      kept: h; in the loop of the gradient a' and b' are computed from it
 
 A cell reads the state at the start of an iteration, what the loop has from outside, and what is not computed again:
-parts of inputs, variables. What of it is not saved today is, in the place of something that need not be any more.
+parts of inputs, variables. Where such a value is not saved today, it takes the list of something that need not be saved
+any more. TensorFlow saves in lists:
+
+    forward    EmptyTensorList ─► Enter ─► Merge ─► Switch ─► Push(list, v) ─► NextIteration       Exit ─┐
+    backward   ┌───────────────────────────────────────────────────────────────────────────────────────┘
+               └► Enter ─► Merge ─► Switch ─► Pop(list) ─► NextIteration                Pop:1 is v
+
+Each iteration puts one value into each list, and each of the backward takes one out of each: what is taken together was
+put together. Lists that anyone else reads, and those of loops within loops, are left out.
 """
 
 from __future__ import annotations
@@ -14,17 +22,16 @@ from dataclasses import dataclass, replace
 from autograph_rewrite.analysis.facts.placement import LOCAL
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.analysis.work.loop_trips import trips_of
-from autograph_rewrite.ir.control_flow import Frame, frames_of, guards_of
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, may_repeat, root_of
-from autograph_rewrite.resolve.remat.decide import SAVES_NOTHING, worth_repeating
 from autograph_rewrite.resolve.remat.decision import Left, Segment
-from autograph_rewrite.resolve.remat.loops.saved_lists import SavedList, saved_lists
 from autograph_rewrite.resolve.remat.policies import parts_of
+from autograph_rewrite.resolve.remat.segments import SAVES_NOTHING, worth_repeating
 from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 
 WHOLE = ("sqrt", "hierarchical", "every", "budget")
@@ -37,7 +44,34 @@ NOT_LISTS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class SavedList:
+    """A list, and the two loops that it connects.
+
+    Attributes:
+        maker: makes it, empty.
+        push: puts a value in, once in an iteration.
+        pop: takes it out.
+        frames: of the loop that fills it, and of the one that empties it.
+    """
+
+    maker: Node
+    push: Node
+    pop: Node
+    frames: tuple[Frame, Frame]
+
+    @property
+    def value(self) -> Value:
+        """What is put in."""
+        return self.push.inputs[1]
+
+    @property
+    def taken(self) -> Value:
+        """The same, in the loop that takes it out."""
+        return self.pop.output(1)
+
+
+@dataclass(frozen=True)
+class LoopCell:
     """What is computed again in each iteration of one loop's gradient.
 
     Attributes:
@@ -61,14 +95,8 @@ class Cell:
     frame: Frame
 
 
-def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[Cell], list[Left]]:
-    """Return what is computed again in loops, and where a loop had better be left alone.
-
-    Args:
-        acts: forward and backward of the graph.
-        remat: which policy it is.
-        exchanged: values that are converted between replicas.
-    """
+def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[LoopCell], list[Left]]:
+    """Return what is computed again in loops, and where a loop had better be left alone."""
     order = acts.state.order
     if not any(has(node.op, "pops") for node in order):
         return [], []
@@ -167,7 +195,7 @@ def _cell(
     kept: Mapping[Value, SavedList],
     inside: Collection[Node],
     triggers: tuple[Node, ...],
-) -> Cell:
+) -> LoopCell:
     """Return what of a body is computed again; what would need more lists than come free is kept."""
     kept, inside = dict(kept), set(inside)
     while True:
@@ -195,7 +223,7 @@ def _cell(
     segment = Segment(tuple(node.name for node in nodes), names, float(sum(again.values()) - more), flops)
     frame = dropped[0].frames[1] if dropped else ()
     held = {value: one for value, one in kept.items() if value in read} | moved
-    return Cell(segment, tuple(nodes), tuple(dropped), held, frozenset(moved), fixed, triggers, frame)
+    return LoopCell(segment, tuple(nodes), tuple(dropped), held, frozenset(moved), fixed, triggers, frame)
 
 
 def _needed(
@@ -219,3 +247,49 @@ def _can_hold(one: SavedList, value: Value) -> bool:
 
 def _dtype(value: Value) -> int:
     return dtypes.base(value.node.output_dtypes[value.index])
+
+
+def saved_lists(graph: Graph, frames: Mapping[Node, Frame], guards: Mapping[Node, Guards]) -> list[SavedList]:
+    """Return the lists of loops that are in no other loop."""
+    found = (_saved(node, frames) for node in graph if node.op == "TensorListPopBack")
+    once = (one for one in found if one is not None)
+    return [one for one in once if all(len(guards.get(node, ())) == 1 for node in (one.push, one.pop))]
+
+
+def _saved(pop: Node, frames: Mapping[Node, Frame]) -> SavedList | None:
+    """Return the list that a node takes values from, if all is as above."""
+    if (before := _entered(pop)) is None or (leave := _alone(before, EXITS)) is None:
+        return None
+    if (switch := _alone(leave.inputs[0], SWITCHES)) is None or not _is_alone(leave.inputs[0]):
+        return None
+    pushes = [use.node for use in switch.output(1).uses]
+    if [push.op for push in pushes] != ["TensorListPushBack"] or (made := _entered(pushes[0])) is None:
+        return None
+    maker = _alone(made, {"EmptyTensorList"})
+    both = frames.get(pushes[0], ()), frames.get(pop, ())
+    if maker is None or any(len(frame) != 1 for frame in both):
+        return None
+    return SavedList(maker, pushes[0], pop, both)
+
+
+def _entered(user: Node) -> Value | None:
+    """Return the list that enters the loop in which a node changes it in every iteration, and nobody else reads it."""
+    switch = _alone(user.inputs[0], SWITCHES)
+    if switch is None or user.inputs[0].index != 1 or not _is_alone(user.output(0)):
+        return None
+    merge, following = _alone(switch.inputs[0], MERGES), user.output(0).uses[0].node
+    if merge is None or following.op not in BACK_EDGES or len(merge.inputs) != 2:
+        return None
+    enter, back = merge.inputs
+    if back.node is not following or enter.node.op not in ENTERS or not _is_alone(enter):
+        return None
+    return enter.node.inputs[0]
+
+
+def _alone(value: Value, ops: frozenset[str] | set[str]) -> Node | None:
+    """Return the node that makes a value, if it is one of some ops, and the value has one reader."""
+    return value.node if value.node.op in ops and _is_alone(value) else None
+
+
+def _is_alone(value: Value) -> bool:
+    return len(value.uses) == 1
