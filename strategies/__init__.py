@@ -17,7 +17,7 @@ from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
 from autograph_rewrite.strategies.auto import Auto
-from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.builder import StrategyBuilder
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from autograph_rewrite.training_graph import TrainingGraph
 

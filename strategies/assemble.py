@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.variables.roles import Role, roles
-from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.analysis.variables.uses import Role, obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
 from autograph_rewrite.diagnostics.faults import Fault, raise_if_any
@@ -22,10 +21,15 @@ from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of, request
-from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
-from autograph_rewrite.strategies.builder.over_replicas import over_replicas
-from autograph_rewrite.strategies.builder.servers import Load, servers
-from autograph_rewrite.strategies.builder.shard_counts import shard_sizes
+from autograph_rewrite.strategies.builder import (
+    Choice,
+    Load,
+    Parts,
+    TrainedVariable,
+    over_replicas,
+    servers,
+    shard_sizes,
+)
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 

@@ -24,10 +24,16 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import job_devices, request
 from autograph_rewrite.strategies.assemble import assemble, decide
-from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
-from autograph_rewrite.strategies.builder.over_replicas import over_replicas
-from autograph_rewrite.strategies.builder.servers import first_server
-from autograph_rewrite.strategies.builder.shard_counts import MOST, smallest_divisor, smallest_non_divisor
+from autograph_rewrite.strategies.builder import (
+    MOST,
+    Choice,
+    Parts,
+    TrainedVariable,
+    first_server,
+    over_replicas,
+    smallest_divisor,
+    smallest_non_divisor,
+)
 from autograph_rewrite.training_graph import TrainingGraph
 
 # Into how many parts a variable can be split along an axis.

@@ -16,8 +16,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.render import export
 from autograph_rewrite.inspect.render.export import item_data
-from autograph_rewrite.inspect.render.forms import Form
-from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.render.table import Form, drawn, table
 from autograph_rewrite.inspect.values import Values, conversion_data, over, results
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.annotations import Annotations

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.report import Report, Resolved
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.expand import Expanded
@@ -24,8 +25,7 @@ from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.decision import Decision
-from autograph_rewrite.resolve.variable_memory import held_bytes
-from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
+from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph, Variable
 
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
 OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
@@ -48,7 +48,7 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
 
 def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
-    resolved, context, instances = rewrite.get(Resolved), rewrite.get(Context), rewrite.get(ReplicaLayout)
+    resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
     copies = sum(instances.count(node) for node in graph)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
@@ -62,10 +62,10 @@ def _report(rewrite: Rewrite) -> Report:
         len(graph),
         copies,
         time.perf_counter() - rewrite.began,
-        tuple(one.named() for one in context.compressed),
+        tuple(one.named() for one in rewrite.compressed),
         task=rewrite.request.task,
         digests=digest_names(graph),
-        homes=context.server_region.homes,
+        homes=rewrite.server_region.homes,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
@@ -81,27 +81,48 @@ def _run_writes(rewrite: Rewrite) -> RunWrites:
     """Return what runs write; what a user's pass makes of it, only the user knows."""
     if rewrite.plan.passes:
         return RunWrites()
-    original, homes = rewrite.get(Recorded), rewrite.get(Context).server_region.homes
+    original, homes = rewrite.get(Recorded), rewrite.server_region.homes
     on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
     elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
     return compared(original.writes, original.nodes, rewrite.graph, elsewhere)
 
 
 def _layout(rewrite: Rewrite) -> Layout:
-    plan, context, state = rewrite.plan, rewrite.get(Context), rewrite.get(Propagation)
+    plan, rewrite, state = rewrite.plan, rewrite, rewrite.get(Propagation)
     instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
     return Layout(
         rewrite.graph,
         set(merged.common & set(rewrite.graph)),
         merged.spread,
-        context.aliases,
+        rewrite.aliases,
         instances.mesh,
         rewrite.feeds,
         moved=merged.moved,
-        partial=context.processes > 1,
+        partial=rewrite.processes > 1,
         hidden=plan.looped,
         interleaved=plan.interleaved,
         state=(state.facts, state.raw),
-        converted=context.converted,
+        converted=rewrite.converted,
         writes=_run_writes(rewrite),
     )
+
+
+# How many bytes of variables each device holds.
+
+
+def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of variables by device, all copies and shards counted; unknown dimensions count as 1.
+
+    Args:
+        graph: the folded graph, placed.
+        variables: those that the graph has.
+        devices: one per replica.
+    """
+    found = dict.fromkeys(devices, 0)
+    for variable in variables.values():
+        node = graph.nodes.get(variable.handle)
+        if node is None:
+            continue
+        for device in devices if node.span is not Span.ONCE else (node.device,):
+            found[device] = found.get(device, 0) + variable.nbytes
+    return found

@@ -17,8 +17,8 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.passes.base.order_accesses import ORDER_ACCESSES
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
-from autograph_rewrite.passes.base.read_before_update import ORDER_ACCESSES
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.batch.decorrelate_randomness import DECORRELATE_RANDOMNESS
 from autograph_rewrite.passes.batch.localize_shapes import LOCALIZE_SHAPES
@@ -38,8 +38,7 @@ from autograph_rewrite.passes.emit.instances import ASSIGN_DEVICES
 from autograph_rewrite.passes.emit.merge_instances import MERGE_INSTANCES
 from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
 from autograph_rewrite.passes.finish import finished
-from autograph_rewrite.passes.local_sgd.step_count import COUNT_STEPS
-from autograph_rewrite.passes.local_sgd.train_alone import TRAIN_ALONE
+from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE
 from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
 from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES
 from autograph_rewrite.passes.localize.localize_kept_rows import LOCALIZE_KEPT_ROWS
@@ -50,7 +49,7 @@ from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
 from autograph_rewrite.passes.preconditions import CHECK_TRAINING, require_no_servers
 from autograph_rewrite.passes.propagate import PROPAGATE
 from autograph_rewrite.passes.prune import BIND_CAPTURES, ELIMINATE_DEAD_CODE
-from autograph_rewrite.passes.rematerialize.step import REMATERIALIZE
+from autograph_rewrite.passes.rematerialize import REMATERIALIZE
 from autograph_rewrite.passes.reshard.insert_reshards import (
     ASSIGN_SPANS,
     ASSIGN_STAGES,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autograph_rewrite.certify.contracts.seen import whole
+from autograph_rewrite.certify.seen import whole
 from autograph_rewrite.ir.claims import Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes

@@ -12,7 +12,7 @@ from autograph_rewrite.inspect.communication import EXCHANGE, counted_batch, mee
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.report import build
 from autograph_rewrite.inspect.report_view import account_of
-from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
+from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from tests.support.small_items import regression
 

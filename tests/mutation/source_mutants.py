@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "a sum is not narrowed again",
         "passes/collectives/all_reduce.py",
-        'return cast(context, total, fact.dtype, f"{name}/narrow")',
+        'return cast(rewrite, total, fact.dtype, f"{name}/narrow")',
         "return total",
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "a process counts itself among those before",
         "passes/collectives/block_bounds.py",
-        "[int(task < context.task) for task",
+        "[int(task < rewrite.task) for task",
         "[int(task <= context.task) for task",
     ),
     Mutant(
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "an update does not wait for a read",
-        "passes/base/read_before_update.py",
+        "passes/base/order_accesses.py",
         "        update.add_control(read)\n",
         "        pass\n",
     ),

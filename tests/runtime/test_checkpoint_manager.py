@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 import autograph_rewrite as ar
 from autograph_rewrite.runtime.checkpoints import manager
-from autograph_rewrite.runtime.checkpoints.bundle import read
 from autograph_rewrite.runtime.checkpoints.deal import WHOLE_BELOW, Extent, Piece, deal
 from autograph_rewrite.runtime.checkpoints.folder import CheckpointFolder, Label
-from autograph_rewrite.runtime.checkpoints.manager import JointSave
+from autograph_rewrite.runtime.checkpoints.manager import JointSave, read
 from autograph_rewrite.runtime.checkpoints.targets import target_of
 
 ROWS = 40_000

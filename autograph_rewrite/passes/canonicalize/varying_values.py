@@ -35,10 +35,10 @@ from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.ops.traits import SWITCHES, has
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
 
@@ -208,23 +208,19 @@ def uses_of_ids(state: Propagation) -> list[Node]:
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
 
-def fill_in(context: Context) -> None:
-    """Give each instance what it is: the number of its replica, or whether it is the first.
-
-    Args:
-        context: the rewrite.
-    """
-    micro = context.micro
+def fill_in(rewrite: Rewrite) -> None:
+    """Give each instance what it is: the number of its replica, or whether it is the first."""
+    micro = rewrite.micro
     meant: dict[str, tuple[list[int], type]] = {
-        ID: ([i // micro for i in range(context.replicas)], np.int32),
-        IS_FIRST: ([i == 0 for i in range(context.replicas)], np.bool_),
-        IS_FIRST_PART: ([i % micro == 0 for i in range(context.replicas)], np.bool_),
+        ID: ([i // micro for i in range(rewrite.replicas)], np.int32),
+        IS_FIRST: ([i == 0 for i in range(rewrite.replicas)], np.bool_),
+        IS_FIRST_PART: ([i % micro == 0 for i in range(rewrite.replicas)], np.bool_),
     }
-    for node in context.state.order:
+    for node in rewrite.state.order:
         what = (node.attr(VARYING, b"") or b"").decode()
         if what in meant:
             contents, dtype = meant[what]
-            node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
+            node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
 
 
 def _mark(rewrite: Rewrite) -> None:
@@ -250,7 +246,7 @@ def _may_vary(rewrite: Rewrite) -> bool:
 
 def _number(rewrite: Rewrite) -> None:
     """Give each replica its number where the program asks for it."""
-    fill_in(rewrite.get(Context))
+    fill_in(rewrite)
 
 
 def _has_varying_values(rewrite: Rewrite) -> bool:
@@ -259,4 +255,4 @@ def _has_varying_values(rewrite: Rewrite) -> bool:
 
 MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
 MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
-NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (Context,))
+NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (ServerRegion,))

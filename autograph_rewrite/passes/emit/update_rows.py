@@ -26,10 +26,10 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""
@@ -147,7 +147,7 @@ def _makers(node: Node) -> Iterator[Node]:
 def _update_rows(rewrite: Rewrite) -> None:
     """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
     layout = rewrite.get(ReplicaLayout)
-    homes, stages = rewrite.get(Context).server_region.devices, dict(layout.stages)
+    homes, stages = rewrite.server_region.devices, dict(layout.stages)
 
     def stay(new: Node, update: Node) -> None:
         if update in homes:
@@ -166,4 +166,4 @@ def _updates_rows(rewrite: Rewrite) -> bool:
     return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
 
 
-UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(Context, ReplicaLayout))
+UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(ServerRegion, ReplicaLayout))

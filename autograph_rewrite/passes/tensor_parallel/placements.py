@@ -17,7 +17,7 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.propagate import Propagation, propagate, restate, revise
 from autograph_rewrite.analysis.reduction_placement import Cuts, place_reductions
 from autograph_rewrite.analysis.transfer import convert
-from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode

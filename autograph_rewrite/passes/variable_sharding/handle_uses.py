@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value

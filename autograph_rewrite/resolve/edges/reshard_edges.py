@@ -7,15 +7,15 @@ norms, batch statistics) belongs to the step.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.variables.readers import declared_trained
+from autograph_rewrite.analysis.variables.uses import declared_trained
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import before_loops, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -38,7 +38,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
-from autograph_rewrite.resolve.edges import one_shot
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively, sent_bytes
@@ -80,7 +79,7 @@ def resolve_edges(
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
     if plan.homes or any(variable.captured for variable in variables.values()):
-        bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
+        bucketed = choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
@@ -318,7 +317,7 @@ def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
     The ring sends 2 (n - 1) messages one after the other, each of them a share of the bytes; a server takes two, of
     all bytes for each worker. Small sums of few workers are in one shot, which takes one.
     """
-    return len(plan.processes) <= 2 or one_shot.may_be(plan) or sum(edge.bytes for edge in edges) > one_shot.SENT_MORE
+    return len(plan.processes) <= 2 or may_be(plan) or sum(edge.bytes for edge in edges) > SENT_MORE
 
 
 def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
@@ -510,3 +509,72 @@ def _elements(shape: Shape) -> int | None:
     if any(not isinstance(dim, int) or is_local(dim) for dim in shape):
         return None
     return math.prod(dim for dim in shape if isinstance(dim, int))
+
+
+# One-shot sums: which all-reduces between processes send all to everybody, instead of going around a ring twice.
+#
+#     ring       2 (n - 1) messages of bytes / n, one after another
+#     one-shot     (n - 1) messages of bytes; each member adds up what it has got, in the same order as all others
+#
+# A message between two processes costs TensorFlow's gRPC about half a millisecond of processor time, whatever it holds
+# (benchmarks/one_shot.py). Two members send as many bytes in either way. In functions, and where the runs of a session
+# are over together (`runtime.session.on_servers.finish_together`): else who is done with a run deletes what another
+# process has not asked for yet, and a gather is done before a ring is.
+#
+# After: XLA's one-shot and two-shot all-reduce; Thakur et al., Optimization of Collective Communication Operations in
+# MPICH (2005), section 4.5.
+
+
+INSTEAD = MappingProxyType(
+    {"collective_reduce": "one_shot_reduce", "host_reduce": "host_one_shot", "micro_reduce": "micro_one_shot"}
+)
+"""By lowering that goes around a ring, the one that does the same in one shot."""
+MOST_MEMBERS = 8
+GATHERED = 1024 * 1024
+"""Bytes of all members together at most: more no longer fits into the caches of a core, which adds it up."""
+SENT_MORE = 48 * 1024
+"""Bytes that a message of a one-shot may have more than one of a ring: at 1 Gbit/s they take as long as a message."""
+
+
+def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], bool]) -> list[EdgePlan]:
+    """Return the edges, those of small sums between processes in one shot.
+
+    Args:
+        plan: the request.
+        edges: with their buckets.
+        fits: tells whether the shape of an edge's value is the same in all steps, and a gather knows its type.
+    """
+    listed = list(edges)
+    members = len(plan.processes)
+    if not may_be(plan):
+        return listed
+    rings = [edge for edge in listed if _is_ring(plan, edge) and (edge.to == SIZES or fits(edge))]
+    together = Counter[int]()
+    for edge in rings:
+        together[edge.bucket] += edge.bytes
+    whole = Counter(edge.bucket for edge in listed if edge.bucket)
+    found = Counter(edge.bucket for edge in rings if edge.bucket)
+
+    def is_small(edge: EdgePlan) -> bool:
+        sent = together[edge.bucket] if edge.bucket else edge.bytes
+        return 0 < sent * members <= GATHERED and sent - 2 * sent / members <= SENT_MORE
+
+    chosen = {id(edge) for edge in rings if is_small(edge) and whole[edge.bucket] == found[edge.bucket]}
+    return [replace(edge, lowering=INSTEAD[edge.lowering]) if id(edge) in chosen else edge for edge in listed]
+
+
+def may_be(plan: Plan) -> bool:
+    """Return whether small sums of a job can be in one shot.
+
+    Args:
+        plan: the request.
+    """
+    on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
+    return 1 < len(plan.processes) <= MOST_MEMBERS and on_cpu and plan.model is None
+
+
+def _is_ring(plan: Plan, edge: EdgePlan) -> bool:
+    """Return whether a ring between processes, which nobody asked for, carries an edge's values as they are."""
+    if edge.lowering not in INSTEAD or edge.compressor != NONE or plan.options_of(edge.owner).hint != "auto":
+        return False
+    return edge.lowered.crosses or plan.replicas_each == 1

@@ -26,7 +26,7 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.function.step import Step, batch_axes
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
-from autograph_rewrite.runtime.tracing.observers import observers
+from autograph_rewrite.runtime.tracing.recording import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 

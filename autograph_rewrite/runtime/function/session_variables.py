@@ -26,8 +26,7 @@ from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, comm
 from autograph_rewrite.runtime.consensus.step_digest import described, written_between
 from autograph_rewrite.runtime.function.guard import is_same
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal
-from autograph_rewrite.runtime.function.on_servers.served_variables import Served, bring, served
-from autograph_rewrite.runtime.function.on_servers.tables_written import TablesWritten
+from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autograph_rewrite.cluster.membership import Membership
@@ -12,6 +14,9 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.inspect.profile.rank_trace import RankTrace
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.preemption import step_boundary
+from autograph_rewrite.runtime.progress import report
+from autograph_rewrite.runtime.tracing import requested
 from autograph_rewrite.runtime.tracing.prediction import prediction
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, Tracer
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
@@ -134,3 +139,30 @@ class Ranks:
         mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
         said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
         return [RankTrace.of(data) for data, _ in said], said[0][1]
+
+
+# Who is told of the steps of a function or session, as the environment asks.
+#
+# They are what stops between two steps, a profile, and how far the process has come.
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    asked = (step_boundary.requested(), requested.requested(), report.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.cost.trial import refusal
+from autograph_rewrite.cost.search import refusal
 from autograph_rewrite.errors import ConfigError, PassError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.normalize.normalize import normalise

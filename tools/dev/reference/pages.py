@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import autograph_rewrite
@@ -21,7 +22,6 @@ from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.tools.cli import EPILOG, VERBS, parser_of
-from autograph_rewrite.tools.dev.reference.sources import ROOT, cell, modules, table, template
 from autograph_rewrite.tools.terminal.usage import options_of
 
 
@@ -400,3 +400,43 @@ def _option(action: argparse.Action) -> tuple[str, str]:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+# What the pages are made from: the sources of the package as syntax trees, and cells of Markdown tables.
+
+
+ROOT = Path(__file__).parents[3]
+_TOPS = ("autograph_rewrite", "strategies", "tools")
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Yield every module of the package, by its path below the checkout, in order."""
+    for path in sorted(path for top in _TOPS for path in (ROOT / top).rglob("*.py")):
+        if not path.name.endswith("_pb2.py"):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def template(node: ast.expr) -> str | None:
+    """Return a text as the source has it, with `...` for what is filled in; None: no text stands there."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=values):
+            return "".join(template(value) or "..." for value in values)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return (template(left) or "...") + (template(right) or "...")
+        case ast.IfExp(body=body):
+            return template(body)
+    return None
+
+
+def cell(text: object) -> str:
+    """Return a text as one cell of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(*rows: tuple[object, ...]) -> str:
+    """Return a Markdown table whose first row is its head."""
+    head, *body = rows
+    lines = [head, tuple("---" for _ in head), *body]
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
