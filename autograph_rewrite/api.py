@@ -18,8 +18,9 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.rules.registered import OpEntry
 from autograph_rewrite.passes.base.pass_manager import Observer
-from autograph_rewrite.plan import user_passes
+from autograph_rewrite.plan import user_ops, user_passes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen, chosen_config
 from autograph_rewrite.resolve import coverage
@@ -271,6 +272,39 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
         ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
     """
     user_passes.register_pass(name, function, after=after)
+
+
+def register_op(
+    name: str,
+    *,
+    factors: str,
+    linear: Sequence[int] = (),
+    additive: bool = False,
+    fragile: str = "",
+    work: str = "",
+) -> None:
+    """Say how a custom op (`tf.load_op_library`) divides, for every rewrite of this process from now on.
+
+        ar.register_op("Scaled", factors="n d, d -> n d", linear=(0, 1))
+        ar.register_op("Gram", factors="n a, n b -> a b | n", linear=(0, 1), work="2 n a b")
+
+    An op that nobody describes is computed whole: right, only slow. What is said here is taken at its word, so try it
+    with `ar.verify`. A configuration may name the file that calls this: `ops: [{file: my_ops.py}]`.
+
+    Args:
+        name: of the op type; one that is registered takes the place of an earlier one of the same name.
+        factors: operands and results, with a name for each dimension. What has one name has one size and is cut
+            together. `.` cannot be cut, `...` is any number of dimensions, `*` is an operand that is read whole,
+            `# n d` a vector of the sizes n and d, `| n` says that the op sums over n.
+        linear: operands in each of which the op is linear while the others stay fixed.
+        additive: it is linear in all its operands together, as a sum of them is.
+        fragile: dimensions along which the kernel refuses a block without rows.
+        work: floating-point operations of one call, as a product of numbers and names: `2 n a b`.
+
+    Raises:
+        ConfigError: the description contradicts itself or TensorFlow's, or this package has a rule for the op.
+    """
+    user_ops.register_op(OpEntry(name, factors, tuple(linear), additive, fragile, work))
 
 
 def allow_code(path: str | Path) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import progress_on
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, residence_of

@@ -158,11 +158,14 @@ def kept_float_type() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def forgotten_passes() -> Iterator[None]:
-    """Let no test leave a pass of its own to the tests behind it."""
+    """Let no test leave a pass or an op of its own to the tests after it."""
     yield
     own_passes = sys.modules.get("autograph_rewrite.plan.user_passes")
     for name in list(own_passes.registered()) if own_passes is not None else ():
         own_passes.unregister_pass(name)
+    own_ops = sys.modules.get("autograph_rewrite.ops.rules.registered")
+    for name in own_ops.registered() if own_ops is not None else ():
+        own_ops.unregister(name)
 
 
 @pytest.fixture(scope="session")

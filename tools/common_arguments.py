@@ -188,10 +188,12 @@ def read_config(args: argparse.Namespace) -> ar.Config:
         ConfigError: the configuration is wrong, or the code that it names is not there.
     """
     from autograph_rewrite.config.user_code import allow_code, named_files
+    from autograph_rewrite.plan.user_ops import load_ops
 
     config = ar.Config.load(args.config)
     for file in named_files(config) if args.allow_code else ():
         allow_code(file)
+    load_ops(config)  # a graph with custom ops can be read once their library is loaded
     return config
 
 

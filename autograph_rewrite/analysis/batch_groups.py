@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import BATCH, BLOCK, Dim, Sym
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import BATCH, BLOCK, Dim, Sym
 
 
 @dataclass

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autograph_rewrite.analysis.facts.placement import ANY, REPLICATED, UNKNOWN, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import to_global
-from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.analysis.rules.join import join
-from autograph_rewrite.analysis.rules.state.tensor_arrays import EMPTY, element
+from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import to_global
+from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.join import join
+from autograph_rewrite.ops.rules.tensor_arrays import EMPTY, element
 
 if TYPE_CHECKING:
     from autograph_rewrite.analysis.propagate import Propagation

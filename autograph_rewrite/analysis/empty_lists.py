@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import ANY
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import ANY
 
 
 def future_splits(state: Propagation) -> dict[Value, int]:

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 
 import networkx as nx
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.reduction_placement import bytes_of
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.table import families, rule_of
 
 REDUCE, SEGMENT = families("reduce"), families("segment")
 CHEAP = families("elementwise", "layout", "concat_split", "slicing", "sizes", "control", "segment", "gather_scatter")
@@ -62,7 +62,7 @@ def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> 
 
 
 def _is_plain_sum(value: Value) -> bool:
-    rule = TABLE.get(value.node.op)
+    rule = rule_of(value.node.op)
     return rule is not None and rule.family in REDUCE
 
 
@@ -143,7 +143,7 @@ def _is_summed(state: Propagation, value: Value) -> bool:
     fact = state.source(value)
     if not fact.placement.is_partial:
         return False
-    rule = TABLE.get(value.node.op)
+    rule = rule_of(value.node.op)
     return rule is not None and (rule.family in SEGMENT or (rule.family in REDUCE and fact.shape == ()))
 
 
@@ -158,7 +158,7 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
             continue
         if node.attr(BLOCKWISE, False):
             return None  # it needs blocks throughout
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         results = [r for r in _made(state, node) if state.source(r).placement.differs]
         if rule is None or (rule.family not in CHEAP and rule.family not in REDUCE):
             return None

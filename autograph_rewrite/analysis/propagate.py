@@ -20,15 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autograph_rewrite.analysis.container_cells import content, put
-from autograph_rewrite.analysis.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.analysis.replicated_regions import mark_containers, mark_loops
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert, stated_as
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
@@ -38,6 +30,14 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
+from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
 
 Stated = Mapping[Value, Placement | Fact]
@@ -350,7 +350,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
     transferred = state.cache.get(key)
     if transferred is None:
         transferred = answer_of(node, inputs, dict(cells), state.semantics)
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or not (rule.identity or any(_is_fresh(fact) for fact in transferred.outputs)):
             state.cache[key] = transferred
     return transferred
@@ -388,7 +388,7 @@ def is_pinned(node: Node) -> bool:
     Randomness, inputs and side effects must happen as often as on one device. An op that touches a variable is not
     pinned: every mirror of the variable needs it.
     """
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     if PINNED in node.attrs:
         return True
     if rule is not None:

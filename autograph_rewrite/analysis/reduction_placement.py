@@ -20,12 +20,12 @@ from collections.abc import Hashable, Iterable, Mapping
 import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS
 
 Cuts = dict[Hashable, set[Value]]

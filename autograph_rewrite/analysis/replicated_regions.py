@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.analysis.container_cells import content, maker
-from autograph_rewrite.analysis.facts.placement import REPLICATED
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.ops.traits import MERGES, has
 
 if TYPE_CHECKING:

@@ -12,7 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import (
+from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.shapes.recorded import recorded_shapes
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import (
     ANY,
     LOCAL,
     PARTIAL,
@@ -23,7 +28,7 @@ from autograph_rewrite.analysis.facts.placement import (
     Shape,
     split,
 )
-from autograph_rewrite.analysis.facts.symbolic_dims import (
+from autograph_rewrite.ops.facts.symbolic_dims import (
     Dim,
     Sym,
     any_local,
@@ -35,8 +40,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     to_global,
     unit,
 )
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import (
+from autograph_rewrite.ops.rules.base import (
     BLOCK_MARKS,
     OF_BLOCK,
     OF_ONE,
@@ -53,15 +57,11 @@ from autograph_rewrite.analysis.rules.base import (
     Slice,
     whole,
 )
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE, place_blockwise
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART, place_rows_apart
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES, place_local_indices
-from autograph_rewrite.analysis.rules.marked.varying import let_out_as, place_of_one, place_varying
-from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.shapes.recorded import recorded_shapes
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE, place_blockwise
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART, place_rows_apart
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
 LARGEST_TRACKED = 64
@@ -109,7 +109,7 @@ def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact],
         semantics: what the configuration lets rules assume.
     """
     dtypes_out = node.output_dtypes
-    rule = TABLE.get(node.op) if PINNED not in node.attrs else None
+    rule = rule_of(node.op) if PINNED not in node.attrs else None
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
         return NodeTransfer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, segment_rows
+from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, Stated, segment_rows
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import dtypes
 
@@ -109,6 +109,7 @@ class Seen:
         batch: the static size of the batch, or None.
         inexact: what the configuration lets differ from one device.
         guessed: operands and dimensions cut into blocks of a whole that may have other rows, or a single one.
+        stated: what the user says of the op, where it is one of his own.
     """
 
     node: Node
@@ -117,6 +118,7 @@ class Seen:
     batch: int | None = None
     inexact: tuple[str, ...] = ()
     guessed: frozenset[tuple[int, int]] = frozenset()
+    stated: Stated | None = None
 
     def stretches(self, index: int, dim: int) -> bool:
         """Return whether a dimension of an operand has one row, or may have, for all that the other operands have."""
@@ -203,7 +205,8 @@ def see(node: Node, claims: Claims) -> Seen:
     made = [values[node.output(i).name] for i in range(len(node.output_dtypes))]
     if node.name in claims.carriers:
         made = [as_read(made[0], claims.reads.get((node.name, 0), OWN), claims.batch)]
-    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact), frozenset(guessed))
+    stated = claims.stated.get(node.op)
+    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact), frozenset(guessed), stated)
 
 
 def _has_rows(claim: Claim, read: Read, batch: int | None) -> bool:

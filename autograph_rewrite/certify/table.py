@@ -7,9 +7,12 @@ entry: it is run on samples (`run_blocks`). Any other op has to read and to make
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Callable, Mapping
 
 from autograph_rewrite.certify.seen import Seen
+from autograph_rewrite.ir.claims import Stated
 from autograph_rewrite.ir.types import dtypes
 
 TEXTS = """
@@ -359,4 +362,26 @@ def text_of(seen: Seen) -> str | None:
     if seen.node.op in DRAWN and not any(text.startswith("random") for text in seen.inexact):
         return None
     entry = TABLE.get(seen.node.op)
+    if entry is None and seen.stated is not None:
+        return _stated(seen.stated)
     return entry(seen) if callable(entry) else entry
+
+
+def _stated(said: Stated) -> str:
+    """Return the text of an op that only the user knows: `n ... d, d -> n ... d` of his is `n=d,d->n=d` here."""
+    letters: dict[str, str] = {}
+    spare = iter(string.ascii_letters)
+
+    def letter(word: re.Match[str]) -> str:
+        if word[0] == "..." or word[0] == "." or word[0].startswith("-"):
+            return "=" if word[0] == "..." else "."
+        return letters.setdefault(word[0], next(spare, "."))
+
+    text = re.sub(r"\s", "", re.sub(r"\.\.\.|-?\b[A-Za-z_]\w*|\.", letter, said.factors))
+    terms = text.partition("->")[0].split(",")
+    added = [i for i, term in enumerate(terms) if term != "*" and not term.startswith("#")] if said.additive else []
+    words = [
+        *(["linear", *map(str, said.linear)] if said.linear else []),
+        *(["added", *map(str, added)] if added else []),
+    ]
+    return " ".join((text, *words))

@@ -30,6 +30,7 @@ from autograph_rewrite.config.sections import (
     LocalSgd,
     Mesh,
     Mode,
+    OpsSection,
     Override,
     PassSection,
     Pipeline,
@@ -76,6 +77,8 @@ class Config(Section):
     """The memory of a device (4GiB, or a number), for the strategy Auto: its plan fits, or an error says what would."""
     passes: tuple[PassSection, ...] = ()
     """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
+    ops: tuple[OpsSection, ...] = ()
+    """Files that say how custom ops divide (docs/writing_rules.md)."""
     mesh: Mesh | None = None
     """The sizes of the device axes; left out: all devices are replicas."""
     device_assignment: DeviceAssignment | None = None

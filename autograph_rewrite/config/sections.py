@@ -202,6 +202,14 @@ class PassSection(Section):
     """The pass that it follows."""
 
 
+class OpsSection(Section):
+    """Custom ops of the user's own."""
+
+    file: Text
+    """A Python file that loads their library and calls `ar.register_op` for each; it runs only where that is allowed
+    (--allow-code, or ar.allow_code)."""
+
+
 class Mesh(Section):
     """The sizes of the device axes; devices are numbered data-major, then stage, then model."""
 

@@ -1,7 +1,7 @@
 """Permission to execute the Python files that a configuration names.
 
-A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`, `passes`) runs
-after `--allow-code` on the command line, which allows the files that the given configuration names, or
+A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`, `passes`,
+`ops`) runs after `--allow-code` on the command line, which allows the files that the given configuration names, or
 `ar.allow_code(path)`.
 What is allowed stands in the environment, so that the processes of a job have it from the one that starts them.
 """
@@ -53,7 +53,7 @@ def require_allowed(path: Path, where: str) -> None:
 
 
 def named_files(config: Config) -> list[Path]:
-    """The Python files that a configuration names: of its builder, its compressors and its passes.
+    """The Python files that a configuration names: of its builder, its compressors, its passes and its ops.
 
     Raises:
         ConfigError: there is no such file.
@@ -66,6 +66,7 @@ def named_files(config: Config) -> list[Path]:
     ]
     named = [(own[0], path) for name, path in classes if name is not None and (own := own_builder(name))]
     named += [(one.file.rpartition(":")[0], ("passes", i, "file")) for i, one in enumerate(config.passes)]
+    named += [(one.file, ("ops", i, "file")) for i, one in enumerate(config.ops)]
     return [find_file(file, config.where(*path)) for file, path in named]
 
 

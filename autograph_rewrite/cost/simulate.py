@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.device_use import device_uses, node_uses, staged_uses
@@ -31,6 +30,7 @@ from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS

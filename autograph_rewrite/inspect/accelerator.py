@@ -15,7 +15,6 @@ from typing import Any
 
 from autograph_rewrite.analysis.accelerator.device_placement import Placed, is_accelerator, kernel_of, place
 from autograph_rewrite.analysis.accelerator.host_crossings import Crossing, crossings
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.errors import GraphError
@@ -28,6 +27,7 @@ from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.analysis.propagate import propagate
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, variable_uses
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
@@ -26,6 +25,7 @@ from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph

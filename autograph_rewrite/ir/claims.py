@@ -77,6 +77,20 @@ class Read(NamedTuple):
 OWN = Read("own")
 
 
+class Stated(NamedTuple):
+    """What a user has said of an op that nobody else knows (`ar.register_op`).
+
+    Attributes:
+        factors: the names of its dimensions, as text.
+        linear: operands in each of which it is linear while the others are replicated.
+        additive: it is linear in all operands together.
+    """
+
+    factors: str
+    linear: tuple[int, ...] = ()
+    additive: bool = False
+
+
 @dataclass(frozen=True)
 class Claims:
     """Everything that is claimed about one graph.
@@ -93,6 +107,7 @@ class Claims:
         folded: nodes that are constants after all.
         carriers: nodes that hand a converted value to the next iteration.
         inexact: what the configuration lets differ from one device.
+        stated: what the user has said of ops, by op type.
     """
 
     values: Mapping[str, Claim]
@@ -106,6 +121,7 @@ class Claims:
     folded: frozenset[str] = frozenset()
     carriers: frozenset[str] = frozenset()
     inexact: Sequence[str] = field(default_factory=tuple)
+    stated: Mapping[str, Stated] = field(default_factory=dict)
 
 
 class Certifier(Protocol):

@@ -1,1 +1,1 @@
-"""Ops: the traits of each op of TensorFlow, in one place."""
+"""Ops: what is known of each op of TensorFlow, in one place."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis import reduction_placement
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize import varying_values

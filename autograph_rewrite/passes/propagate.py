@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement
-from autograph_rewrite.analysis.facts.symbolic_dims import segments, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
+from autograph_rewrite.ops.facts.symbolic_dims import segments, unit
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

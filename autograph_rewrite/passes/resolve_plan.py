@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation, notes
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override
@@ -28,6 +27,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.rules import random
 from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, VariableRequest
@@ -378,7 +378,7 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         ),
         "local_sgd": _local_sgd,
         **dict.fromkeys(("local_sgd.period", "local_sgd.warmup_steps", "local_sgd.average_slots"), read),
-        **dict.fromkeys(("passes", "passes.file", "passes.after"), read),
+        **dict.fromkeys(("passes", "passes.file", "passes.after", "ops", "ops.file"), read),
         "memory_limit": _memory_limit,
         "mesh": read,
         "mesh.data": read,  # it must be what the devices make of it

@@ -33,6 +33,7 @@ from autograph_rewrite.plan.parts.messages import (
     Micro,
     Model,
     Options,
+    OwnOp,
     OwnPass,
     Pipeline,
     Policy,
@@ -86,6 +87,7 @@ class Plan(PlanView):
         pipeline: how the model is cut into stages; None: not at all.
         remat: what is computed again for the gradients; None: nothing.
         passes: those of the user's own.
+        ops: custom ops of the graph that the user has registered.
         model: the devices of a replica that share its tensors; None: one each.
         batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
         steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
@@ -125,6 +127,7 @@ class Plan(PlanView):
     policies: tuple[Policy, ...] = ()
     local_sgd: LocalSgd | None = None
     bucket_order: tuple[str, ...] = ()
+    ops: tuple[OwnOp, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property

@@ -32,6 +32,7 @@ _PARTS: dict[str, type[Any]] = {
     "Model": messages.Model,
     "TensorSharding": messages.TensorSharding,
     "OwnPass": messages.OwnPass,
+    "OwnOp": messages.OwnOp,
     "BatchInput": messages.BatchInput,
     "Options": messages.Options,
     "VariableRequest": messages.VariableRequest,

@@ -27,6 +27,7 @@ from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, NodeLike, graph_digest
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.user_ops import own_ops
 from autograph_rewrite.plan.user_passes import own_passes
 from autograph_rewrite.plan.variable_policies import policies_of, unmatched
 
@@ -72,6 +73,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         remat=_remat(item, config),
         model=model,
         passes=own_passes(config),
+        ops=own_ops(item, config),
         policies=policies,
         local_sgd=messages.LocalSgd(**config.local_sgd.model_dump()) if config.local_sgd is not None else None,
         steps_per_run=config.steps_per_run if config.steps_per_run > 1 else 0,

@@ -21,13 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies, levels
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation

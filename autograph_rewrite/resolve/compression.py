@@ -18,13 +18,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.codecs.codec import round_bytes
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Lowering
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan

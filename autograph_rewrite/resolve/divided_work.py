@@ -15,13 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Shape, Sizes
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import is_open
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.arrays import random
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
 from autograph_rewrite.analysis.work.op_work import work_of
@@ -29,6 +23,12 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Shape, Sizes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import is_open
+from autograph_rewrite.ops.rules import random
+from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
@@ -131,7 +131,7 @@ def _whole_gradients(
             if value in seen or value in exchanged or state.facts[value].shape != shape:
                 continue
             seen.add(value)
-            rule = TABLE.get(value.node.op)
+            rule = rule_of(value.node.op)
             if rule is not None and rule.family in BY_ELEMENT and value.node.inputs:
                 pending += value.node.inputs
             else:

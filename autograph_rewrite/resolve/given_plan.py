@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.diagnostics.faults import either, raise_if_any
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
+from autograph_rewrite.ops.facts.placement import PARTIAL
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan

@@ -13,8 +13,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import converted_uses, variable_uses
 from autograph_rewrite.errors import PassError
@@ -23,6 +21,8 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.facts.concrete_sizes import static_bytes
+from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.plan.plan import Plan
 
 NARROW = frozenset((dtypes.HALF, dtypes.BFLOAT16))

@@ -14,12 +14,12 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, common_symbol
-from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.errors import ConfigError, PassError
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol
+from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.resolve.coverage import Amount, Coverage, WholeWork, percent
 from autograph_rewrite.resolve.divided_work import whole_shape
 from autograph_rewrite.tools import cli

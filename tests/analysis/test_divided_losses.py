@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.symbolic_dims import joined
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.facts.symbolic_dims import joined
 
 Loss = Callable[[tf.Tensor, tf.Variable], tf.Tensor]
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}

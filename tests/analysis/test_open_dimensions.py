@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.placement import Axes
-from autograph_rewrite.analysis.facts.symbolic_dims import (
+from autograph_rewrite.ops.facts.placement import Axes
+from autograph_rewrite.ops.facts.symbolic_dims import (
     Sym,
     are_rows,
     broadcast_dim,
@@ -19,8 +19,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     local_symbol,
     times,
 )
-from autograph_rewrite.analysis.rules.shapes import sizes
-from autograph_rewrite.analysis.rules.shapes.sizes import broadcast_gradient_axes, rows_of_operands
+from autograph_rewrite.ops.rules import sizes
+from autograph_rewrite.ops.rules.sizes import broadcast_gradient_axes, rows_of_operands
 from tests.support.training import assert_trains_alike, distributed, make_item, placeholder, variable
 
 SIZES = ((6, 4), (7, 5), (3, 2), (1, 4), (5, 1), (1, 1))

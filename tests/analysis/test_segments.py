@@ -12,8 +12,13 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import (
+from autograph_rewrite.analysis.transfer import FAMILIES, are_lost, read_whole
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import (
     Sym,
     are_rows,
     between_seams,
@@ -22,13 +27,8 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
     segments,
     to_global,
 )
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Semantics
-from autograph_rewrite.analysis.transfer import FAMILIES, are_lost, read_whole
-from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.config.config import Config
-from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.rules.base import Op, Semantics
+from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.collectives.rows import rows_between
 from autograph_rewrite.passes.reshard import insert_reshards

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import update_regions, variable_uses
 from autograph_rewrite.ir.format.parser import parse
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.training_graph import Variable
 
 FORWARD = """

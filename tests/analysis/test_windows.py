@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autograph_rewrite.analysis.facts.windows import Window
+from autograph_rewrite.ops.facts.windows import Window
 
 
 @st.composite

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from autograph_rewrite.analysis import transfer
-from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ops.rules.table import TABLE
 from tests.certify.wrong_claims import CHANGES, claims_of, spoiled, wrong_claims
 from tests.seeded_mistakes.draws import Draw
 from tests.support.rewriting import run_pipeline

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, Placement
-from autograph_rewrite.analysis.rule_table import TABLE as RULES
-from autograph_rewrite.analysis.rules.base import whole
 from autograph_rewrite.certify.check_claims import judge_node
 from autograph_rewrite.certify.seen import Seen, as_read, see
 from autograph_rewrite.certify.table import DRAWN, TABLE
 from autograph_rewrite.ir.claims import Claim, Claims, Read
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.facts.placement import LOCAL, Placement
+from autograph_rewrite.ops.rules.base import whole
+from autograph_rewrite.ops.rules.table import TABLE as RULES
 from autograph_rewrite.passes.base.claims import _as_read
 from tests.rules.harness import Case, Operand, check_value, combinations, instances, make_case, op_of
 from tests.rules.nodes import node_of

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import PassError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.passes.collectives import all_gather
 from autograph_rewrite.passes.collectives.all_gather import Blocked
 from autograph_rewrite.passes.collectives.exchange import Exchange

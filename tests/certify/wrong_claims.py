@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Placement, split
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule
 from autograph_rewrite.certify.seen import whole
 from autograph_rewrite.ir.claims import Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, split
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule
 from tests.seeded_mistakes.draws import Draw
 from tests.support.rewriting import run_pipeline
 

@@ -257,6 +257,6 @@ def test_help_imports_nothing_that_takes_long() -> None:
 
 
 def test_the_batch_that_help_names_is_the_one_that_is_assumed() -> None:
-    from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES
+    from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
 
     assert f"else {EXAMPLES} for each" in cli.parser_of("plan").format_help().replace("\n", " ").replace("  ", "")

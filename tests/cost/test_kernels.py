@@ -7,13 +7,14 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
 
-from autograph_rewrite.analysis.work.convolution_scratch import patch_elements
 from autograph_rewrite.cost.hardware import machine
 from autograph_rewrite.cost.hardware.machine import uses_onednn
+from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
 
 WIDTH = np.dtype(np.float64).itemsize
 """oneDNN has no kernels for these."""
 THREADS = 1
+PATCHES = {"Conv2DBackpropFilter": filter_patches, "Conv2DBackpropInput": input_patches}
 
 
 def held(gradient: tf.Operation, operands: list[tf.Tensor]) -> int:
@@ -62,15 +63,14 @@ def test_patches_take_what_is_predicted(
                 input_sizes=image, filter=w, out_backprop=back, strides=strides, padding=padding
             )
         shapes = [tuple(one.shape) for one in found.op.inputs]
-        predicted = patch_elements(op, shapes, [tuple(found.shape)], WIDTH, THREADS) * WIDTH
+        predicted = PATCHES[op](shapes, [tuple(found.shape)], WIDTH, THREADS) * WIDTH
         assert predicted > 0
         assert held(found.op, operands) == pytest.approx(predicted, abs=256)  # the allocator rounds up
 
 
 def test_nothing_is_predicted_of_what_is_not_known() -> None:
-    assert patch_elements("Conv2D", [(4, 9, 9, 3), (3, 3, 3, 8)], [(4, 9, 9, 8)], 4, 1) == 0
-    assert patch_elements("Conv2DBackpropFilter", [(4, 9, 9, 3), (4,), ()], [(3, 3, 3, 8)], 4, 1) == 0
-    assert patch_elements("Conv2DBackpropFilter", [(0, 9, 9, 3), (4,), (0, 9, 9, 8)], [(3, 3, 3, 8)], 4, 1) == 0
+    assert filter_patches([(4, 9, 9, 3), (4,), ()], [(3, 3, 3, 8)], 4, 1) == 0
+    assert filter_patches([(0, 9, 9, 3), (4,), (0, 9, 9, 8)], [(3, 3, 3, 8)], 4, 1) == 0
 
 
 def test_the_kernels_are_those_that_tensorflow_says() -> None:

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.machine import Machine
@@ -22,6 +21,7 @@ from autograph_rewrite.cost.step.op_counts import count
 from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.strategies import named_builder
 from benchmarks.cost import allocated, traced, variable_bytes
 from benchmarks.remat import Built

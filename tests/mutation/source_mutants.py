@@ -298,7 +298,7 @@ def draw(count: int, recording: Recording, seed: int) -> list[Mutant]:
     rng = random.Random(seed)
     chosen: list[Mutant] = []
     for folder, share in SHARES.items():
-        top = ROOT / PACKAGE / ("analysis/rules" if folder == "analysis" else folder)
+        top = ROOT / PACKAGE / ("ops/rules" if folder == "analysis" else folder)
         found = [one for path in sorted(top.rglob("*.py")) for one in mutants_of(path)]
         rng.shuffle(found)
         functions: set[tuple[str, str]] = set()

@@ -29,6 +29,7 @@ MIRRORS = {
     "Micro": messages.Micro,
     "Pipeline": messages.Pipeline,
     "OwnPass": messages.OwnPass,
+    "OwnOp": messages.OwnOp,
     "Model": messages.Model,
     "TensorSharding": messages.TensorSharding,
     "Remat": messages.Remat,

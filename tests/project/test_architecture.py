@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from autograph_rewrite.analysis.facts import placement
 from autograph_rewrite.ir.replication import Select, Span
+from autograph_rewrite.ops.facts import placement
 from autograph_rewrite.tools.dev.package_map import PAGE, name_of, package_map, packages, with_map
 from tests.project.test_docs import DOCS, definitions
 from tests.project.test_layout import RANK
@@ -57,7 +57,9 @@ def test_the_glossary_has_every_placement_span_and_selector() -> None:
 
 
 def test_the_figure_of_the_layers_has_them_all_in_their_order() -> None:
-    texts = re.findall(r'<text x="[\d.]+" y="([\d.]+)">(\w+)</text>', (DOCS / "layers.svg").read_text(encoding="utf-8"))
+    texts = re.findall(
+        r'<text x="[\d.]+" y="([\d.]+)">([\w.]+)</text>', (DOCS / "layers.svg").read_text(encoding="utf-8")
+    )
     height = {name: float(y) for y, name in texts}
     assert set(height) == set(RANK) - {"configs"}
     wrong = [

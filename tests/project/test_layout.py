@@ -22,6 +22,7 @@ LAYERS = (
     {"errors"},
     {"requires", "notebook", "tf_private"},
     {"ir"},
+    {"ops.rules"},
     {"diagnostics", "certify", "codecs"},
     {"config", "training_graph"},
     {"cluster", "load", "analysis"},
@@ -38,7 +39,8 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 # A strategy decides and a pass edits; neither may know the other.
 STRANGERS = {("strategies", "passes"), ("passes", "strategies")}
 # A certificate trusts nothing that made the rewrite, so it knows nothing of it.
-NOTHING_OF = ("ops", "training_graph", "load", "normalize", "analysis", "resolve", "passes", "strategies", "configs")
+NOTHING_OF = ("ops", "ops.rules", "training_graph", "load", "normalize", "analysis", "resolve", "passes")
+NOTHING_OF += ("strategies", "configs")
 STRANGERS |= {("certify", part) for part in NOTHING_OF}
 STRANGERS |= {(part, "certify") for part in ("passes", "strategies", "configs")}
 # `Auto` asks the cost model, and the cost model compiles what strategies have planned: one of both has to wait until it
@@ -79,6 +81,8 @@ def part_of(module: str) -> str | None:
     names = module.split(".")
     if len(names) < 2 or names[0] != "autograph_rewrite":
         return None
+    if names[1] == "ops" and len(names) > 2 and names[2] != "traits":
+        return "ops.rules"  # rules read a graph; traits are asked by the graph's own verifiers
     return "tools" if names[1] == "__main__" else names[1]  # it starts the command line
 
 

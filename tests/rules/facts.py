@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autograph_rewrite.analysis.facts.placement import (
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import (
     ANY,
     LOCAL,
     PARTIAL,
@@ -16,10 +17,9 @@ from autograph_rewrite.analysis.facts.placement import (
     Shape,
     split,
 )
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Placed, Semantics
-from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym
+from autograph_rewrite.ops.rules.base import Op, Placed, Semantics
+from autograph_rewrite.ops.rules.table import TABLE
 
 B = Sym(1, ("b",))
 WHOLE_BATCH = Sym(1, ("B",))

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_local
-from autograph_rewrite.analysis.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, is_local
+from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
 from autograph_rewrite.ops.traits import has
 from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import Draw, Elements, Known, Sample

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Placement
-from autograph_rewrite.analysis.rules.base import Rule
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement
+from autograph_rewrite.ops.rules.base import Rule
 from tests.rules.harness import GROWTH, Case, Operand, check, inputs_of_blocks, make_case, op_of, units_of
 from tests.rules.runner import run_once
 from tests.rules.sample import Sample

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import whole
+from autograph_rewrite.ops.rules.base import whole
+from autograph_rewrite.ops.rules.table import TABLE, families
 from autograph_rewrite.ops.traits import ops_with
 from tests.rules import (
     samples_elementwise,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.arrays import elementwise
+from autograph_rewrite.ops.rules import elementwise
 from autograph_rewrite.ops.traits import ops_with
 from tests.rules.sample import Draw, Make, Sample, Sizes, known
 

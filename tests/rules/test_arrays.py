@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import Fact, Placement
-from autograph_rewrite.analysis.rules.base import LocalEntry
-from autograph_rewrite.analysis.rules.state.tensor_arrays import element
+from autograph_rewrite.ops.facts.placement import Fact, Placement
+from autograph_rewrite.ops.rules.base import LocalEntry
+from autograph_rewrite.ops.rules.tensor_arrays import element
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, B, fact, node, placed, split
 from tests.rules.harness import Operand, converted, instances, together
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import Fact, Placement
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice, whole
-from autograph_rewrite.analysis.rules.join import join
-from autograph_rewrite.analysis.rules.state.tensor_arrays import element
+from autograph_rewrite.ops.facts.placement import Fact, Placement
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice, whole
+from autograph_rewrite.ops.rules.join import join
+from autograph_rewrite.ops.rules.table import TABLE
+from autograph_rewrite.ops.rules.tensor_arrays import element
 from tests.rules.facts import ANY, LOCAL, PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 BLOCKS = fact(split(0), B, 3)

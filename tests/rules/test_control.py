@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import Fact, Placement
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Reshard, Semantics, Slice
-from autograph_rewrite.analysis.rules.signature import Signature, fixed
 from autograph_rewrite.analysis.transfer import transferred
+from autograph_rewrite.ops.facts.placement import Fact, Placement
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
+from autograph_rewrite.ops.rules.base import Op, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.signature import Signature, fixed
+from autograph_rewrite.ops.rules.table import TABLE
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
 from tests.rules.nodes import node_of
 

@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import LocalEntry, Semantics, Slice, whole
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
-from autograph_rewrite.analysis.rules.signature import Signature, place, shapes
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
+from autograph_rewrite.ops.rules.base import LocalEntry, Semantics, Slice, whole
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.signature import Signature, place, shapes
+from autograph_rewrite.ops.rules.table import TABLE
 from tests.rules.facts import PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
 
 IMAGES = fact(split(0), B, 4, 4, 3)

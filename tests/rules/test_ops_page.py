@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.signature import Signature
+from autograph_rewrite.ops.rules.signature import Signature
+from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.tools.dev.list_ops import describe, render, spell
 from tests.support.paths import ROOT
 

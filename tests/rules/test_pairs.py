@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Placed
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.base import Op, Placed
+from autograph_rewrite.ops.rules.table import TABLE
 from tests.rules.pairs import check_pair
 from tests.rules.sample import Sample
 from tests.rules.samples import SAMPLES

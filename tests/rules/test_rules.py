@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
-from autograph_rewrite.analysis.rule_table import TABLE, families, merge
-from autograph_rewrite.analysis.rules.base import Op, Placed, Rule, Semantics, whole
 from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Semantics, whole
+from autograph_rewrite.ops.rules.table import TABLE, families, merge
 from tests.rules.harness import BLOCKINGS, check, combinations, make_case, with_zeros
 from tests.rules.runner import run
 from tests.rules.sample import Sample

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Sym
-from autograph_rewrite.analysis.rule_table import TABLE
-from autograph_rewrite.analysis.rules.base import Op, Placed, Semantics, Slice, whole
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import Sym
+from autograph_rewrite.ops.rules.base import Op, Placed, Semantics, Slice, whole
+from autograph_rewrite.ops.rules.table import TABLE
 
 ROWS = Sym(4, ("b",))
 IMAGES = Fact(split(1), dtypes.FLOAT, (2, ROWS, 8, 3))

@@ -9,11 +9,11 @@ import numpy as np
 
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.propagate import propagate
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.inspect.optimize import optimize
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from autograph_rewrite.analysis.rule_table import FAMILIES, TABLE
-from autograph_rewrite.analysis.rules.base import Rule, whole
-from autograph_rewrite.analysis.rules.signature import Labels, Placer, Signature, is_open
+from autograph_rewrite.ops.rules.base import Rule, whole
+from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, is_open
+from autograph_rewrite.ops.rules.table import FAMILIES, TABLE
 from autograph_rewrite.ops.traits import has
 
 DEFAULT = Path("docs/ops.md")
@@ -26,7 +26,9 @@ whole values too, which is right but slower, and is named in the report (an erro
 
 How to read a signature such as `n... , * , n... -> .... (partial over n)`: one term per input and output, one sign
 per dimension. A letter is a dimension that may be split, and stays split where the letter stands again; a dot is one
-that may not; `*` is a parameter, read whole. *once* marks ops that run one time, whatever the number of replicas.
+that may not; `*` is a parameter, read whole. Where dimensions stand apart, as in `... -c, * -> ... -c`, `...` is any
+number of them that may be split, and `-c` one that may not. *once* marks ops that run one time, whatever the number
+of replicas.
 """
 
 
@@ -69,8 +71,9 @@ def _said(rule: Rule) -> str:
     if rule.place is whole:
         return "Reads whole values."
     if isinstance(rule.place, Placer):
-        signature = rule.place.constant
-        return first_sentence(rule.place.describe.__doc__) if signature is None else f"`{spell(signature)}`"
+        if rule.place.constant is not None:
+            return f"`{spell(rule.place.constant)}`"
+        return f"`{rule.place.text}`" if rule.place.text else first_sentence(rule.place.describe.__doc__)
     return first_sentence(rule.place.__doc__)
 
 

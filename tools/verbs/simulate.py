@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.memory is not None:
         check_form(args.memory, (".svg", ".json"), "memory")
-    item = normalise(load_graph(args))
     given = optional_plan(args) or read_config(args)
+    item = normalise(load_graph(args))
     plan, network = requested(item, given), network_of(given) if isinstance(given, Config) else None
     machine = calibrate() if args.calibrate else None
     found = ar.simulate(item, plan, network, batch=args.batch, machine=machine)

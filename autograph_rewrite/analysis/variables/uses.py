@@ -16,9 +16,7 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.shapes.recorded import Shape
@@ -35,6 +33,8 @@ from autograph_rewrite.ir.variable_ops import (
     updates_rows,
     written,
 )
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
@@ -211,7 +211,7 @@ def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
         if node.op in ("ReadVariableOp", "ResourceGather"):
             found[handle_node(node.inputs[0])] = None
             continue
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or rule.family not in _PASSES or state.facts[value].shape == ():
             continue
         new = [other for other in node.inputs if other not in seen]

@@ -17,14 +17,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.analysis.work.op_work import is_view
 from autograph_rewrite.ir.control_flow import Frame, Guard, guards_of, predicate_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import SWITCHES, has
 
 REUSING = families("elementwise", "layout")
@@ -73,7 +73,7 @@ def buffers_of(
             nbytes[0] = lists[node]
         copies = node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in copied
         views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
         found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
     return found | dict.fromkeys(_in_smaller_branches(found, frames), Buffers((), False, False, runs=False))

@@ -7,16 +7,16 @@ each. Views (Identity, Reshape, reads of variables) do nothing: their output is 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Shape
-from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
-from autograph_rewrite.ops.traits import has, ops_with
+from autograph_rewrite.ops.facts.concrete_sizes import Shape
+from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED
+from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.traits import has
 
 ROW_BYTES = 512
 """Fetching a row of a table that no cache holds takes as long as reading so many bytes in sequence: 0.1 us."""
@@ -25,6 +25,8 @@ _OF_RULE = {
     **dict.fromkeys(families("gather_scatter", "slicing"), "gather"),
     **dict.fromkeys(families("random"), "random"),
 }
+_COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elementwise"}
+"""What work that a rule states counts as; products where nothing stands here."""
 
 
 class Work(NamedTuple):
@@ -73,11 +75,10 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     """
     if has(node.op, "free") or is_view(node, inputs, outputs):
         return NOTHING
-    count = _COUNTED.get(node.op)
-    if count is not None:
-        family = "matmul" if has(node.op, "products") else "conv"
+    rule = rule_of(node.op)
+    if rule is not None and rule.work is not None:
         try:
-            return Work(family, count(node, inputs, outputs), nbytes)
+            return Work(_COUNTED.get(rule.family, "matmul"), rule.work(node.attr, inputs, outputs), nbytes)
         except (IndexError, ValueError):
             pass  # of a shape that was not known, so it counts by elements
     if updates_rows(node):
@@ -85,7 +86,6 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     if has(node.op, "transcendental"):
         return Work("transcendental", elements * 2.0, nbytes)
-    rule = TABLE.get(node.op)
     family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
     if family == "gather":  # rows that are not looked up are not read
         elements = sum(math.prod(shape) for shape in outputs)
@@ -113,47 +113,3 @@ def rows_given(node: Node, inputs: Sequence[Shape]) -> tuple[Value, Shape]:
 def _row_bytes(shape: Shape, count: int) -> float:
     """Return the bytes that could be read in sequence while so many rows, in one shape together, are fetched."""
     return float(count) * max(0.0, ROW_BYTES - 4.0 * math.prod(shape) / max(count, 1))
-
-
-def _matmul(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    turned = any(node.attr(key, False) for key in ("transpose_a", "adj_x"))
-    return 2.0 * math.prod(outputs[0]) * inputs[0][-2 if turned else -1]
-
-
-def _einsum(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    equation = node.attr("equation")
-    left = (equation.decode() if isinstance(equation, bytes) else str(equation)).partition("->")[0]
-    sizes: dict[str, int] = {}
-    for term, shape in zip(left.split(","), inputs, strict=True):
-        letters = term.replace("...", "")
-        sizes.update(zip(letters, shape[len(shape) - len(letters) :], strict=True))
-        sizes["..."] = max(sizes.get("...", 1), math.prod(shape[: len(shape) - len(letters)]))
-    repeated = Counter(left.replace(",", ""))
-    return (2.0 if len(inputs) > 1 and repeated else 1.0) * math.prod(sizes.values())
-
-
-def _conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
-
-
-def _conv_input(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
-
-
-def _conv_filter(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
-
-
-def _depthwise(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> float:
-    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
-
-
-_Count = Callable[[Node, Sequence[Shape], Sequence[Shape]], float]
-_COUNTED: Mapping[str, _Count] = {
-    **dict.fromkeys(ops_with("products"), _matmul),
-    "Einsum": _einsum,
-    **dict.fromkeys(("Conv2D", "Conv3D", "_FusedConv2D"), _conv),
-    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), _conv_input),
-    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), _conv_filter),
-    "DepthwiseConv2dNative": _depthwise,
-}

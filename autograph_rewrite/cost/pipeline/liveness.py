@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.liveness import Holders, first_holders
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
@@ -18,6 +17,7 @@ from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import short
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.plan.parts import pipeline_schedule
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD

@@ -13,15 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
 from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.facts.placement import PARTIAL
+from autograph_rewrite.ops.rules.base import LocalEntry, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs

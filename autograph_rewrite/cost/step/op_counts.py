@@ -6,10 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.analysis.work.buffers import buffers_of
-from autograph_rewrite.analysis.work.convolution_scratch import GRADIENTS, patch_elements
-from autograph_rewrite.analysis.work.einsum_scratch import scratch_elements
 from autograph_rewrite.analysis.work.loop_trips import runs, trips_of
 from autograph_rewrite.analysis.work.op_work import Work, rows_given, work_of
 from autograph_rewrite.cost.hardware.machine import Machine
@@ -17,6 +14,8 @@ from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, wanted
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import updates_rows
+from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes
+from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import has
 
 _INDEX = dtypes.INT32
@@ -117,16 +116,18 @@ def _rows(node: Node, inputs: Sequence[Shape]) -> int:
 
 def _scratch(node: Node, inputs: Sequence[Shape]) -> int:
     """Return the bytes that a kernel needs while it runs."""
-    if node.op != "Einsum":
+    rule = rule_of(node.op)
+    if rule is None or rule.scratch is None:
         return 0
-    return scratch_elements(node.attr("equation").decode(), inputs) * dtypes.width(node.output().dtype)
+    return rule.scratch(node.attr, inputs) * dtypes.width(node.output().dtype)
 
 
 def _patches(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], cpu: Machine | None) -> int:
     """Return the bytes of patches that a kernel holds on a CPU while it runs."""
-    if cpu is None or node.op not in GRADIENTS:
+    rule = rule_of(node.op)
+    if cpu is None or rule is None or rule.patches is None:
         return 0
     width = dtypes.width(node.output().dtype)
     if cpu.onednn and width <= dtypes.width(dtypes.FLOAT):
         return 0
-    return patch_elements(node.op, inputs, outputs, width, cpu.cores) * width
+    return rule.patches(inputs, outputs, width, cpu.cores) * width

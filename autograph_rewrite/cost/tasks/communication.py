@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.codecs.codec import Codec, Price, kept_back
@@ -23,6 +21,8 @@ from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_s
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.replication import Axis
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.lowerings import ACROSS, ONE_SHOT, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan

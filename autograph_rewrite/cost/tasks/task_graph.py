@@ -31,7 +31,6 @@ from itertools import pairwise
 from autograph_rewrite.analysis.accelerator.device_placement import host_of, is_accelerator, place
 from autograph_rewrite.analysis.accelerator.host_crossings import crossings
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -41,6 +40,7 @@ from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, c
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import updates_rows
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.residence import REPLICATED, OnServer, Residence

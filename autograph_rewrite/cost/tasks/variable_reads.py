@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
@@ -19,6 +18,7 @@ from autograph_rewrite.cost.tasks.communication import exchange_task, pass_task
 from autograph_rewrite.cost.tasks.task import Buffer, Task
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.residence import Residence
 

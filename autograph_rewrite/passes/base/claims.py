@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
-from autograph_rewrite.analysis.facts.symbolic_dims import BATCH, Sym
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
-from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read, Stated
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.replica_marks import VARYING
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
+from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym
+from autograph_rewrite.ops.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.registered import registered
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
 
@@ -46,6 +47,7 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claim
         frozenset(node.name for node, transferred in state.transfers.items() if transferred.constant),
         frozenset(node.name for node in carried),
         tuple(_inexact(state, plan)),
+        {op: Stated(one.factors, one.linear, one.additive) for op, one in registered().items()},
     )
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
@@ -29,6 +28,7 @@ from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.dtypes import from_numpy
 from autograph_rewrite.ir.types.placement import Placement
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, outputs_of
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.arrays import random
-from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ops.rules import random
+from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.resolve.server_region import ServerRegion

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from autograph_rewrite.analysis.rules.base import PINNED
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
+from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits

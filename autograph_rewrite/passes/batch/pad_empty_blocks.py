@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
-from autograph_rewrite.analysis.rules.base import AVERAGE, MEAN, OF_BLOCK, SUM
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example
+from autograph_rewrite.ops.rules.base import AVERAGE, MEAN, OF_BLOCK, SUM
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass

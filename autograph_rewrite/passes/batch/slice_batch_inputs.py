@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.base import PINNED
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Library, called
@@ -24,6 +23,7 @@ from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.ops.traits import operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

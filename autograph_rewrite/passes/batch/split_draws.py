@@ -9,12 +9,12 @@ anyway, the BroadcastTo hands on what it reads. What still wants all of it reads
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
-from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.arrays.random import SHAPES
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.facts.symbolic_dims import is_local
+from autograph_rewrite.ops.rules.random import SHAPES
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import to_global, unit
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import to_global, unit
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.ops.traits import has, ops_with
 
 # Decompose the best of classes that are cut: each device finds its own, and the best of those are the best of all.

@@ -29,13 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
-from autograph_rewrite.analysis.rules.shapes.sizes import rows_of_operands
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -43,6 +37,12 @@ from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
+from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.sizes import rows_of_operands
 from autograph_rewrite.ops.traits import ops_with
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

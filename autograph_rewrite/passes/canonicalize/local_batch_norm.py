@@ -17,10 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.symbolic_dims import to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
@@ -29,6 +26,9 @@ from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
+from autograph_rewrite.ops.facts.symbolic_dims import to_global
+from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

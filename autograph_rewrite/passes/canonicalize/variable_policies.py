@@ -15,8 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
@@ -30,6 +28,8 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
+from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import access_order
@@ -417,7 +417,7 @@ class ReplicaContext:
 
 
 def _is_elementwise(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
 
 

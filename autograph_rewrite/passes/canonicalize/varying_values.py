@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -34,6 +32,8 @@ from autograph_rewrite.ir.types.replica_marks import (
     replica_mark,
 )
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import attrs, dtypes
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks

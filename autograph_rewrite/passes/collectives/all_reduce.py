@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind

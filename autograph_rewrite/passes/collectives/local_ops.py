@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.names import ROLE_ATTR

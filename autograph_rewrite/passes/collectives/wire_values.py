@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, WIDER, can_be_sent

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan

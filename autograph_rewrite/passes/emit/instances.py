@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
-from autograph_rewrite.analysis.rules.arrays.random import is_draw
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
@@ -15,6 +14,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ir.verify.nccl import uses_nccl
+from autograph_rewrite.ops.rules.random import is_draw
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, Fact
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import LOCAL, Fact
+from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, Placement
-from autograph_rewrite.analysis.facts.symbolic_dims import segments
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replication import Mesh
 from autograph_rewrite.ir.run_writes import RunWrites
 from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement
+from autograph_rewrite.ops.facts.symbolic_dims import segments
 from autograph_rewrite.passes.emit.replica_layout import instance_name
 
 

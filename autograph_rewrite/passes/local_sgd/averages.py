@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, TOTAL
 from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
@@ -29,6 +28,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.variable_ops import handle_uses, updates
+from autograph_rewrite.ops.rules.base import OF_BLOCK, TOTAL
 from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.passes.local_sgd.own_steps import OWN_NODE, share_of
 from autograph_rewrite.plan.parts.messages import LocalSgd

@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, TOTAL
-from autograph_rewrite.analysis.rules.marked.varying import let_out_mark
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -24,6 +22,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
+from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
+from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.training_graph import Variable
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
 from autograph_rewrite.ops.traits import has
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 

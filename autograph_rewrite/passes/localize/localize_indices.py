@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import split
-from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import split
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
+from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

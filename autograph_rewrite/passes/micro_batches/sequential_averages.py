@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK
-from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK
+from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import Repeated
 from autograph_rewrite.passes.base.pass_manager import Pass

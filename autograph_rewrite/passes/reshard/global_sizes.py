@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Fact
-from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes

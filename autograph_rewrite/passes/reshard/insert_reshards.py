@@ -16,10 +16,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
-from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example, segments
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
@@ -27,6 +24,9 @@ from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example, segments
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.claims import claims_of

@@ -14,18 +14,18 @@ import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.facts.placement import Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import unit
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.reduction_placement import size_of
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import unit
+from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Slice
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import EXITS, has
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM
 
@@ -158,7 +158,7 @@ def _may_be_cut(state: Propagation, node: Node) -> bool:
     if made is None or not node.inputs or has(node.op, "weights") or node in state.looped or node.attr(WHOLE, False):
         return False
     if (
-        node.op not in TABLE
+        rule_of(node.op) is None
         or node.op in EXITS
         or is_pinned(node)
         or any(is_handle(value) for value in (*node.inputs, *node.outputs))
@@ -199,7 +199,8 @@ def _is(fact: Fact, block: Slice) -> bool:
 
 def _is_worth_it(reads: BlockReads, node: Node, taken: Mapping[int, Slice], wanted: Mapping[int, Slice]) -> bool:
     """Return whether no more bytes are cut than before, or a contraction is divided."""
-    if TABLE[node.op].family in _CONTRACTIONS:
+    rule = rule_of(node.op)
+    if rule is not None and rule.family in _CONTRACTIONS:
         return True
     facts = reads.state.facts
     before = [facts[node.output(index)] for index in wanted]

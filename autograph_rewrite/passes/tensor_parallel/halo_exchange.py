@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, split
-from autograph_rewrite.analysis.facts.windows import READ, Halo, Rows
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED, split
+from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 
 if TYPE_CHECKING:
     from autograph_rewrite.passes.tensor_parallel.partition import Partitioner

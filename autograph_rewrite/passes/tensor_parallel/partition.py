@@ -18,11 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
-from autograph_rewrite.analysis.facts.symbolic_dims import is_local
-from autograph_rewrite.analysis.facts.windows import Halo
 from autograph_rewrite.analysis.propagate import Propagation, notes
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -31,6 +27,10 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import is_local
+from autograph_rewrite.ops.facts.windows import Halo
+from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass

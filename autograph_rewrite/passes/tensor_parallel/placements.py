@@ -14,17 +14,17 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Fact, split
-from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.analysis.propagate import Propagation, propagate, restate, revise
 from autograph_rewrite.analysis.reduction_placement import Cuts, place_reductions
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
+from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
 from autograph_rewrite.passes.tensor_parallel.backward import BlockReads, block_reads, cut_operands

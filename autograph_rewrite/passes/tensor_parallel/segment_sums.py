@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from autograph_rewrite.analysis.facts.symbolic_dims import unit
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 
 SEGMENT_SUM = "UnsortedSegmentSum"

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, split
-from autograph_rewrite.analysis.facts.symbolic_dims import unit
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.ops.facts.placement import REPLICATED, split
+from autograph_rewrite.ops.facts.symbolic_dims import unit
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements, elements_per_mean
 
 _DROPPED = ("_class", "_output_shapes")  # shapes are stated anew

@@ -15,9 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.symbolic_dims import unit
-from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.analysis.rules.marked.blockwise import BLOCKWISE
 from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
@@ -27,6 +24,9 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
+from autograph_rewrite.ops.facts.symbolic_dims import unit
+from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable

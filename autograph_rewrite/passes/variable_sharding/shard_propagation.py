@@ -16,17 +16,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import LOCAL, Fact, Shape, split
-from autograph_rewrite.analysis.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
+from autograph_rewrite.ops.facts.placement import LOCAL, Fact, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
+from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 
 ELEMENTWISE = families("elementwise")
@@ -139,7 +139,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
         node = value.node
         if has(node.op, "weights") or state.facts[value].shape != shape:
             continue
-        rule = TABLE.get(node.op)
+        rule = rule_of(node.op)
         if rule is None or rule.family not in ELEMENTWISE:
             found[value] = None
             continue
@@ -150,7 +150,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
 
 
 def _is_local(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return rule is not None and rule.family in FAMILIES and not node.attr(WHOLE, False)
 
 

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
-from autograph_rewrite.analysis.rules.base import Semantics
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter

@@ -200,6 +200,19 @@ class OwnPass:
 
 
 @dataclass(frozen=True)
+class OwnOp:
+    """A custom op of the user's own that the graph has.
+
+    Attributes:
+        name: the op type.
+        code: digest of what is said of it.
+    """
+
+    name: str
+    code: str = ""
+
+
+@dataclass(frozen=True)
 class BatchInput:
     """An input of the step and the axis of it that counts examples.
 

@@ -13,6 +13,7 @@ from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.ir.types.device_names import DeviceNameError
 from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import VERSION, Plan
+from autograph_rewrite.plan.user_ops import problems
 from autograph_rewrite.plan.variable_policies import problem_of
 from autograph_rewrite.plan.verify.edges import EDGE_CHECKS, Finding
 from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
@@ -243,6 +244,12 @@ def replicas_that_train_alone_have_all_of_it(setting: Setting) -> Iterator[Findi
         yield Finding(("local_sgd",), f"replicas train all variables by themselves, not with {what}", "leave one out")
 
 
+def ops_are_registered(setting: Setting) -> Iterator[Finding]:
+    """What the user says of custom ops is what it was when the plan was made."""
+    for message, hint in problems(setting.plan.ops, setting.item):
+        yield Finding(("ops",), message, hint)
+
+
 CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     header_is_complete,
     steps_run_in_one_process,
@@ -255,6 +262,7 @@ CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
     variables_exist_once,
     policies_fit,
     replicas_that_train_alone_have_all_of_it,
+    ops_are_registered,
 )
 
 

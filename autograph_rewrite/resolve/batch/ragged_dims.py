@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import COMMON, Dim, is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import COMMON, Dim, is_local, rows_per_example
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.plan.parts.messages import OUTPUT, EdgePlan
 

@@ -14,13 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
-from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.rules.arrays import random
-from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.analysis.variables.uses import declared_trained
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import before_loops, unconditional_nodes
@@ -29,6 +23,12 @@ from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_per_example
+from autograph_rewrite.ops.rules import random
+from autograph_rewrite.ops.rules.base import LocalEntry, Slice
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
@@ -501,7 +501,7 @@ class Owners:
 
 
 def _mixes_rows(node: Node) -> bool:
-    rule = TABLE.get(node.op)
+    rule = rule_of(node.op)
     return rule is not None and rule.family in MIXES_ROWS
 
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.facts.placement import LOCAL
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import OWN_VALUE
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.facts.placement import LOCAL
+from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.stages.flops import value_bytes
 

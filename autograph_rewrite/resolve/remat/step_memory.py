@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.empty_lists import future_splits
-from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.work.buffers import Buffers, buffers_of
 from autograph_rewrite.analysis.work.executed import executed
@@ -34,6 +33,7 @@ from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies
+from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import MERGES, has
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
@@ -26,6 +25,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.plan import Plan

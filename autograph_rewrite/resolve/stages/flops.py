@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes, static_elements
-from autograph_rewrite.analysis.facts.symbolic_dims import Dim
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ops.facts.concrete_sizes import static_bytes, static_elements
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.traits import has
 
 

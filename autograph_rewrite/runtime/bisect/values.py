@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.runtime.session.fetches import Fetch, assemble
 from autograph_rewrite.runtime.verify.error_norm import Array, Deviation, deviation

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import Placement
 from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.ops.facts.placement import Placement
 from autograph_rewrite.training_graph import TensorInfo, Variable
 
 _COMBINE = {

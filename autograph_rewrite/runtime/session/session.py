@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, GraphError
 from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.passes.base.instance_order import GATE
 from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.plan.parts.names import proxy_of

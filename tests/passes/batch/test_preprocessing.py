@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes import propagate, resolve_plan
 from tests.support.models.preprocessing_layers import IMAGE, LAYERS, Layer
 

@@ -1,1 +1,0 @@
-"""Rules of ops that move, join, cut, look up or order elements."""

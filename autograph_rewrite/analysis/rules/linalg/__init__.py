@@ -1,1 +1,0 @@
-"""Rules of linear algebra: contractions, reductions, decompositions, and what couples all examples."""

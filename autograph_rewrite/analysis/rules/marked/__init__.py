@@ -1,1 +1,0 @@
-"""Rules of ops that a pass has marked as safe to run on each block by itself."""

@@ -1,1 +1,0 @@
-"""Rules of neural-network layers: convolutions, losses, normalization, pooling, recurrent cells, images."""

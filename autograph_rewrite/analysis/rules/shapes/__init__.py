@@ -1,1 +1,0 @@
-"""Rules of sizes and shapes: integers are interpreted symbolically instead of being placed."""

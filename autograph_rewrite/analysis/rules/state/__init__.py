@@ -1,1 +1,0 @@
-"""Rules of state: variables, tables, tensor arrays and lists, side effects."""

@@ -1,0 +1,72 @@
+"""Evaluate symbolic sizes: the number of rows that `3*b` stands for, given the number of examples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autograph_rewrite.ir.claims import segment_rows
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim
+
+UNKNOWN = 1
+"""Stands in for a size that nothing tells."""
+EXAMPLES = 32
+"""Of one replica, where neither the graph nor the caller says how many."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers behind the symbols of one step.
+
+    Attributes:
+        batch: examples of all replicas together.
+        replicas: how many share them.
+        micro: into how many parts, one after another, each of them cuts its own.
+    """
+
+    batch: int
+    replicas: int
+    micro: int = 1
+
+    @property
+    def block(self) -> int:
+        """Examples that a replica works on at a time: of the largest share, where they differ by one."""
+        return max(1, -(-self.batch // (self.replicas * self.micro)))
+
+    def number(self, dim: Dim) -> int:
+        """Return a size as a number."""
+        if dim is None:
+            return UNKNOWN
+        if isinstance(dim, int):
+            return max(dim, 0)
+        return dim.coef * math.prod(self._factor(factor) for factor in dim.factors)
+
+    def shape(self, fact: Fact) -> Shape:
+        """Return the shape of one instance of a value; empty where its rank is unknown."""
+        return tuple(self.number(dim) for dim in fact.shape or ())
+
+    def nbytes(self, fact: Fact) -> int:
+        """Return the bytes of one instance of a value."""
+        return math.prod(self.shape(fact)) * dtypes.width(fact.dtype)
+
+    def _factor(self, factor: str) -> int:
+        if rows := segment_rows(factor):
+            return sum(rows) * self.block
+        if factor.partition("#")[0] == BLOCK:
+            return self.block
+        return self.batch if factor.partition("#")[0] == "B" else UNKNOWN
+
+
+def static_elements(fact: Fact) -> int:
+    """Return how many elements a value has of one example; an unknown size counts as 1."""
+    sizes = [dim if isinstance(dim, int) else dim.coef if dim is not None else 1 for dim in fact.shape or ()]
+    return math.prod(sizes)
+
+
+def static_bytes(fact: Fact) -> int:
+    """Return the bytes of a value of one example; an unknown size counts as 1."""
+    return static_elements(fact) * dtypes.width(fact.dtype)

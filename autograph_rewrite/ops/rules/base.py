@@ -1,0 +1,200 @@
+"""What a rule is: a small pure function from the facts of a node's inputs to the placements of its outputs.
+
+A rule answers three questions about one op type, each with its own function in a `Rule`:
+
+    place(n)  which placements follow, and which input has to be converted first (`operand_reshards`)
+    shape(n)  the shape of one instance of each output, from the inputs as they are after conversion
+    value(n)  contents of small integer outputs, symbolically (sizes); None where the op never makes sizes
+
+They depend on nothing but op, attributes and facts, so that results are cached across equal nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Fact, Placement, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, rows_per_example, segments
+from autograph_rewrite.ops.facts.windows import Halo
+
+OF_BLOCK = "_of_block"
+"""Attribute of a node that computes for its own block as if that were the whole batch
+(`passes.canonicalize.local_batch_norm`): `OWN`, or, of a copy that works on its block alone, whatever its rule says of
+the batch, `OF_ONE`. Or it lets a value out: `SUM`, `MEAN` and `AVERAGE` count the blocks that have examples (averages
+of micro-batches may update in turn), `TOTAL` counts every replica. Anything else is a placement, as which
+each replica's own value is let out, with the rows of its block (`split(0) 2*b`): `let_out_as`."""
+OWN, OF_ONE, SUM, MEAN, AVERAGE, TOTAL = BLOCK_MARKS = ("own", "one", "sum", "mean", "average", "total")
+OWN_VALUE = Placement("partial", op=OWN)
+"""The placement of a value that each block has of its own, and that nobody adds up."""
+
+
+class Semantics(NamedTuple):
+    """The choices of the config that rules depend on, and the batch.
+
+    Attributes:
+        random: "exact" draws what one device would draw; "independent" lets each replica draw its own block.
+        batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
+        batch: number of examples in the whole batch where that is static, else None.
+        segments: blocks may have a segment of each part of a concatenation.
+        known_blocks: the sizes of blocks are known, and none is empty (the model axis): channels may be split, and an
+            op with a window may read rows of its block's neighbours, too.
+    """
+
+    random: str = "exact"
+    batch_norm: str = "sync"
+    batch: int | None = None
+    segments: bool = False
+    known_blocks: bool = False
+
+
+class Op(NamedTuple):
+    """A node as a rule sees it.
+
+    Attributes:
+        op: op type.
+        attr: reads a decoded attribute by name, with the op's own default.
+        inputs: facts of the inputs. `shape` and `value` functions get them as they are after conversion.
+        output_dtypes: element type of each output.
+        static: static global shapes of the outputs as the graph states them (entries None where unknown), or None.
+        semantics: the config's choices.
+        cells: for a handle input, the joined placement and element shape of what its container holds, by index.
+    """
+
+    op: str
+    attr: Callable[..., Any]
+    inputs: tuple[Fact, ...]
+    output_dtypes: tuple[int, ...]
+    static: tuple[Shape | None, ...]
+    semantics: Semantics
+    cells: Mapping[int, Fact]
+
+    def placement(self, index: int) -> Placement:
+        """Placement of one input."""
+        return self.inputs[index].placement
+
+    def shape(self, index: int) -> Shape | None:
+        """Shape of one instance of one input."""
+        return self.inputs[index].shape
+
+    def rank(self, index: int) -> int | None:
+        """Rank of one input."""
+        return self.inputs[index].rank
+
+    def value(self, index: int) -> tuple[Dim, ...] | None:
+        """Known integer contents of one input."""
+        return self.inputs[index].value
+
+    def ints(self, index: int) -> tuple[int, ...] | None:
+        """Contents of one input where all entries are plain integers."""
+        value = self.inputs[index].value
+        if value is None or not all(isinstance(v, int) for v in value):
+            return None
+        return tuple(v for v in value if isinstance(v, int))
+
+
+class LocalEntry(NamedTuple):
+    """A want of a shape operand: entry `position` holds the global size and must become the block size `size`.
+
+    With a `halo` it becomes the number of rows that a device reads.
+    """
+
+    position: int
+    size: Dim
+    halo: Halo | None = None
+
+
+class Slice(NamedTuple):
+    """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it.
+
+    Where it has `segments`, one example covers so many rows of each, and `unit` is the sum. With a `halo` the input may
+    be cut like that already; rows of neighbouring blocks are read with it.
+    """
+
+    dim: int
+    unit: int
+    segments: tuple[int, ...] = ()
+    halo: Halo | None = None
+
+
+def block_of(dim: int, size: Dim) -> Slice | None:
+    """Return the want of the block of a replicated input; None where the rows of each example are not known."""
+    rows = rows_per_example(size)
+    return None if rows is None else Slice(dim, rows, segments(size))
+
+
+Reshard = Placement | LocalEntry | Slice
+"""What an input must be converted to: REPLICATED, PARTIAL, split(d), a Slice of a replicated value, or a LocalEntry."""
+
+
+class Placed(NamedTuple):
+    """The answer of `place`.
+
+    Attributes:
+        outputs: a placement per output.
+        operand_reshards: conversions by input index; an input that is not named is read as it is.
+        decompose: the op has to be rewritten into simpler ops first (`passes.canonicalize.decompose`), for example a
+            mean over the split dimension; `outputs` then only matters until the next round.
+        zero: per output, known to be zero.
+        holds: (container input index, input index of the element put into it) for writes.
+        note: why it runs whole where another rule could divide it, for the report; `semantics.strict` refuses that.
+    """
+
+    outputs: tuple[Placement, ...]
+    operand_reshards: Mapping[int, Reshard] = {}
+    decompose: bool = False
+    zero: tuple[bool, ...] = ()
+    holds: tuple[int, int] | None = None
+    note: str = ""
+
+
+Attr = Callable[..., Any]
+"""Reads a decoded attribute of a node by name."""
+Numbers = Sequence[Sequence[int]]
+"""Shapes of operands or results, in numbers."""
+
+
+class Rule(NamedTuple):
+    """What is known of one op type.
+
+    Attributes:
+        place: which placements follow, and which input has to be converted first.
+        shape: the shape of one instance of each output.
+        value: contents of small integer outputs, symbolically.
+        family: the module that it stands in.
+        pinned: runs once, whatever the mode (randomness, input, side effects).
+        axes: for outputs that name dimensions, what is known of them where `value` is not.
+        identity: the shape or value rule needs fresh symbols, so results are not shared between nodes.
+        work: floating-point operations of one call, from attributes and the shapes of operands and results; where
+            there is none, every element counts.
+        kernel: what integers make of integers, for constant folding.
+        scratch: elements that a kernel copies while it runs, from attributes and the shapes of operands.
+        patches: elements of patches of images that a kernel on a CPU holds, from the shapes of operands and results,
+            the bytes of an element, and the threads.
+    """
+
+    place: Callable[[Op], Placed | None]
+    shape: Callable[[Op], tuple[Shape | None, ...]] | None = None
+    value: Callable[[Op], tuple[tuple[Dim, ...] | None, ...] | None] | None = None
+    family: str = ""
+    pinned: bool = False
+    axes: Callable[[Op], tuple[Axes | None, ...]] | None = None
+    identity: bool = False
+    work: Callable[[Attr, Numbers, Numbers], float] | None = None
+    kernel: Callable[[Attr, Sequence[Any]], Any] | None = None
+    scratch: Callable[[Attr, Numbers], int] | None = None
+    patches: Callable[[Numbers, Numbers, int, int], int] | None = None
+
+
+WHOLE = "_autograph_whole"
+"""Attribute of a node that shall work on whole values although its rule knows better."""
+PINNED = "_autograph_pinned"
+"""Attribute of a node of a pass, which runs once in each process on whole values; its shape is what is recorded."""
+
+
+def whole(n: Op) -> Placed:
+    """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
+    return Placed(
+        (REPLICATED,) * len(n.output_dtypes),
+        {i: REPLICATED for i, fact in enumerate(n.inputs) if fact.placement.differs},
+    )

@@ -1,0 +1,78 @@
+"""Control flow moves values without changing them; where two paths meet, their placements are joined.
+
+All replicas share one frame and one predicate, so predicates are always replicated.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.ops.rules.join import conform, join, reached
+from autograph_rewrite.ops.rules.signature import every
+
+
+def place_switch(n: Op) -> Placed:
+    """Send a value down one of two paths."""
+    operand_reshards: dict[int, Reshard] = {1: REPLICATED} if n.placement(1).differs else {}
+    return Placed((n.placement(0),) * 2, operand_reshards, zero=(n.inputs[0].zero,) * 2)
+
+
+def _both_shapes(n: Op) -> tuple[Shape | None, ...]:
+    return (n.shape(0),) * 2
+
+
+def _both_values(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
+    return (n.value(0),) * 2
+
+
+def place_carry(n: Op) -> Placed:
+    """Carry a value into, around or out of a loop; the merge forgets contents that change on the way."""
+    return Placed((n.placement(0),), zero=(n.inputs[0].zero,))
+
+
+def _same_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
+    return (n.value(0),)
+
+
+def _same_shape(n: Op) -> tuple[Shape | None]:
+    return (n.shape(0),)
+
+
+def place_merge(n: Op) -> Placed:
+    """Join the paths that are known."""
+    if not reached(n.inputs):
+        empty = [fact for fact in n.inputs if fact.placement == ANY]
+        zero = any(fact.zero for fact in empty)
+        return Placed((ANY if empty else UNKNOWN, REPLICATED), zero=(zero, False))
+    target = join(n.inputs, n.semantics.batch)
+    operand_reshards = {
+        i: conform(fact, target, n.semantics.batch) for i, fact in enumerate(n.inputs) if reached([fact])
+    }
+    needed = {i: reshard for i, reshard in operand_reshards.items() if reshard is not None}
+    return Placed((target.placement, REPLICATED), needed, zero=(target.zero, False))
+
+
+def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (join(n.inputs, n.semantics.batch).shape, ())
+
+
+def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
+    joined = join(n.inputs, n.semantics.batch)
+    unknown: tuple[Dim, ...] = (None,)  # which path was taken: a size, so to speak, that nobody knows
+    return (joined.value, unknown if joined.is_local else None)
+
+
+def _scalar(n: Op) -> tuple[Shape]:
+    return ((),)
+
+
+RULES: dict[str, Rule] = {
+    **every(Rule(place_switch, _both_shapes, _both_values), "Switch RefSwitch"),
+    **every(Rule(place_merge, _merged_shape, _merged_value), "Merge RefMerge"),
+    **every(
+        Rule(place_carry, _same_shape, _same_value),
+        "Enter RefEnter Exit RefExit NextIteration RefNextIteration",
+    ),
+    "LoopCond": Rule(whole, _scalar),
+}

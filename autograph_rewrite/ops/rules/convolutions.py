@@ -1,0 +1,165 @@
+"""Convolutions: images, channels and rows.
+
+    Conv2D                 n..c , ..co        -> n..o     split n or o: stays; split c: contracted, so it is partial
+    Conv2DBackpropInput    n..c , ..co , n..o -> n..c     the first operand is the input's shape
+    Conv2DBackpropFilter   n..c , ..co , n..o -> ..co     the second is the filter's; over images it sums
+
+Channels are split where the sizes of blocks are known. In a grouped convolution the filter's channels are not the
+images', so only images are split. Rows and columns are split where blocks can be read with rows of their neighbours
+(`spatial`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
+from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
+from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import Labels, Signature, signed
+from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X, Y, windowed
+
+OVER_IMAGES = frozenset("n")
+CHANNELS = frozenset("co")
+
+
+def images(n: Op, rank: int, channel: str) -> Labels:
+    """Return the labels of images: `n`, and one for the channels.
+
+    Args:
+        n: a node with a data format.
+        rank: of the images.
+        channel: the label of the channels; "": they cannot be cut.
+    """
+    first = n.attr("data_format", b"NHWC").startswith(b"NC")
+    pixels = ("",) * (rank - 2)
+    return ("n", channel, *pixels) if first else ("n", *pixels, channel)
+
+
+class _Labels:
+    """The labels of one convolution: of its input, filter and output."""
+
+    def __init__(self, n: Op, rank: int, depthwise: bool, sides: tuple[Dim, Dim, Dim]) -> None:
+        given, kept, last = [to_global(dim, n.semantics.batch) for dim in sides]
+        alike = n.semantics.known_blocks and given is not None and given == kept
+        into, out = ("c", "o") if alike and not depthwise else ("", "")
+        if alike and depthwise and last == 1:
+            into = out = "c"
+        self.x, self.y = images(n, rank, into), images(n, rank, out)
+        pixels = ("",) * (rank - 2)
+        self.filter: Labels = (*pixels, into, "" if depthwise else out)
+        self.summed = OVER_IMAGES if depthwise else OVER_IMAGES | CHANNELS
+
+
+def _channels(n: Op, index: int, rank: int) -> Dim:
+    """Return the channels of images, of which an operand is the value or the shape."""
+    dims = n.value(index) or n.shape(index)
+    labels = images(n, rank, "c")
+    return dims[labels.index("c")] if dims is not None and len(dims) == rank else None
+
+
+def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
+    """Return the last two dimensions of a filter, of which an operand is the value or the shape."""
+    dims = n.value(index) or n.shape(index)
+    return (dims[-2], dims[-1]) if dims is not None and len(dims) == rank else (None, None)
+
+
+def _conv_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each element of the result and of one filter."""
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
+
+
+def _conv_input_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """As forward, of the gradient that comes in."""
+    return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
+
+
+def _conv_filter_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """As forward, of the gradient that comes in."""
+    return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
+
+
+def _depthwise_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
+    """Two for each element of the result and of the window."""
+    return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
+
+
+def convolution(rank: int, depthwise: bool = False) -> Rule:
+    """Return the rule of a convolution.
+
+    Args:
+        rank: of the images.
+        depthwise: each channel has filters of its own.
+    """
+
+    def describe(n: Op) -> Signature:
+        """Images and output channels stay split; input channels are summed over."""
+        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
+        return Signature((at.x, at.filter), (at.y,), at.summed - OVER_IMAGES, linear=(0, 1), fragile=CHANNELS)
+
+    return signed(describe)._replace(work=_depthwise_work if depthwise else _conv_work)
+
+
+def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
+    """Return the rule of the gradient of the images.
+
+    Args:
+        rank: of the images.
+        depthwise: each channel has filters of its own.
+        of_values: the first operand is the input itself, of which only the shape matters.
+    """
+    sizes = frozenset[int]() if of_values else frozenset({0})
+
+    def describe(n: Op) -> Signature:
+        """Images and input channels stay split; output channels are summed over."""
+        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
+        summed = at.summed - OVER_IMAGES
+        return Signature((at.x, at.filter, at.y), (at.x,), summed, linear=(1, 2), sizes=sizes, fragile=CHANNELS)
+
+    return signed(describe)._replace(
+        work=None if depthwise else _conv_input_work, patches=None if depthwise else input_patches
+    )
+
+
+def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
+    """Return the rule of the gradient of the filter.
+
+    Args:
+        rank: of the images.
+        depthwise: each channel has filters of its own.
+        of_values: the second operand is the filter itself, of which only the shape matters.
+    """
+    sizes = frozenset[int]() if of_values else frozenset({1})
+
+    def describe(n: Op) -> Signature:
+        """Channels stay split; images are summed over."""
+        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
+        inputs = (at.x, at.filter, at.y)
+        return Signature(inputs, (at.filter,), OVER_IMAGES, linear=(0, 2), sizes=sizes, fragile=CHANNELS)
+
+    return signed(describe)._replace(
+        work=None if depthwise else _conv_filter_work, patches=None if depthwise else filter_patches
+    )
+
+
+FORWARD, INPUT, FILTERS = (X, FILTER), (X_SIZES, FILTER, Y), (X, FILTER_SIZES, Y)
+
+RULES: dict[str, Rule] = {
+    "Conv2D": windowed(convolution(4), FORWARD, Y),
+    "Conv2DBackpropInput": windowed(input_gradient(4), INPUT, X),
+    "Conv2DBackpropFilter": windowed(filter_gradient(4), FILTERS, FILTER),
+    "DepthwiseConv2dNative": windowed(convolution(4, depthwise=True), FORWARD, Y),
+    "DepthwiseConv2dNativeBackpropInput": windowed(input_gradient(4, depthwise=True), INPUT, X),
+    "DepthwiseConv2dNativeBackpropFilter": windowed(filter_gradient(4, depthwise=True), FILTERS, FILTER),
+    "Conv2DBackpropInputV2": input_gradient(4, of_values=True),
+    "Conv2DBackpropFilterV2": filter_gradient(4, of_values=True),
+    "Conv3D": convolution(5),
+    "Conv3DBackpropInput": input_gradient(5, of_values=True),
+    "Conv3DBackpropInputV2": input_gradient(5),
+    "Conv3DBackpropFilter": filter_gradient(5, of_values=True),
+    "Conv3DBackpropFilterV2": filter_gradient(5),
+    "Dilation2D": factors("n . . ., . . . -> n . . ."),
+    "Dilation2DBackpropInput": factors("n . . ., . . ., n . . . -> n . . . | n", linear=(2,)),
+    "Dilation2DBackpropFilter": factors("n . . ., . . ., n . . . -> . . . | n", linear=(2,)),
+}

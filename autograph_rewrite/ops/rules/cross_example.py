@@ -1,0 +1,51 @@
+"""Ops that mix all examples of the batch, or keep no dimension of it: replicated on purpose.
+
+Naming them says that somebody thought about them: they cause no note.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import Shape
+from autograph_rewrite.ops.rules.base import Op, Rule, whole
+from autograph_rewrite.ops.rules.contraction import matmul_work
+from autograph_rewrite.ops.rules.signature import every
+
+WHOLE = Rule(whole, lambda n: n.static)
+
+
+def _dense_shape(n: Op) -> tuple[Shape | None, ...]:
+    """The second operand."""
+    return (n.value(1),) if n.value(1) is not None else n.static
+
+
+def _rows_shape(n: Op) -> tuple[Shape | None, ...]:
+    """As many rows as are counted, of the width that is stated."""
+    static, count = n.static[0], n.value(3) if len(n.inputs) > 3 else None
+    counts = list(n.attr("row_partition_types") or ())[:1] == [b"FIRST_DIM_SIZE"]
+    return ((count[0], *static[1:]),) if static and count and len(count) == 1 and counts else n.static
+
+
+RULES: dict[str, Rule] = {
+    "SparseToDense": Rule(whole, _dense_shape),
+    "RaggedTensorToTensor": Rule(whole, _rows_shape),
+    "SparseMatMul": Rule(whole, work=matmul_work),
+    **every(
+        WHOLE,
+        # The loss of a sequence names its examples by index, and its kernel rejects an empty batch.
+        "CTCLoss CTCLossV2 CTCGreedyDecoder CTCBeamSearchDecoder",
+        # Sparse tensors: row numbers count from the start of the batch.
+        "SparseTensorDenseMatMul SparseReorder SparseReshape SparseConcat",
+        "SparseSplit SparseSlice SparseSliceGrad SparseAdd SparseAddGrad SparseTensorDenseAdd",
+        "SparseDenseCwiseAdd SparseDenseCwiseMul SparseDenseCwiseDiv SparseReduceSum SparseReduceMax",
+        "SparseReduceSumSparse SparseReduceMaxSparse SparseSoftmax SparseSparseMaximum",
+        "SparseSparseMinimum SparseFillEmptyRows SparseFillEmptyRowsGrad SparseCross SparseCrossV2",
+        "SparseCrossHashed SerializeSparse SerializeManySparse DeserializeSparse",
+        "DeserializeManySparse AddSparseToTensorsMap AddManySparseToTensorsMap",
+        "TakeManySparseFromTensorsMap",
+        # Ragged tensors: row splits are running totals over the batch.
+        "RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToVariant",
+        "RaggedTensorFromVariant RaggedTensorToVariantGradient RaggedCross RaggedFillEmptyRows",
+        "RaggedFillEmptyRowsGrad RaggedCountSparseOutput DenseCountSparseOutput",
+        "SparseCountSparseOutput",
+    ),
+}

@@ -1,0 +1,254 @@
+"""Elementwise ops: blocks in, blocks out; contributions stay contributions only through what is linear.
+
+Inputs broadcast as in numpy. A replicated input that has the split dimension is sliced to this replica's block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, is_whole_of, to_global
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.sizes import SIZE_ARITHMETIC, value_binary
+from autograph_rewrite.ops.traits import ops_with
+
+LINEAR_UNARY = ("Neg", "Real", "Imag", "Conj")
+UNARY = (
+    "Abs", "Acos", "Acosh", "Angle", "Asin", "Asinh", "Atan", "Atanh", "BesselI0", "BesselI0e", "BesselI1",
+    "BesselI1e", "BesselJ0", "BesselJ1", "BesselK0", "BesselK0e", "BesselK1", "BesselK1e", "BesselY0", "BesselY1",
+    "Ceil", "CheckNumerics", "CheckNumericsV2", "ComplexAbs", "Cos", "Cosh", "Dawsn", "Digamma", "Elu", "Erf", "Erfc",
+    "Erfinv", "Exp", "Expint", "Expm1", "Floor", "FresnelCos", "FresnelSin", "Inv", "Invert", "IsFinite", "IsInf",
+    "IsNan", "LeakyRelu", "Lgamma", "Log", "Log1p", "LogicalNot", "Ndtri", "OnesLike", "PopulationCount",
+    "Reciprocal", "Relu", "Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign",
+    "Sin", "Sinh", "Softplus", "Softsign", "Spence", "Sqrt", "Square", "Tan", "Tanh",
+)  # fmt: skip
+
+LINEAR_IN: dict[str, tuple[int, ...]] = {
+    # op: the inputs in which it is linear while the others are fixed
+    "Mul": (0, 1), "MulNoNan": (0,), "RealDiv": (0,), "Div": (0,), "DivNoNan": (0,), "Xdivy": (0,), "Complex": (),
+    "ReluGrad": (0,), "Relu6Grad": (0,), "LeakyReluGrad": (0,), "EluGrad": (0,), "SeluGrad": (0,),
+    "SoftplusGrad": (0,), "SoftsignGrad": (0,), "TanhGrad": (1,), "SigmoidGrad": (1,), "SqrtGrad": (1,),
+    "RsqrtGrad": (1,), "ReciprocalGrad": (1,), "InvGrad": (1,),
+}  # fmt: skip
+NONLINEAR_BINARY = (
+    "ApproximateEqual", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "FloorDiv", "FloorMod", "Greater",
+    "GreaterEqual", "Igamma", "IgammaGradA", "Igammac", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr",
+    "Maximum", "Minimum", "Mod", "NextAfter", "NotEqual", "Polygamma", "Pow", "RightShift", "SquaredDifference",
+    "TruncateDiv", "TruncateMod", "Xlog1py", "Xlogy", "Zeta", "Betainc", "ClipByValue",
+)  # fmt: skip
+AFFINE = ("Add", "AddV2", "Sub", "AddN", "AccumulateNV2")
+
+
+def _is_sum(placement: Placement) -> bool:
+    return placement == PARTIAL
+
+
+def _inexact(n: Op, index: int) -> bool:
+    return dtypes.base(n.inputs[index].dtype) in dtypes.INEXACT
+
+
+def place_keeper(n: Op) -> Placed:
+    """Pass one value on unchanged."""
+    return Placed((n.placement(0),), zero=(n.inputs[0].zero,))
+
+
+def place_identity_n(n: Op) -> Placed:
+    """Pass several values on unchanged."""
+    return Placed(tuple(fact.placement for fact in n.inputs), zero=tuple(fact.zero for fact in n.inputs))
+
+
+def place_unary(n: Op) -> Placed:
+    """Split stays split; anything else nonlinear needs the whole value."""
+    return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
+
+
+def place_linear_unary(n: Op) -> Placed:
+    """Like unary, and a sum of contributions commutes with it."""
+    if _is_sum(n.placement(0)) and _inexact(n, 0):
+        return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
+    return place_unary(n)
+
+
+def place_zeros_like(n: Op) -> Placed:
+    """Zeros are replicated, split and partial at once; keep the placement of the shape they copy."""
+    placement = n.placement(0)
+    if placement.is_split or _is_sum(placement):
+        return Placed((placement,), zero=(True,))
+    return Placed(whole(n).outputs, whole(n).operand_reshards, zero=(True,))
+
+
+_MANTISSA = {dtypes.BFLOAT16: 8, dtypes.HALF: 11, dtypes.FLOAT: 24, dtypes.DOUBLE: 53}
+
+
+def place_cast(n: Op) -> Placed:
+    """Widening a floating type is linear; everything else rounds, so contributions are summed first."""
+    placement = n.placement(0)
+    if placement.is_split:
+        return Placed((placement,), zero=(n.inputs[0].zero,))
+    source, target = dtypes.base(n.inputs[0].dtype), n.output_dtypes[0]
+    widens = _MANTISSA.get(source, 99) <= _MANTISSA.get(target, 0)
+    if _is_sum(placement) and widens:
+        return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
+    return Placed(whole(n).outputs, whole(n).operand_reshards, zero=(n.inputs[0].zero,))
+
+
+def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
+    """Return the output dimension that is split and the size of its block, from the first, largest split input.
+
+    Args:
+        n: the op.
+        indices: operands that take part in the broadcast.
+        rank: of the result.
+    """
+    best: tuple[int, Dim] | None = None
+    best_rank = -1
+    for i in indices:
+        fact = n.inputs[i]
+        if fact.placement.is_split and fact.shape is not None and len(fact.shape) > best_rank:
+            best_rank = len(fact.shape)
+            best = fact.placement.dim + rank - best_rank, fact.split_size
+    return best
+
+
+def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Reshard] | None:
+    """Return what the inputs of a broadcasting op need so that all hold the same block of output dimension `dim`.
+
+    None where that is not known to be sound: a size is unknown, or blocks cannot be computed.
+
+    Args:
+        n: the op.
+        indices: operands that take part in the broadcast.
+        rank: of the result.
+        dim: dimension of the result that is split.
+        size: of the block along it.
+    """
+    operand_reshards: dict[int, Reshard] = {}
+    for i in indices:
+        fact = n.inputs[i]
+        if fact.shape is None:
+            return None
+        mine = dim - (rank - len(fact.shape))
+        placement = fact.placement
+        if placement.is_split and placement.dim == mine and are_rows(fact.split_size, size):
+            continue
+        if mine < 0 or fact.shape[mine] == 1:
+            if placement.differs:
+                operand_reshards[i] = REPLICATED
+            continue
+        block, batch = block_of(mine, size), n.semantics.batch
+        if block is None or not is_whole_of(to_global(fact.shape[mine], batch), size, batch):
+            return None
+        operand_reshards[i] = block
+    return operand_reshards
+
+
+def _place_broadcast(n: Op, indices: Sequence[int]) -> Placed:
+    """Place an op in which no input is a usable partial."""
+    shapes = [n.inputs[i].shape for i in indices]
+    if not any(n.placement(i).is_split for i in indices) or any(shape is None for shape in shapes):
+        return whole(n)
+    rank = max(len(shape) for shape in shapes if shape is not None)
+    found = align(n, indices, rank)
+    if found is None:
+        return whole(n)
+    operand_reshards = split_wants(n, indices, rank, *found)
+    return whole(n) if operand_reshards is None else Placed((split(found[0]),), operand_reshards)
+
+
+def place_nonlinear(n: Op) -> Placed:
+    """Place a broadcasting op that is linear in nothing."""
+    return _place_broadcast(n, range(len(n.inputs)))
+
+
+def place_multilinear(n: Op) -> Placed:
+    """Place an op that is linear in some inputs: one partial there, with all others replicated, stays partial."""
+    partial = [i for i, fact in enumerate(n.inputs) if fact.placement.is_partial]
+    others_whole = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i not in partial)
+    alone = len(partial) == 1 and others_whole and _is_sum(n.placement(partial[0])) and _inexact(n, partial[0])
+    if alone and partial[0] in LINEAR_IN[n.op]:
+        return Placed((PARTIAL,), zero=(n.inputs[partial[0]].zero,))
+    return place_nonlinear(n)
+
+
+def place_affine(n: Op) -> Placed:
+    """Add: partials add up as they are; a replicated term must not be counted once per replica."""
+    facts = n.inputs
+    zero = (all(fact.zero for fact in facts),)
+    sums = [i for i, fact in enumerate(facts) if _is_sum(fact.placement)]
+    if not sums or any(fact.placement.is_split for fact in facts):
+        placed = place_nonlinear(n)
+        return Placed(placed.outputs, placed.operand_reshards, zero=zero)
+    rest = [i for i, fact in enumerate(facts) if i not in sums and not fact.zero]
+    if not rest:
+        return Placed((PARTIAL,), zero=zero)
+    if len(sums) > 1 and all(facts[i].placement == REPLICATED for i in rest):
+        return Placed((PARTIAL,), {i: PARTIAL for i in rest})  # one reduction of the sum instead of one per term
+    return whole(n)
+
+
+def place_select(n: Op) -> Placed:
+    """Choose between two values: linear in both while the condition is replicated."""
+    condition, arms = n.inputs[0], n.inputs[1:]
+    sums = [fact for fact in arms if _is_sum(fact.placement)]
+    stay = all(_is_sum(f.placement) or (f.zero and not f.placement.is_split) for f in arms)
+    if condition.placement == REPLICATED and sums and stay:
+        return Placed((PARTIAL,))
+    old_vector_form = n.op == "Select" and condition.rank == 1 and (arms[0].rank or 0) > 1
+    if not old_vector_form:
+        return _place_broadcast(n, range(3))
+    # The vector condition of the old Select chooses rows: it aligns with dimension 0, not with the last one.
+    rows = next((f.split_size for f in (condition, *arms) if f.placement == split(0)), None)
+    block = block_of(0, rows)
+    if block is None:
+        return whole(n)
+    operand_reshards: dict[int, Reshard] = {
+        i: block for i, f in enumerate(n.inputs) if not (f.placement == split(0) and f.split_size == rows)
+    }
+    return Placed((split(0),), operand_reshards)
+
+
+def shape_same(n: Op) -> tuple[Shape | None, ...]:
+    """Every output has the shape of the input of the same position."""
+    return tuple(n.shape(min(i, len(n.inputs) - 1)) for i in range(len(n.output_dtypes)))
+
+
+def shape_broadcast(n: Op) -> tuple[Shape | None, ...]:
+    """The broadcast of all inputs."""
+    return (broadcast([fact.shape for fact in n.inputs]),)
+
+
+def shape_select(n: Op) -> tuple[Shape | None, ...]:
+    """The broadcast of the arms (and of the condition, for SelectV2)."""
+    return (broadcast([fact.shape for fact in (n.inputs if n.op == "SelectV2" else n.inputs[1:])]),)
+
+
+def value_same(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
+    """Sizes pass through unchanged."""
+    return tuple(fact.value for fact in n.inputs)
+
+
+def value_cast(n: Op) -> tuple[tuple[Dim, ...] | None, ...] | None:
+    """Sizes survive a cast between integers; as floating numbers they are arithmetic, so global."""
+    is_size = n.output_dtypes[0] in (dtypes.INT32, dtypes.INT64) and dtypes.base(n.inputs[0].dtype) in dtypes.INTEGER
+    return (n.value(0),) if is_size else None
+
+
+def _rules() -> dict[str, Rule]:
+    rules = {op: Rule(place_unary, shape_same) for op in UNARY}
+    rules |= {op: Rule(place_linear_unary, shape_same) for op in LINEAR_UNARY}
+    rules |= {op: Rule(place_keeper, shape_same, value_same) for op in ops_with("forwards") - {"RefIdentity"}}
+    rules["IdentityN"] = Rule(place_identity_n, shape_same, value_same)
+    rules["ZerosLike"] = Rule(place_zeros_like, shape_same)
+    rules["Cast"] = Rule(place_cast, shape_same, value_cast)
+    rules |= {op: Rule(place_multilinear, shape_broadcast) for op in LINEAR_IN}
+    rules |= {op: Rule(place_nonlinear, shape_broadcast) for op in NONLINEAR_BINARY}
+    rules |= {op: Rule(place_affine, shape_broadcast) for op in AFFINE}
+    rules |= {op: Rule(place_select, shape_select) for op in ("Select", "SelectV2")}
+    for op in SIZE_ARITHMETIC:
+        rules[op] = rules[op]._replace(value=value_binary)
+    return rules
+
+
+RULES = _rules()

@@ -1,0 +1,328 @@
+"""Ops that only move elements: the split dimension is followed to where it goes.
+
+A reshape keeps a value split when the blocks stay contiguous; a shape operand that comes from local sizes is local
+already, one that is a constant of the global size is rewritten to the block's (`LocalEntry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import (
+    Dim,
+    any_local,
+    are_rows,
+    divide,
+    is_local,
+    is_whole_of,
+    local_symbol,
+    may_be_same,
+    product,
+    segments,
+    times,
+    to_global,
+)
+from autograph_rewrite.ops.rules import sizes
+from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, block_of, whole
+
+
+def _sum_stays(n: Op, data: int = 0) -> Placed | None:
+    """Moving elements is linear: a sum of contributions stays one while the other operands are replicated."""
+    others = (fact for i, fact in enumerate(n.inputs) if i != data)
+    if n.placement(data).is_partial and all(fact.placement == REPLICATED for fact in others):
+        return Placed((n.placement(data),) * len(n.output_dtypes), zero=(n.inputs[data].zero,))
+    return None
+
+
+def _zero(n: Op, placed: Placed) -> Placed:
+    return placed._replace(zero=(n.inputs[0].zero,) * len(placed.outputs))
+
+
+def place_reshape(n: Op) -> Placed:
+    """Follow the split dimension through a reshape."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    fact, target = n.inputs[0], n.value(1)
+    if not fact.placement.is_split or fact.shape is None or target is None:
+        return _zero(n, whole(n))
+    found = reshape_split(fact.shape, fact.placement.dim, target, n.semantics)
+    if found is None:
+        return whole(n)
+    dim, entry = found
+    return Placed((split(dim),), {} if entry is None else {1: entry}, zero=(fact.zero,))
+
+
+def reshape_split(
+    shape: Shape, dim: int, target: Sequence[Dim], semantics: Semantics
+) -> tuple[int, LocalEntry | None] | None:
+    """Return the output dimension that holds the blocks, and the entry of a static target to make local.
+
+    Blocks stay contiguous when the dimensions before the split one multiply to the same number on both sides.
+
+    Args:
+        shape: of the operand's block.
+        dim: the dimension that is split.
+        target: entries of the shape operand; -1 where it is to be inferred.
+        semantics: what is known of the batch, and of its blocks.
+    """
+    batch, infer = semantics.batch, semantics.known_blocks
+    before, inside = product(shape[:dim]), product(shape[dim:])
+    ahead: Dim = 1
+    for j, entry in enumerate(target):
+        if ahead == before and ahead is not None:
+            if entry == shape[dim] and not any_local(target[j + 1 :]):
+                return j, None  # the rows stay what they are, so that the rest of them has to fit
+            if segments(shape[dim]) and isinstance(entry, int) and entry == to_global(shape[dim], batch):
+                return j, LocalEntry(j, shape[dim])
+            block = _block(inside, entry, target[j + 1 :], batch)
+            if is_local(block):
+                static = isinstance(entry, int) and entry != -1
+                return j, LocalEntry(j, block) if static else None
+        ahead = times(ahead, _inferred(shape, target, batch) if entry == -1 and infer else entry)
+    return None
+
+
+def _inferred(shape: Shape, target: Sequence[Dim], batch: int | None) -> Dim:
+    """Return the size that -1 stands for in a target of the whole, None where it is not known."""
+    others = [entry for entry in target if entry != -1]
+    if any_local(others):  # of the blocks: what is left is the same in all of them, if nothing local is
+        left = divide(product(shape), product(others))
+        return None if is_local(left) else left
+    return divide(product([to_global(dim, batch) for dim in shape]), product(others))
+
+
+def _block(inside: Dim, entry: Dim, behind: Sequence[Dim], batch: int | None) -> Dim:
+    """Return the size of one block of a target entry, None where it would not hold whole blocks."""
+    if entry == -1:
+        return divide(inside, product(behind))
+    block = entry
+    if isinstance(entry, int):
+        if not batch or entry % batch:
+            return None
+        block = times(entry // batch, local_symbol())
+    known = product([dim for dim in behind if dim != -1])
+    if -1 not in behind and are_rows(divide(inside, known), block):
+        return block
+    rest = divide(inside, block)  # what the entries behind it hold, of which one may be left open
+    fits = divide(rest, known) is not None if -1 in behind else may_be_same(rest, known)
+    return block if fits and rest is not None and not is_local(rest) else None
+
+
+def shape_reshape(n: Op) -> tuple[Shape | None, ...]:
+    """The target, with -1 worked out from the number of elements."""
+    shape, target = n.shape(0), n.value(1)
+    if target is None:
+        return (None,)
+    if -1 not in target:
+        return (tuple(target),)
+    rest = product([d for d in target if d != -1])
+    missing = divide(product(shape), rest) if shape is not None else None
+    return (tuple(missing if d == -1 else d for d in target),)
+
+
+def place_transpose(n: Op) -> Placed:
+    """The split dimension moves with the permutation."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    order = n.ints(1)
+    if not n.placement(0).is_split or order is None:
+        return _zero(n, whole(n))
+    return Placed((split(order.index(n.placement(0).dim)),), zero=(n.inputs[0].zero,))
+
+
+def shape_transpose(n: Op) -> tuple[Shape | None, ...]:
+    """Permute the sizes."""
+    shape, order = n.shape(0), n.ints(1)
+    return (None,) if shape is None or order is None else (tuple(shape[i] for i in order),)
+
+
+def _expand_axis(n: Op) -> int | None:
+    axis, rank = n.ints(1), n.rank(0)
+    return None if axis is None or rank is None else axis[0] % (rank + 1)
+
+
+def place_expand_dims(n: Op) -> Placed:
+    """Insert a dimension."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    axis, placement = _expand_axis(n), n.placement(0)
+    if not placement.is_split or axis is None:
+        return _zero(n, whole(n))
+    return Placed((split(placement.dim + (axis <= placement.dim)),), zero=(n.inputs[0].zero,))
+
+
+def shape_expand_dims(n: Op) -> tuple[Shape | None, ...]:
+    """Insert a 1."""
+    axis, shape = _expand_axis(n), n.shape(0)
+    return (None,) if axis is None or shape is None else ((*shape[:axis], 1, *shape[axis:]),)
+
+
+def _squeezed(n: Op) -> frozenset[int] | None:
+    shape, wanted = n.shape(0), n.attr("squeeze_dims") or ()
+    if shape is None:
+        return None
+    if not wanted:
+        # Without names the kernel drops every dimension that is 1 at run time, perhaps a block of one example.
+        return frozenset(i for i, d in enumerate(shape) if d == 1) if all(isinstance(d, int) for d in shape) else None
+    return frozenset(axis % len(shape) for axis in wanted)
+
+
+def place_squeeze(n: Op) -> Placed:
+    """Drop dimensions of size 1."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    dropped, placement = _squeezed(n), n.placement(0)
+    if not placement.is_split or dropped is None or placement.dim in dropped:
+        return _zero(n, whole(n))
+    return Placed((split(placement.dim - sum(a < placement.dim for a in dropped)),), zero=(n.inputs[0].zero,))
+
+
+def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
+    """Leave the dropped dimensions out."""
+    dropped, shape = _squeezed(n), n.shape(0)
+    return (None,) if dropped is None or shape is None else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
+
+
+def local_entry(value: Sequence[Dim] | None) -> int | None:
+    """Return the position of the one local size in a shape vector, None if there is none or more."""
+    found = [i for i, dim in enumerate(value or ()) if is_local(dim)]
+    return found[0] if len(found) == 1 else None
+
+
+def place_broadcast_to(n: Op) -> Placed:
+    """A target with a local size makes a split value; otherwise the split dimension keeps its size."""
+    placement, shape, target = n.placement(0), n.shape(0), n.value(1)
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    if shape is None or target is None:
+        return _zero(n, whole(n))
+    offset = len(target) - len(shape)
+    zero = (n.inputs[0].zero,)
+    if n.inputs[1].is_local:
+        at = local_entry(target)
+        if at is None:
+            return whole(n)
+        if placement.is_split and placement.dim + offset == at and are_rows(n.inputs[0].split_size, target[at]):
+            return Placed((split(at),), zero=zero)
+        if at < offset or shape[at - offset] == 1:
+            return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+        block, batch = block_of(at - offset, target[at]), n.semantics.batch
+        if block is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
+            return whole(n)
+        return Placed((split(at),), {0: block}, zero=zero)
+    if placement.is_split:
+        at, size = placement.dim + offset, n.inputs[0].split_size
+        if target[at] == to_global(size, n.semantics.batch) and isinstance(target[at], int):
+            return Placed((split(at),), {1: LocalEntry(at, size)}, zero=zero)
+    return _zero(n, whole(n))
+
+
+def shape_value(n: Op, index: int) -> Shape | None:
+    """Return the contents of a shape operand as a shape; -1 stands for unknown."""
+    value = n.value(index)
+    return None if value is None else tuple(None if d == -1 else d for d in value)
+
+
+def shape_broadcast_to(n: Op) -> tuple[Shape | None, ...]:
+    """The target."""
+    return (shape_value(n, 1),)
+
+
+def place_tile(n: Op) -> Placed:
+    """Repeating a dimension of size 1 a local number of times makes it split; others must not be repeated."""
+    if (kept := _sum_stays(n)) is not None:
+        return kept
+    placement, shape, repeats = n.placement(0), n.shape(0), n.value(1)
+    if shape is None or repeats is None:
+        return _zero(n, whole(n))
+    at = local_entry(repeats)
+    zero = (n.inputs[0].zero,)
+    if at is not None and shape[at] == 1:
+        return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+    if placement.is_split and not n.inputs[1].is_local and repeats[placement.dim] == 1:
+        return Placed((placement,), zero=zero)
+    return _zero(n, whole(n))
+
+
+def shape_tile(n: Op) -> tuple[Shape | None, ...]:
+    """Multiply the sizes."""
+    shape, repeats = n.shape(0), n.value(1)
+    if shape is None or repeats is None:
+        return (None,)
+    return (tuple(times(a, b) for a, b in zip(shape, repeats, strict=True)),)
+
+
+def place_fill(n: Op) -> Placed:
+    """A shape with a local size makes a split value."""
+    at = local_entry(n.value(0)) if n.inputs[0].placement == LOCAL else None
+    zero = (n.inputs[1].zero,)
+    if at is None:
+        return Placed(whole(n).outputs, whole(n).operand_reshards, zero=zero)
+    return Placed((split(at),), {1: REPLICATED} if n.placement(1).differs else {}, zero=zero)
+
+
+def shape_fill(n: Op) -> tuple[Shape | None, ...]:
+    """The first operand."""
+    return (shape_value(n, 0),)
+
+
+def value_fill(n: Op) -> sizes.Values | None:
+    """A small integer vector of one size."""
+    count, value = n.ints(0), n.value(1)
+    if count is None or value is None or len(count) > 1 or (count and count[0] > 64):
+        return None
+    return (value * (count[0] if count else 1),)
+
+
+def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
+    """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
+
+    Args:
+        n: the op.
+        pieces: operands of equal shapes.
+        dim: the dimension to split.
+        size: of the block along it.
+    """
+    block = block_of(dim, size)
+    operand_reshards: dict[int, Reshard] = {}
+    for i in pieces:
+        if n.placement(i) == split(dim) and are_rows(n.inputs[i].split_size, size):
+            continue
+        if block is None:
+            return None
+        operand_reshards[i] = block
+    return operand_reshards
+
+
+def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Reshard]] | None:
+    """Return the common placement of pieces that are stacked or concatenated, and what each needs for it."""
+    placements = [n.placement(i) for i in pieces]
+    first = next((i for i in pieces if n.placement(i).is_split), None)
+    if first is not None:
+        operand_reshards = align_pieces(n, pieces, n.placement(first).dim, n.inputs[first].split_size)
+        return None if operand_reshards is None else (n.placement(first), operand_reshards)
+    if any(p == PARTIAL for p in placements) and all(p in (PARTIAL, REPLICATED) for p in placements):
+        masked = [i for i in pieces if n.placement(i) == REPLICATED and not n.inputs[i].zero]
+        return PARTIAL, {i: PARTIAL for i in masked}
+    return None
+
+
+def value_transpose(n: Op) -> sizes.Values | None:
+    """A matrix of sizes, such as repeats beside dimensions in the gradient of a tile."""
+    known, order = sizes.array(n, 0), n.ints(1)
+    return None if known is None or order is None else (sizes.flat(np.transpose(known, order)),)
+
+
+RULES: dict[str, Rule] = {
+    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),), "layout"),
+    "Transpose": Rule(place_transpose, shape_transpose, value_transpose, "layout"),
+    "ConjugateTranspose": Rule(place_transpose, shape_transpose),
+    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),), "layout"),
+    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),), "layout"),
+    "BroadcastTo": Rule(place_broadcast_to, shape_broadcast_to),
+    "Tile": Rule(place_tile, shape_tile),
+    "Fill": Rule(place_fill, shape_fill, value_fill, "layout"),
+}

@@ -1,0 +1,134 @@
+"""Batch normalisation mixes the examples of a batch, so in training `decompose` rewrites it.
+
+`batch_norm: sync` takes the statistics of the whole batch: the op is decomposed into sums, which are partial.
+`batch_norm: local` keeps the op, marked `BLOCK_STATISTICS` by the same pass. Each block's statistics are then
+contributions (partial); the pass divides those that feed moving averages by the number of replicas, so what
+is averaged is the replicas' mean, and the op's own gradient reads its block's as they are.
+
+Channels are normalised each by itself: split along them the op stays as it is, with its parameters cut likewise.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import is_local
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import every
+
+BLOCK_STATISTICS = "_block_statistics"
+"""Attribute of a batch normalisation, or of its gradient, that works on its own block only."""
+
+
+def place_forward(n: Op) -> Placed:
+    """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
+    dim, own = n.placement(0).dim if n.placement(0).is_split else -1, bool(n.attr(BLOCK_STATISTICS, False))
+    if dim < 0 or (dim and (own or not n.semantics.known_blocks)):
+        return whole(n)
+    if dim == _channel(n):
+        return _per_channel(n, images=1, outputs=_SPLIT_STATISTICS[: len(n.output_dtypes) - 1])
+    statistics = PARTIAL if own else REPLICATED
+    outputs = (split(dim), *[statistics] * (len(n.output_dtypes) - 1))
+    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(1, 5) if n.placement(i).differs}
+    return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
+
+
+def _to_be_decomposed(n: Op) -> bool:
+    return bool(n.attr("is_training")) and not n.attr(BLOCK_STATISTICS, False)
+
+
+def _channel(n: Op) -> int:
+    """Return the dimension of the channels, -1 where it is not known."""
+    return 1 if n.attr("data_format", b"NHWC").startswith(b"NC") else (n.rank(0) or 0) - 1
+
+
+_SPLIT_STATISTICS: tuple[Placement, ...] = (*[split(0)] * 4, PARTIAL)
+"""Means and variances, and what the kernel keeps for its own gradient, which no other op can read."""
+
+
+def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
+    """Place an op that works on each channel by itself.
+
+    Args:
+        n: the node.
+        images: how many of its operands are images; the others are vectors of channels.
+        outputs: placements of what it returns behind images.
+    """
+    dim, size = _channel(n), next(f.split_size for f in n.inputs[:images] if f.placement == split(_channel(n)))
+    wants: dict[int, Reshard] = {}
+    for i, fact in enumerate(n.inputs):
+        at = dim if i < images else 0
+        if fact.shape == (0,) or (i == _RESERVE and fact.placement == PARTIAL):
+            continue
+        if i == _RESERVE and not fact.placement.differs:
+            continue
+        block = block_of(at, size)
+        if block is None or n.semantics.batch is None:  # a block of no channels is refused by the kernel
+            return whole(n)
+        if fact.placement != split(at) or fact.split_size != size:
+            wants[i] = block
+    return Placed((split(dim), *outputs), wants)
+
+
+_RESERVE = 5
+
+
+def place_gradient(n: Op) -> Placed:
+    """Gradients of scale and offset sum over the images; the images' gradient stays split."""
+    cut = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
+    dims = [dim for dim in cut if dim == 0 or n.semantics.known_blocks]
+    if not dims or (dims[0] and n.attr(BLOCK_STATISTICS, False)):
+        return whole(n)
+    dim = dims[0]
+    if dim == _channel(n):
+        return _per_channel(n, images=2, outputs=(split(0), split(0), REPLICATED, REPLICATED))
+    size = next(n.inputs[i].split_size for i in (0, 1) if n.placement(i) == split(dim))
+    operand_reshards: dict[int, Reshard] = {}
+    block = block_of(dim, size)
+    for i in (0, 1):
+        if n.placement(i) == split(dim) and n.inputs[i].split_size == size:
+            continue
+        if block is None:
+            return whole(n)
+        operand_reshards[i] = block
+    for i in range(2, len(n.inputs)):
+        of_block = i > 2 and n.attr(BLOCK_STATISTICS, False)
+        if n.placement(i).differs and not (of_block and n.placement(i) == PARTIAL):
+            operand_reshards[i] = REPLICATED
+    outputs: tuple[Placement, ...] = (split(dim), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
+    return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
+
+
+def shape_forward(n: Op) -> tuple[Shape | None, ...]:
+    """Images as they came in, statistics per channel."""
+    return (n.shape(0), *_vectors(n, n.shape(0)))
+
+
+def shape_gradient(n: Op) -> tuple[Shape | None, ...]:
+    """The images' gradient has their shape."""
+    image = n.shape(1) if n.shape(1) is not None else n.shape(0)
+    return (image, *_vectors(n, image))
+
+
+def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
+    """Return the shapes of what is behind the images: a number per channel, or as stated.
+
+    What a kernel keeps for its own gradient is a vector for oneDNN's, and a number for others.
+    """
+    channels = image[_channel(n)] if image else None
+    return tuple(
+        (channels,) if is_local(channels) and stated != (0,) and at < _RESERVE else stated
+        for at, stated in enumerate(n.static[1:], 1)
+    )
+
+
+# Local response normalisation looks at neighbouring channels only.
+FORWARD = Rule(place_forward, shape_forward)
+GRADIENT = Rule(place_gradient, shape_gradient)
+
+RULES: dict[str, Rule] = {
+    **every(FORWARD, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
+    **every(GRADIENT, "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"),
+    "LRN": factors("n h w . -> n h w ."),
+    "LRNGrad": factors("n h w ., n h w ., n h w . -> n h w .", linear=(0,)),
+}

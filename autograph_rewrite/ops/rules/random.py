@@ -1,0 +1,157 @@
+"""Random numbers are drawn once, replicated, and sliced by their readers; or each replica draws its own block.
+
+`random: exact` draws what one device would draw. `random: independent` lets an op whose shape counts this
+replica's block, or whose parameters are split, draw just that block; the lowering gives each replica its
+own seed.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, is_local
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.ops.rules.elementwise import split_wants
+from autograph_rewrite.ops.rules.signature import Signature, every, place, shapes
+from autograph_rewrite.ops.traits import operands, ops_with
+
+
+def place_shaped(n: Op) -> Placed:
+    """Draw by shape: a shape that counts a block draws a block, where randomness is independent."""
+    dim = _local_entry(n)
+    if n.semantics.random != "independent" or dim is None:
+        return whole(n)
+    operand_reshards: dict[int, Reshard] = {
+        i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs
+    }
+    return Placed((split(dim),) * len(n.output_dtypes), operand_reshards)
+
+
+def _local_entry(n: Op) -> int | None:
+    """Return the one entry of the shape operand that counts this replica's block."""
+    if not n.inputs[0].is_local:
+        return None
+    entries = [i for i, size in enumerate(n.value(0) or ()) if is_local(size)]
+    return entries[0] if len(entries) == 1 else None
+
+
+def shape_shaped(n: Op) -> tuple[Shape | None, ...]:
+    """The first input is the shape."""
+    value: tuple[Dim, ...] | None = n.value(0)
+    return tuple(static if value is None else value for static in n.static)
+
+
+def _by_parameters(n: Op) -> Signature | None:
+    """`alpha` of shape [a..] and sample shape [s..] give [s.., a..]."""
+    rank, count = n.rank(1), n.static[0]
+    if rank is None or count is None or len(count) < rank:
+        return None
+    labels = tuple(f"a{i}" for i in range(rank))
+    return Signature((None, labels), (("",) * (len(count) - rank) + labels,))
+
+
+def _by_logits(n: Op) -> Signature:
+    """Logits [b, classes] give [b, samples]."""
+    return Signature((("b", ""),), (("b", ""),))
+
+
+def place_by_parameters(n: Op) -> Placed:
+    """Draw by parameters: a block of them gives a block of samples, where randomness is independent."""
+    return place(n, _by_parameters(n)) if n.semantics.random == "independent" else whole(n)
+
+
+def place_by_logits(n: Op) -> Placed:
+    """Draw by logits: a block of them gives a block of samples, where randomness is independent."""
+    return place(n, _by_logits(n)) if n.semantics.random == "independent" else whole(n)
+
+
+def shape_by_parameters(n: Op) -> tuple[Shape | None, ...]:
+    """Sample shape, then that of the parameters."""
+    sample, parameters = n.value(0), n.shape(1)
+    if sample is None or parameters is None:
+        return shapes(n, _by_parameters(n))
+    return ((*sample, *parameters),)
+
+
+def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
+    """As many rows as logits, and a column per sample."""
+    logits, count = n.shape(0), n.value(1)
+    if logits is None or len(logits) != 2:
+        return n.static
+    columns = count[0] if count is not None and len(count) == 1 else (n.static[0] or (None, None))[1]
+    return ((logits[0], columns),)
+
+
+def place_spread(n: Op) -> Placed:
+    """Draw by shape with parameters for each element: as by shape, and the parameters are cut alike."""
+    dim, shape = _local_entry(n), n.value(0)
+    if n.semantics.random != "independent" or dim is None or shape is None:
+        return whole(n)
+    parameters = operands(n.op, "random_parameters")
+    operand_reshards = split_wants(n, parameters, len(shape), dim, shape[dim])
+    if operand_reshards is None or any(n.placement(i).is_partial and i not in operand_reshards for i in parameters):
+        return whole(n)
+    rest = (i for i in range(1, len(n.inputs)) if i not in parameters and n.placement(i).differs)
+    return Placed((split(dim),), {**operand_reshards, **dict.fromkeys(rest, REPLICATED)})
+
+
+def shape_of_generator(n: Op) -> tuple[Shape | None, ...]:
+    """Generator, algorithm, shape."""
+    value = n.value(2)
+    return tuple(static if value is None else value for static in n.static)
+
+
+def stated(n: Op) -> tuple[Shape | None, ...]:
+    """Shapes as the graph states them: the outputs are replicated."""
+    return n.static
+
+
+SHAPED = Rule(place_shaped, shape_shaped, pinned=True)
+SPREAD = Rule(place_spread, shape_shaped, pinned=True)
+DRAWN_WHOLE = Rule(whole, shape_shaped, pinned=True)
+PER_PARAMETER = Rule(place_by_parameters, shape_by_parameters, pinned=True)
+PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
+BY_GENERATOR = Rule(whole, shape_of_generator, pinned=True)
+ONCE = Rule(whole, stated, pinned=True)
+KEYS = Rule(whole, stated)  # a pure function of replicated seeds
+
+RULES: dict[str, Rule] = {
+    **every(
+        SHAPED,
+        "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal",
+        "StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt",
+        "StatelessRandomNormal StatelessTruncatedNormal",
+        "StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2",
+        "StatelessRandomNormalV2 StatelessTruncatedNormalV2",
+    ),
+    **every(PER_PARAMETER, "RandomGamma RandomPoissonV2"),
+    "Multinomial": PER_LOGITS,
+    **every(SPREAD, *ops_with("random_parameters")),
+    "StatelessParameterizedTruncatedNormal": DRAWN_WHOLE,
+    **every(
+        BY_GENERATOR,
+        "StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal",
+    ),
+    **every(
+        ONCE,
+        "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessShuffle RandomPoisson",
+        "StatefulRandomBinomial StatefulStandardNormal",
+        "NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
+        "SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox",
+        "AnonymousSeedGenerator AnonymousRandomSeedGenerator DummySeedGenerator DeleteSeedGenerator",
+        "DeleteRandomSeedGenerator UniformCandidateSampler LogUniformCandidateSampler",
+        "LearnedUnigramCandidateSampler FixedUnigramCandidateSampler AllCandidateSampler",
+        "ThreadUnsafeUnigramCandidateSampler ComputeAccidentalHits",
+    ),
+    **every(KEYS, "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg"),
+}
+
+SHAPES = {
+    **{op: 0 for op, rule in RULES.items() if rule in (SHAPED, SPREAD, DRAWN_WHOLE)},
+    **{op: 2 for op, rule in RULES.items() if rule is BY_GENERATOR},
+}
+"""Ops that draw by shape, and which of their inputs it is."""
+
+
+def is_draw(op: str) -> bool:
+    """Return whether an op draws random numbers: it has no effect but on what is drawn next."""
+    return op in RULES

@@ -1,0 +1,250 @@
+"""Most ops map labelled dimensions to labelled dimensions; one function places them all.
+
+    Conv2D                 n... , ....        -> n...     split n: the images; the filter is read whole
+    Conv2DBackpropFilter   n... , .... , n... -> ....     split n: summed over, so the result is partial
+    Softmax                ab.                -> ab.      the last dimension cannot be split ("" is the label)
+
+`place` picks the label that the inputs are split along, wants every other input that has it cut likewise, and
+reads off where the label stands in the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autograph_rewrite.ir.types.dtypes import INEXACT
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import (
+    Dim,
+    any_local,
+    are_rows,
+    broadcast_dim,
+    is_whole_of,
+    to_global,
+)
+from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
+
+Labels = tuple[str, ...]
+"""A label per dimension; `-x` cannot be cut but has the same size wherever it stands, an empty one says nothing."""
+
+
+class Signature(NamedTuple):
+    """How the dimensions of inputs and outputs belong together.
+
+    Attributes:
+        inputs: labels of each input; None for a parameter, which is read whole.
+        outputs: labels of each output; None for one that is the same in every block (a copy of a parameter).
+        summed: labels that are summed over, so that an output without them is partial.
+        linear: inputs in each of which the op is linear while the others stay fixed.
+        additive: the op is linear in all labelled inputs together, as a sum of them is.
+        sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
+        broadcast: a dimension of size one stretches to the size of its label.
+        fragile: labels along which the kernel refuses an empty block.
+    """
+
+    inputs: tuple[Labels | None, ...]
+    outputs: tuple[Labels | None, ...]
+    summed: frozenset[str] = frozenset()
+    linear: tuple[int, ...] = ()
+    additive: bool = False
+    sizes: frozenset[int] = frozenset()
+    broadcast: bool = False
+    fragile: frozenset[str] = frozenset()
+
+
+Describe = Callable[[Op], Signature | None]
+
+
+class Cut(NamedTuple):
+    """What the op is split along: a label, and the rows of it that one block has."""
+
+    label: str
+    size: Dim
+
+
+@dataclass(frozen=True)
+class Placer:
+    """The `place` of a rule that is given by signatures: `describe`, or `constant` where it is always the same.
+
+    It may follow from a `text` (`ops.rules.factors`).
+    """
+
+    describe: Describe
+    constant: Signature | None = None
+    text: str = ""
+
+    def __call__(self, n: Op) -> Placed:
+        """Place a node by its signature."""
+        return place(n, self.describe(n))
+
+
+def signed(describe: Describe) -> Rule:
+    """Return the rule of an op with a signature; `describe` returns None where it cannot tell."""
+    return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
+
+
+def fixed(signature: Signature) -> Rule:
+    """Return the rule of an op whose signature depends on neither attributes nor ranks."""
+    return Rule(Placer(lambda n: signature, signature), lambda n: shapes(n, signature))
+
+
+def place(n: Op, sig: Signature | None) -> Placed:
+    """Place an op by its signature; whatever does not fit is read whole."""
+    if sig is None or not _ranks_fit(n, sig):
+        return whole(n)
+    cut = find_cut(n, sig)
+    if cut is None:
+        return _linear(n, sig)
+    if cut.label in sig.fragile and n.semantics.batch is None:
+        return whole(n)
+    operand_reshards: dict[int, Reshard] = {}
+    for i, fact in enumerate(n.inputs):
+        converted = _convert(n, i, cut, sig)
+        if converted is None:
+            return whole(n)
+        if converted != fact.placement:
+            operand_reshards[i] = converted
+    outputs = [_output(labels, cut, sig, dtype) for labels, dtype in zip(sig.outputs, n.output_dtypes, strict=True)]
+    placements = tuple(placement for placement in outputs if placement is not None)
+    return Placed(placements, operand_reshards) if len(placements) == len(outputs) else whole(n)
+
+
+def find_cut(n: Op, sig: Signature) -> Cut | None:
+    """Return what the inputs are split along: the first label that some split input has."""
+    for fact, labels in _labelled(n, sig):
+        if fact.placement.is_split and fact.placement.dim < len(labels) and is_open(labels[fact.placement.dim]):
+            return Cut(labels[fact.placement.dim], fact.split_size)
+    return None
+
+
+def is_open(label: str) -> bool:
+    """Return whether a dimension with this label may be cut."""
+    return bool(label) and label[0] != "-"
+
+
+def _labelled(n: Op, sig: Signature) -> Iterator[tuple[Fact, Labels]]:
+    for i, (fact, labels) in enumerate(zip(n.inputs, sig.inputs, strict=False)):
+        if labels is not None and i not in sig.sizes:
+            yield fact, labels
+
+
+def _ranks_fit(n: Op, sig: Signature) -> bool:
+    return all(fact.shape is None or len(fact.shape) == len(labels) for fact, labels in _labelled(n, sig))
+
+
+def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
+    """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
+    fact, batch = n.inputs[index], n.semantics.batch
+    labels = sig.inputs[index] if index < len(sig.inputs) else None
+    if labels is None or cut.label not in labels:
+        return REPLICATED if fact.placement.differs else fact.placement
+    dim = labels.index(cut.label)
+    if index in sig.sizes:
+        return _convert_size(fact, dim, cut)
+    # Blocks of unknown or other sizes need not line up with those of the first split input.
+    aligned = are_rows(fact.split_size, cut.size) or _alone(sig, cut.label)
+    if fact.placement == split(dim) and aligned:
+        return fact.placement
+    block = block_of(dim, cut.size)
+    if sig.broadcast:
+        size = None if fact.shape is None else to_global(fact.shape[dim], batch)
+        if size == 1:
+            return REPLICATED if fact.placement.differs else fact.placement
+        return block if is_whole_of(size, cut.size, batch) else None
+    return block
+
+
+def _alone(sig: Signature, label: str) -> bool:
+    return sum(labels is not None and label in labels for labels in sig.inputs) == 1
+
+
+def _convert_size(fact: Fact, entry: int, cut: Cut) -> Reshard | None:
+    if not fact.is_local:
+        return None if cut.size is None or fact.placement.differs else LocalEntry(entry, cut.size)
+    if fact.value is None or entry >= len(fact.value) or fact.value[entry] != cut.size:
+        return None
+    others = fact.value[:entry] + fact.value[entry + 1 :]
+    return None if any_local(others) else fact.placement
+
+
+def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Placement | None:
+    if labels is None:
+        return REPLICATED
+    if cut.label in labels:
+        return split(labels.index(cut.label))
+    return PARTIAL if cut.label in sig.summed and dtype in INEXACT else None
+
+
+def _linear(n: Op, sig: Signature) -> Placed:
+    """Place an op none of whose inputs is usefully split: a partial value passes where the op is linear."""
+    partial = {i for i, fact in enumerate(n.inputs) if fact.placement == PARTIAL}
+    others = {i: fact for i, fact in enumerate(n.inputs) if i not in partial}
+    if not partial or any(dtype not in INEXACT for dtype in n.output_dtypes):
+        return whole(n)
+    if sig.additive:
+        terms = {i for i, labels in enumerate(sig.inputs) if labels is not None and i not in sig.sizes}
+        if not partial <= terms or any(not others[i].zero for i in terms - partial):
+            return whole(n)
+    elif len(partial) > 1 or not partial <= set(sig.linear):
+        return whole(n)
+    operand_reshards = {i: REPLICATED for i, fact in others.items() if fact.placement.differs}
+    return Placed((PARTIAL,) * len(n.output_dtypes), operand_reshards)
+
+
+def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
+    """Return the shape of one block of each output: labelled sizes from the inputs, the others as stated."""
+    if sig is None:
+        return n.static
+    known = sizes(n, sig)
+    cut = find_cut(n, sig)
+    result = []
+    for labels, static in zip(sig.outputs, n.static, strict=True):
+        if labels is None:
+            result.append(static)
+            continue
+        stated = static if static is not None and len(static) == len(labels) else (None,) * len(labels)
+        result.append(tuple(_size(x, s, known, cut) for x, s in zip(labels, stated, strict=True)))
+    return tuple(result)
+
+
+def _size(label: str, stated: Dim, known: dict[str, Dim], cut: Cut | None) -> Dim:
+    if not label:
+        return stated
+    if known.get(label) is None and (cut is None or cut.label != label):
+        return stated
+    return known.get(label)
+
+
+def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
+    """Return the size of every label as the inputs have it, those that stretch (size one) last."""
+    found: dict[str, Dim] = {}
+    for i, (fact, labels) in enumerate(zip(n.inputs, sig.inputs, strict=False)):
+        dims = fact.value if i in sig.sizes else fact.shape
+        if labels is None or dims is None or len(dims) != len(labels):
+            continue
+        for label, dim in zip(labels, dims, strict=True):
+            if not label:
+                continue
+            if sig.broadcast:
+                found[label] = broadcast_dim(found.get(label, 1), dim)
+            elif found.get(label) is None:
+                found[label] = dim
+    return found
+
+
+def axes(rank: int, prefix: str = "d") -> Labels:
+    """Return a label for each of `rank` dimensions."""
+    return tuple(f"{prefix}{i}" for i in range(rank))
+
+
+def without(labels: Labels, *closed: int) -> Labels:
+    """Return the labels with the dimensions `closed` (negative ones count from the end) not to be cut."""
+    shut = {dim % len(labels) for dim in closed}
+    return tuple(f"-{label}" if i in shut and label else label for i, label in enumerate(labels))
+
+
+def every(rule: Rule, *lines: str) -> dict[str, Rule]:
+    """Return one rule for all op types named in `lines`."""
+    return {op: rule for line in lines for op in line.split()}

@@ -1,0 +1,114 @@
+"""The table of rules: op type -> Rule, one family of ops per module, merged here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from autograph_rewrite.ops.rules import (
+    bitcast,
+    concat_split,
+    contraction,
+    control,
+    convolutions,
+    cross_example,
+    elementwise,
+    ensure_shape,
+    gather_scatter,
+    images,
+    layers,
+    layout,
+    linalg,
+    normalization,
+    ordering,
+    pooling,
+    quantization,
+    random,
+    recurrent,
+    reduce,
+    segment,
+    side_effects,
+    sizes,
+    slicing,
+    strings,
+    tables,
+    tensor_arrays,
+    tensor_lists,
+    variables,
+)
+from autograph_rewrite.ops.rules.base import Rule
+from autograph_rewrite.ops.rules.kernels import KERNELS
+from autograph_rewrite.ops.rules.registered import entry_of
+
+FAMILIES: tuple[ModuleType, ...] = (
+    elementwise,
+    ensure_shape,
+    reduce,
+    contraction,
+    layout,
+    concat_split,
+    slicing,
+    sizes,
+    control,
+    variables,
+    side_effects,
+    tables,
+    random,
+    layers,
+    convolutions,
+    pooling,
+    quantization,
+    normalization,
+    recurrent,
+    gather_scatter,
+    segment,
+    ordering,
+    linalg,
+    images,
+    strings,
+    bitcast,
+    tensor_lists,
+    tensor_arrays,
+    cross_example,
+)
+
+
+def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]:
+    """Return all rules, each marked with its family.
+
+    Raises:
+        ValueError: two families define the same op.
+    """
+    table: dict[str, Rule] = {}
+    for family, rules in families:
+        for op, rule in rules.items():
+            if op in table:
+                raise ValueError(f"both '{table[op].family}' and '{family}' have a rule for {op}")
+            table[op] = rule._replace(family=family, kernel=KERNELS.get(op))
+    return table
+
+
+NAMES = tuple(module.__name__.rpartition(".")[2] for module in FAMILIES)
+"""What the families are called: as their modules."""
+TABLE: Mapping[str, Rule] = merge(zip(NAMES, (module.RULES for module in FAMILIES), strict=True))
+"""Every op type that has a rule; the others fall back to `base.whole`, with a note."""
+
+
+def families(*names: str) -> frozenset[str]:
+    """Return families of rules, by name.
+
+    Raises:
+        ValueError: there is no such family, so that a table of families cannot outlive the name of one.
+    """
+    if unknown := sorted(set(names) - set(NAMES)):
+        raise ValueError(f"no family of rules is called {', '.join(unknown)}")
+    return frozenset(names)
+
+
+def rule_of(op: str) -> Rule | None:
+    """Return the rule of an op, also of one that the user has registered; None where nobody has said how it divides."""
+    rule = TABLE.get(op)
+    if rule is not None:
+        return rule
+    entry = entry_of(op)
+    return None if entry is None else entry.rule

@@ -1,0 +1,194 @@
+"""Tensor arrays and stacks are resources: propagation keeps a fact of their contents (`Op.cells`) for readers.
+
+The engine joins the elements of all writes of a container with `joining.join`, taking each through
+`element`; a write then converts its element to that. The flow, a number that only orders the operations,
+is partial where each replica has its own array: no reader minds its value, and sums of flows (in
+gradients) pass.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule
+from autograph_rewrite.ops.rules.join import MISFIT, conform
+from autograph_rewrite.ops.rules.signature import every
+from autograph_rewrite.ops.rules.sizes import Values
+from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, with_leading, without_leading
+
+EMPTY = Fact(ANY, 0)
+
+
+def element(op: str, value: Fact) -> Fact:
+    """Return the fact of an element that a write of `op` puts in, from its value before conversion."""
+    if op == "TensorArrayScatterV3":
+        return without_leading(value) or Fact(REPLICATED, value.dtype, (value.shape or (None,))[1:] or None)
+    if op == "TensorArrayConcatV3":
+        return Fact(PARTIAL, value.dtype)  # fits no blocks, so what holds them becomes whole
+    if op == "TensorArraySplitV3":
+        whole_rows = value.placement == split(0)
+        shape = None if value.shape is None else (None, *value.shape[1:])
+        return Fact(REPLICATED if whole_rows else value.placement, value.dtype, shape, zero=value.zero)
+    if value.is_local and (value.value is None or None in value.value):
+        return value._replace(placement=REPLICATED, value=None)
+    return value  # sizes that every write agrees on survive: a shape kept for the gradient of a loop
+
+
+def _content(n: Op) -> Fact:
+    """Return what the container holds; zeros as long as nothing was put in."""
+    fact = n.cells.get(0, EMPTY)
+    if fact.placement in (ANY, UNKNOWN):
+        return fact._replace(placement=REPLICATED, zero=True)
+    return fact
+
+
+def _token(fact: Fact) -> Placement:
+    """Return the placement of a flow: one for each replica, or one for all."""
+    return PARTIAL if fact.placement.differs else REPLICATED
+
+
+def _flow_input(n: Op) -> int:
+    return len(n.inputs) - 1
+
+
+def _parameters(n: Op, *taken: int) -> dict[int, Reshard]:
+    """Return the wants of sizes and indices: inputs other than the handle, the flow and those `taken`."""
+    others = set(range(1, _flow_input(n))) - set(taken)
+    return {i: REPLICATED for i in sorted(others) if n.placement(i).differs}
+
+
+def _lift(op: str, content: Fact) -> Fact:
+    """Return the fact that the written value must have for its elements to be like the container's."""
+    if op != "TensorArrayScatterV3":
+        return content
+    shape = None if content.shape is None else (None, *content.shape)
+    return content._replace(placement=with_leading(content.placement), shape=shape)
+
+
+def place_make(n: Op) -> Placed:
+    """A new array: where it lives follows from what is put in."""
+    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i, f in enumerate(n.inputs) if f.placement.differs}
+    return Placed((ANY,) * len(n.output_dtypes), operand_reshards)
+
+
+def place_gradient(n: Op) -> Placed:
+    """The array of gradients of another array starts empty, with zeros."""
+    operand_reshards: dict[int, Reshard] = {
+        i: REPLICATED for i, f in enumerate(n.inputs) if i > 1 and f.placement.differs
+    }
+    return Placed((ANY, ANY), operand_reshards, zero=(True, True))
+
+
+def place_write(n: Op) -> Placed:
+    """Write, scatter or split a value into an array."""
+    index = 1 if n.op == "TensorArraySplitV3" else 2
+    value, content = n.inputs[index], n.cells.get(0, EMPTY)
+    if content.placement in (ANY, UNKNOWN):
+        content = element(n.op, value)  # the first write: it decides
+    if content.placement.is_split and n.op == "TensorArraySplitV3" and content.placement == split(0):
+        content = content._replace(placement=REPLICATED)
+    operand_reshards = _parameters(n, index)
+    reshard = conform(value, _lift(n.op, content), n.semantics.batch)
+    if reshard == MISFIT:  # what the array holds will be whole, once all writes are known
+        content, reshard = content._replace(placement=REPLICATED), REPLICATED
+    if reshard is not None:
+        operand_reshards[index] = reshard
+    note = PER_EXAMPLE if n.op == "TensorArrayScatterV3" and value.placement == split(0) else ""
+    return Placed((_token(content),), operand_reshards, zero=(content.zero,), holds=(0, index), note=note)
+
+
+def place_read(n: Op) -> Placed:
+    """Read one element, or stack some or all."""
+    content = _content(n)
+    placement = content.placement
+    if n.op == "TensorArrayGatherV3":
+        placement = with_leading(placement)
+    outputs = (placement, REPLICATED)[: len(n.output_dtypes)]
+    return Placed(outputs, _parameters(n), zero=(content.zero, False)[: len(outputs)])
+
+
+def place_concat(n: Op) -> Placed:
+    """Put the elements end to end; cut into rows, they would end up in another order, so the array becomes whole."""
+    placed = place_read(n)
+    return placed._replace(holds=(0, _flow_input(n))) if placed.outputs[0] == split(0) else placed
+
+
+def place_size(n: Op) -> Placed:
+    """All replicas' arrays are equally long."""
+    return Placed((REPLICATED,))
+
+
+def place_close(n: Op) -> Placed:
+    """Close each replica's array."""
+    return Placed(())
+
+
+def _element_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (_content(n).shape,)
+
+
+def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape, indices = _content(n).shape, n.shape(1)
+    count: Dim = indices[0] if indices else None
+    return (None if shape is None else (count, *shape),)
+
+
+def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
+    shape = _content(n).shape
+    return (None if not shape else (None, *shape[1:]), (None,))
+
+
+def _flow_shape(n: Op) -> tuple[Shape | None, ...]:
+    return ((),)
+
+
+def _handle_and_flow(n: Op) -> tuple[Shape | None, ...]:
+    return (None, ())[: len(n.output_dtypes)]
+
+
+def place_push(n: Op) -> Placed:
+    """Push a value on a stack and pass it on."""
+    value, content = n.inputs[1], n.cells.get(0, EMPTY)
+    if content.placement in (ANY, UNKNOWN):
+        content = element(n.op, value)
+    reshard = conform(value, content, n.semantics.batch)
+    if reshard == MISFIT:
+        content, reshard = content._replace(placement=REPLICATED), REPLICATED
+    return Placed((content.placement,), {} if reshard is None else {1: reshard}, zero=(value.zero,), holds=(0, 1))
+
+
+def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
+    return (n.shape(1),)
+
+
+def _pushed_value(n: Op) -> Values | None:
+    return (n.value(1),)
+
+
+def place_pop(n: Op) -> Placed:
+    """Take the last value off a stack."""
+    content = _content(n)
+    return Placed((content.placement,), zero=(content.zero,))
+
+
+def _popped_value(n: Op) -> Values | None:
+    return (_content(n).value,)
+
+
+RULES: dict[str, Rule] = {
+    "TensorArrayV3": Rule(place_make, _handle_and_flow),
+    **every(Rule(place_gradient, _handle_and_flow), "TensorArrayGradV3 TensorArrayGradWithShape"),
+    **every(
+        Rule(place_write, _flow_shape),
+        "TensorArrayWriteV3 TensorArrayScatterV3 TensorArraySplitV3",
+    ),
+    "TensorArrayReadV3": Rule(place_read, _element_shape),
+    "TensorArrayGatherV3": Rule(place_read, _stacked_shape),
+    "TensorArrayConcatV3": Rule(place_concat, _joined_shape),
+    "TensorArraySizeV3": Rule(place_size, _flow_shape),
+    "TensorArrayCloseV3": Rule(place_close),
+    "StackV2": Rule(place_make, _handle_and_flow),
+    "StackPushV2": Rule(place_push, _pushed_shape, _pushed_value),
+    "StackPopV2": Rule(place_pop, _element_shape, _popped_value),
+    "StackCloseV2": Rule(place_close),
+}

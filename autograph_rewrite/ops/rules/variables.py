@@ -1,0 +1,96 @@
+"""Variables lie where their handles say; an op that updates one needs the gradient there.
+
+    replicated    a read is replicated      an update takes the reduced gradient
+    split(d)      a read is split(d)        an update takes each device's block of the gradient
+
+The fact of a handle carries the variable's shape and placement, so that whoever reads the variable knows them.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import dense_arguments
+from autograph_rewrite.ops.facts.placement import REPLICATED, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, rows_per_example
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, whole
+from autograph_rewrite.ops.rules.signature import every
+
+
+def _handle(n: Op) -> tuple[Shape | None]:
+    """Shape of the variable, not of its handle."""
+    return (n.attr("shape"),)
+
+
+def variable_shape(n: Op) -> Shape | None:
+    """Return the shape of the variable behind the first input; a captured handle only says that it is a scalar."""
+    return n.shape(0) or None
+
+
+def _content(n: Op) -> tuple[Shape | None]:
+    return (n.static[0] if n.static[0] is not None else variable_shape(n),)
+
+
+def _shape_of_shape(n: Op) -> tuple[Shape | None]:
+    shape = variable_shape(n)
+    return (n.static[0] if shape is None else (len(shape),),)
+
+
+def _shape_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
+    return (variable_shape(n),)
+
+
+def _scalar(n: Op) -> tuple[Shape]:
+    return ((),)
+
+
+def _place_read(n: Op) -> Placed:
+    """A read gives what each device holds."""
+    return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
+
+
+def _place_update(n: Op) -> Placed:
+    """Each device updates its block; what has the variable's shape is cut like it, all else is common."""
+    held = n.inputs[0]
+    rows = rows_per_example(held.split_size)
+    if not held.placement.is_split or rows is None:
+        return whole(n)
+    dense = set(dense_arguments(n.op))
+    wanted: dict[int, Reshard] = {}
+    for i, fact in enumerate(n.inputs):
+        if dtypes.base(fact.dtype) == dtypes.RESOURCE:
+            continue
+        if i not in dense:
+            wanted |= {i: REPLICATED} if fact.placement.differs else {}
+        elif fact.placement != held.placement or not are_same(fact.split_size, held.split_size):
+            wanted[i] = Slice(held.placement.dim, rows)
+    return Placed((REPLICATED,) * len(n.output_dtypes), wanted)
+
+
+UPDATE = Rule(_place_update)
+
+RULES: dict[str, Rule] = {
+    "VarHandleOp": Rule(whole, _handle),
+    "ReadVariableOp": Rule(_place_read, _content),
+    "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
+    "VarIsInitializedOp": Rule(whole, _scalar),
+    "ResourceCountUpTo": Rule(whole, _scalar),
+    **every(
+        UPDATE,
+        "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign",
+        "DestroyResourceOp",
+        "ResourceApplyAdadelta ResourceApplyAdagrad ResourceApplyAdagradDA ResourceApplyAdagradV2",
+        "ResourceApplyAdaMax ResourceApplyAdam ResourceApplyAdamWithAmsgrad ResourceApplyAddSign",
+        "ResourceApplyCenteredRMSProp ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyMomentum",
+        "ResourceApplyGradientDescent ResourceApplyKerasMomentum ResourceApplyPowerSign",
+        "ResourceApplyProximalAdagrad ResourceApplyProximalGradientDescent ResourceApplyRMSProp",
+        "ResourceSparseApplyAdadelta ResourceSparseApplyAdagrad ResourceSparseApplyAdagradDA",
+        "ResourceSparseApplyAdagradV2 ResourceSparseApplyCenteredRMSProp ResourceSparseApplyFtrl",
+        "ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum ResourceSparseApplyMomentum",
+        "ResourceSparseApplyProximalAdagrad ResourceSparseApplyProximalGradientDescent",
+        "ResourceSparseApplyRMSProp",
+        "ResourceScatterAdd ResourceScatterSub ResourceScatterMul ResourceScatterDiv",
+        "ResourceScatterMin ResourceScatterMax ResourceScatterUpdate",
+        "ResourceScatterNdAdd ResourceScatterNdSub ResourceScatterNdMin ResourceScatterNdMax",
+        "ResourceScatterNdUpdate",
+    ),
+}
