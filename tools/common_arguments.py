@@ -181,19 +181,25 @@ def whole_work(covered: Coverage) -> list[dict[str, Any]]:
     ]
 
 
-def read_config(args: argparse.Namespace) -> ar.Config:
+def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar.Config:
     """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
+
+    Args:
+        args: of the command line.
+        load_custom_ops: whether to run the files of custom ops now: a graph that has some is read after that.
 
     Raises:
         ConfigError: the configuration is wrong, or the code that it names is not there.
     """
     from autograph_rewrite.config.user_code import allow_code, named_files
-    from autograph_rewrite.plan.user_ops import load_ops
 
     config = ar.Config.load(args.config)
     for file in named_files(config) if args.allow_code else ():
         allow_code(file)
-    load_ops(config)  # a graph with custom ops can be read once their library is loaded
+    if config.ops and load_custom_ops:
+        from autograph_rewrite.plan.user_ops import load_ops
+
+        load_ops(config)
     return config
 
 

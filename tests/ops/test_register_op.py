@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,26 @@ def test_a_configuration_names_the_file_of_ops(
     ar.register_op("ScaleColumns", **SCALE)
     assert plan.ops == ar.build_plan(item(custom), TWO).ops
     assert entry_of("ScaleColumns") == OpEntry("ScaleColumns", "n d, d -> n d", (0, 1))
+
+
+@pytest.mark.slow
+def test_the_command_line_loads_the_library_before_it_reads_the_graph(
+    custom: Any, library: Path, tmp_path: Path
+) -> None:
+    item(custom).save(tmp_path / "step.ar")
+    (tmp_path / "my_ops.py").write_text(
+        f"import tensorflow as tf\nimport autograph_rewrite as ar\n\ntf.load_op_library({str(library)!r})\n"
+        "ar.register_op('ScaleColumns', factors='n d, d -> n d', linear=[0, 1])\n"
+    )
+    (tmp_path / "config.yaml").write_text("devices: [CPU:0, CPU:1]\nops: [{file: my_ops.py}]\n")
+    command = [sys.executable, "-m", "autograph_rewrite", "verify", "step.ar", "--config", "config.yaml"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert refused.returncode == 2
+    assert "runs only if you allow it" in refused.stderr
+    command.append("--allow-code")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "are divided over 2 devices" in done.stdout
 
 
 def test_a_file_of_ops_that_fails_is_named(tmp_path: Path, custom: Any) -> None:

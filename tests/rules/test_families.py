@@ -211,3 +211,10 @@ def test_a_dimension_that_must_match_is_cut_though_its_size_is_unknown() -> None
     }
     n = node("Einsum", blocks, unknown, attrs={"equation": b"bi,bj->ij"})
     assert dict(placed(n).operand_reshards) == {1: Slice(0, 1)}
+
+
+@pytest.mark.parametrize(("op", "expected"), [("FloorDiv", -4), ("TruncateDiv", -3), ("Div", -3)])
+def test_a_division_of_integers_is_rounded_as_the_op_rounds_it(op: str, expected: int) -> None:
+    value = TABLE[op].value
+    assert value is not None
+    assert value(node(op, sizes(-7), sizes(2))) == ((expected,),)

@@ -71,7 +71,7 @@ def require_script(args: argparse.Namespace) -> Config | None:
         read_config,  # half of the time to start a script that needs none
     )
 
-    return read_config(args)
+    return read_config(args, load_custom_ops=False)  # whoever trains loads them
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:

@@ -105,6 +105,13 @@ def _floor_div(a: Dim, b: Dim) -> Dim:
     return divide(a, b)
 
 
+def _truncated_div(a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        # Towards zero, as Div of integers does; sizes themselves are never negative.
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else None
+    return divide(a, b)
+
+
 def _floor_mod(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a % b if b else None
@@ -113,7 +120,7 @@ def _floor_mod(a: Dim, b: Dim) -> Dim:
 
 _BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
     "Mul": times, "Add": _add, "AddV2": _add, "Sub": _subtract, "Maximum": _maximum, "Minimum": _minimum,
-    "FloorDiv": _floor_div, "FloorMod": _floor_mod, "Div": _floor_div, "TruncateDiv": _floor_div,
+    "FloorDiv": _floor_div, "FloorMod": _floor_mod, "Div": _truncated_div, "TruncateDiv": _truncated_div,
 }  # fmt: skip
 SIZE_ARITHMETIC = tuple(_BINARY)
 """Elementwise ops that also compute sizes."""
