@@ -31,6 +31,7 @@ execution."""
 UNORDERED = frozenset(
     (
         "insert-reshards",
+        "find-averages",
         "number-replicas",
         "exchange-digests",
         "decorrelate-randomness",

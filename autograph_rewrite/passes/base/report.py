@@ -16,6 +16,7 @@ from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
 from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.training_graph import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -139,3 +140,20 @@ class Report(NotebookView):
         lines += [f"whole: {line}" for line in self.covered.lines()]
         lines += [f"note: {note}" for note in self.plan.notes if not note.startswith(NOTE)]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of the step before anything is converted.
+
+    Attributes:
+        notes: what costs speed.
+        inexact: what is another quantity than on one device.
+        shared: batch inputs that every replica has all of.
+        covered: how much of the step is divided.
+    """
+
+    notes: tuple[Note, ...]
+    inexact: tuple[Note, ...]
+    shared: tuple[TensorInfo, ...]
+    covered: Coverage

@@ -8,13 +8,14 @@ What stands along the classes of a block is made for that block.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.canonicalize.pieces import Pieces
 
 
 class Axis(NamedTuple):
@@ -35,24 +36,25 @@ class Axis(NamedTuple):
     asked: int | None = None
 
 
-class ClassPieces(Pieces):
+@dataclass(frozen=True)
+class ClassPieces(Builder):
     """Adds pieces that work along classes.
 
-    Args:
-        graph: edited in place.
-        node: whose place they take.
-        axis: that of the classes.
-
     Attributes:
-        blocks: how many there are, and how many classes each has.
+        dim: which dimension of the operand that of the classes is.
+        rank: of the operand.
+        classes: how many there are.
+        blocks: how many blocks can be told apart, and how many classes each has.
         count: how many classes the node is asked for, where an operand says it.
         numbered: the numbers of classes that were made, with the dimension along which they stand.
     """
 
-    def __init__(self, graph: Graph, node: Node, axis: Axis) -> None:
-        super().__init__(graph, node, in_loop=False)
-        self.dim, self.rank, self.classes, self.blocks, self.count = axis
-        self.numbered: dict[Value, int] = {}
+    dim: int = 0
+    rank: int = 0
+    classes: int = 0
+    blocks: tuple[int, int] = (1, 1)
+    count: int | None = None
+    numbered: dict[Value, int] = field(default_factory=dict)
 
     def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
         """Reduce along the classes.
@@ -64,7 +66,7 @@ class ClassPieces(Pieces):
             keep: whether the dimension stays, as 1.
         """
         axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
-        return self(op, value, axis, name=name, keep_dims=keep)
+        return self.op(op, value, axis, what=name, keep_dims=keep)
 
     def numbers(self, dtype: int) -> Value:
         """Return the number of each class, along their dimension."""
@@ -75,8 +77,8 @@ class ClassPieces(Pieces):
 
     def exponentials(self, logits: Value) -> tuple[Value, Value, Value]:
         """Return logits less their maximum, the exponentials of that, and the sum of these."""
-        shifted = self("Sub", logits, self.reduce("Max", logits, "max"), name="shifted")
-        powers = self("Exp", shifted, name="exp")
+        shifted = self.op("Sub", logits, self.reduce("Max", logits, "max"), what="shifted")
+        powers = self.op("Exp", shifted, what="exp")
         return shifted, powers, self.reduce("Sum", powers, "sum")
 
     def only(self, mask: Value, value: Value, name: str) -> Value:
@@ -87,7 +89,7 @@ class ClassPieces(Pieces):
             value: of numbers.
             name: of the result.
         """
-        return self("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), name=name)
+        return self.op("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), what=name)
 
 
 def is_read(node: Node, index: int) -> bool:

@@ -9,9 +9,11 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.device_names import parse, process_of
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.assign_devices import assign_devices
+from autograph_rewrite.passes.emit.order_collectives import order_collectives
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
@@ -20,24 +22,24 @@ from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
+from autograph_rewrite.resolve.server_nodes import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables
 
 
-def place_instances(context: Context, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
+def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
     """Place what runs once, and return how the rest is run.
 
     Args:
-        context: the rewrite; its graph is complete.
         stages: of the original nodes, None where the plan has no stages.
         fed: names of the inputs that a program hands over.
 
     Raises:
         VerifyError: a variable would be on another device than what reads or writes it.
     """
-    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
     micro = 1 if plan.looped else plan.microbatches
-    devices = run_devices(plan, context.task)
+    devices = run_devices(plan, rewrite.task)
     stay_at_tables(graph, pinned_devices, _host(devices[0]))
     pinned_devices.update((node, _host(devices[0])) for node in graph if OFFLOAD_ATTR in node.attrs)
     if plan.pipeline is None and plan.model is None:
@@ -46,28 +48,27 @@ def place_instances(context: Context, stages: Stages | None, fed: Collection[str
             follow(graph, pinned_devices)
         assign_devices(graph, devices, pinned_devices)
         read_beside(graph, pinned_devices)
-        _stay_on_host(context, devices[0], fed)
+        _stay_on_host(rewrite, devices[0], fed)
         instances = tuple(device for device in devices for _ in range(micro))
-        require_beside(graph, context.variables, instances, pinned_devices)
+        require_beside(graph, rewrite.handles, instances, pinned_devices)
         return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
-    layout = _place_parts(context, stages, devices, micro)
+    layout = _place_parts(rewrite, stages, devices, micro)
     if not plan.stage_hosts:  # one host
-        _stay_on_host(context, devices[0], fed)
+        _stay_on_host(rewrite, devices[0], fed)
     return layout
 
 
-def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
+def _place_parts(rewrite: Rewrite, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
     """Place the stages and logical devices of which each replica has several.
 
     Args:
-        context: the rewrite.
         stages: of the original nodes, None where the plan has no stages.
         devices: replica by replica, of each stage by stage, of each the logical devices.
         micro: how many micro-batches there are.
     """
-    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
     size = plan.model.size if plan.model is not None else 1
-    each = len(devices) // context.plan.replicas_each // size
+    each = len(devices) // rewrite.plan.replicas_each // size
     cells = [devices[first : first + size] for first in range(0, len(devices), size)]
     replicas = [cells[first : first + each] for first in range(0, len(cells), each)]
     firsts = [[cell[0] for cell in own] for own in replicas]
@@ -80,7 +81,7 @@ def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str]
         order = schedule_stages(graph, stages, plan.pipeline.schedule, firsts, micro)
     logical = logical_devices(topological_order(graph)) if size > 1 else {}
     driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
-    place_stages(graph, stages, Cells(replicas[0], logical), captured=context.captures, driver=driver)
+    place_stages(graph, stages, Cells(replicas[0], logical), captured=rewrite.captures, driver=driver)
     if plan.looped:
         follow(graph, pinned_devices)
     for node, home in pinned_devices.items():
@@ -94,9 +95,9 @@ def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str]
     return ReplicaLayout(by_place, micro, order, of, pinned_devices)
 
 
-def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
+def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
     """Put on the host what an accelerator has no kernel for, sizes, and cuts of inputs."""
-    graph, pinned_devices = context.graph, context.server_region.devices
+    graph, pinned_devices = rewrite.graph, rewrite.server_region.devices
 
     def requested(node: Node) -> str:
         return node.device if node.span is Span.ONCE else pinned_devices.get(node, first)
@@ -113,3 +114,14 @@ def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
 def _host(device: str) -> str:
     """Return where a process keeps what runs once, if that cannot run on an accelerator."""
     return device if parse(device).kind == "CPU" else process_of(device) + HOST
+
+
+def _assign(rewrite: Rewrite) -> None:
+    """Assign devices: what runs once to the first, stages to theirs."""
+    stages = rewrite.get(Stages) if rewrite.has(Stages) else None
+    fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
+    order_collectives(rewrite.graph)
+    rewrite.put(place_instances(rewrite, stages, fed))
+
+
+ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(ServerRegion,), gives=(ReplicaLayout,))

@@ -10,8 +10,9 @@ from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.emit.order_accesses import access_order
 from autograph_rewrite.passes.local_sgd.averages import Averages, add_averages, wait_for
 from autograph_rewrite.passes.local_sgd.own_steps import OwnSteps, find_own_steps, let_out
 from autograph_rewrite.plan.parts.messages import LocalSgd
@@ -89,3 +90,6 @@ def notes_of(alone: Alone, variables: Mapping[str, Variable]) -> Iterator[Note]:
             why = "as average_slots says" if _has_mean(variables[name]) else f"{variables[name].dtype} has no mean"
             text = f"each replica updates its own with its part of the batch; never averaged, {why}"
         yield Note(name, "local_sgd", text)
+
+
+TRAIN_ALONE = Pass("train-alone", train_alone, trains_alone, (Propagation,), (Propagation, Alone))

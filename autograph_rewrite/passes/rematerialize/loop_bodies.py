@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from autograph_rewrite.analysis.propagate import revise
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
@@ -56,10 +55,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Cell
 def _put_instead(graph: Graph, cell: Cell, value: Value) -> None:
     """Let a list hold another value."""
     one = cell.kept[value]
-    attrs = {"value": np.array(-1, np.int32), "dtype": dtypes.INT32}
-    anything = graph.add("Const", name=f"{one.maker.name}/any_shape", attrs=attrs, origin=one.maker)
-    anything.device = one.maker.device
-    one.maker.set_input(0, anything.output())
+    one.maker.set_input(0, Builder.at(one.maker, device=one.maker.device).const(-1, dtypes.INT32, "any_shape"))
     one.push.set_input(1, value)
     record_shapes(one.pop, [(), static_shape(value)])
 

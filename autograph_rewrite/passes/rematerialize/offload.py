@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Use
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types.attrs import encode
@@ -61,10 +62,10 @@ def _move(graph: Graph, node: Node, readers: Sequence[Use], waits: Collection[No
         uses = [use for use in readers if use.node.inputs[use.index] is value]
         if not uses:
             continue
-        away = graph.add("Snapshot", [value], name=f"offload/{node.name}", device=node.device, origin=node)
+        away = Builder(graph, f"offload/{node.name}", node, device=node.device).node("Snapshot", value)
         away.set_raw_attr(OFFLOAD_ATTR, encode("string", "host"))
         name = f"{COPIES}/{len(graph)}/{node.name}"
-        back = graph.add("Snapshot", [away.output()], name=name, device=node.device, controls=waits, origin=node)
+        back = Builder(graph, name, node, device=node.device).node("Snapshot", away.output(), controls=waits)
         away.span = back.span = node.span
         for use in uses:
             use.node.set_input(use.index, back.output(), use.node.selects.get(use.index))

@@ -14,6 +14,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.rematerialize.loop_bodies import recompute_in_loops
 from autograph_rewrite.passes.rematerialize.offload import offload
@@ -121,3 +122,16 @@ def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
     state, lists = acts.state, future_splits(acts.state)
     each = [node for node in acts.forward if node.op != "Const" and differs_by_replica(state, node, lists)]
     return forward_stages(resolved, state, each)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Recompute activations for the gradients that need them, instead of keeping them (`remat`)."""
+    assert rewrite.plan.remat is not None
+    decision, state = recompute(rewrite, rewrite.plan.remat)
+    rewrite.put(decision)
+    rewrite.put(state)
+
+
+REMATERIALIZE = Pass(
+    "rematerialize", _run, lambda rewrite: rewrite.plan.remat is not None, (Propagation,), (Propagation, Decision)
+)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
@@ -91,9 +92,9 @@ def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorIn
         return None
     name, axis = f"cut/{value.node.name}/{value.index}", known.batch_axes.get(tensor)
     if axis is None:
-        return graph.add("Const", name=name, attrs={"value": _stated_once(array), "dtype": value.dtype}).output()
+        return Builder(graph, name).op("Const", value=_stated_once(array), dtype=value.dtype)
     shape = tuple(None if at == axis else size for at, size in enumerate(array.shape))
-    node = graph.add("Placeholder", name=name, attrs={"dtype": value.dtype, "shape": shape})
+    node = Builder(graph, name).node("Placeholder", dtype=value.dtype, shape=shape)
     inputs[node.name] = TensorInfo(node.name, f"{node.name}:0", dtypes.dtype_name(value.dtype), shape, axis)
     return node.output()
 
@@ -145,11 +146,11 @@ def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> Tr
     for name, one in item.variables.items():
         handle = graph.node(one.handle).output()
         array = starts[name]
-        attrs = {"value": _stated_once(array), "dtype": dtypes.NUMBERS[one.dtype]}
-        start = graph.add("Const", name=f"{one.handle}/start", attrs=attrs).output()
-        assigns.append(graph.add("AssignVariableOp", [handle, start], name=f"{one.handle}/start/assign"))
+        build = Builder(graph, f"{one.handle}/start")
+        start = build.op("Const", value=_stated_once(array), dtype=dtypes.NUMBERS[one.dtype])
+        assigns.append(build.node("AssignVariableOp", handle, start, what="assign"))
         variables[name] = replace(one, initializer=assigns[-1].name)
-    init = graph.add("NoOp", name="start", controls=assigns)
+    init = Builder(graph, "start").node("NoOp", controls=assigns)
     return pruned(replace(item, source=graph, variables=variables, init_op=init.name))
 
 
