@@ -164,7 +164,9 @@ def build(program: Program) -> Built:
     """Build a program, seeded, in its type."""
     keras.utils.set_random_seed(SEED)
     with keras_floats(program.floats):
-        return program.build()
+        built = program.build()
+        _ = built.item  # is traced in the program's type
+        return built
 
 
 def is_of_program(error: ar.RewriteError) -> bool:

@@ -37,6 +37,7 @@ def hf_bert() -> Built:
 
     config = BertConfig(WORDS, 16, 2, 2, 32, num_labels=3, max_position_embeddings=LENGTH)
     model = TFBertForSequenceClassification(config)
+    model.build_in_name_scope()
     return trained(_compiled(model, _logits(), keras.optimizers.Adam(1e-3), metrics=["accuracy"]), _tokens(), ids(3))
 
 
@@ -45,6 +46,7 @@ def hf_distilbert() -> Built:
 
     config = DistilBertConfig(WORDS, LENGTH, n_layers=2, n_heads=2, dim=16, hidden_dim=32, num_labels=3)
     model = TFDistilBertForSequenceClassification(config)
+    model.build_in_name_scope()
     return trained(_compiled(model, _logits()), _tokens(), ids(3))
 
 
@@ -53,6 +55,7 @@ def hf_gpt2() -> Built:
     from transformers import GPT2Config, TFGPT2LMHeadModel
 
     model = TFGPT2LMHeadModel(GPT2Config(WORDS, LENGTH, 16, 2, 2))
+    model.build_in_name_scope()
     model.compile(keras.optimizers.SGD(0.05))
     return trained(model, {**_tokens(), "labels": ids(WORDS, LENGTH)})
 
@@ -103,22 +106,18 @@ def garden_retinanet() -> Built:
     optimizer.build(model.trainable_variables)
     sizes = {"3": 8, "4": 4}
 
-    def step(image: Any, **given: Any) -> dict[str, Any]:
-        labels = {
-            "cls_targets": {level: given[f"classes_{level}"] for level in sizes},
-            "box_targets": {level: given[f"boxes_{level}"] for level in sizes},
-            "cls_weights": given["class_weights"],
-            "box_weights": given["box_weights"],
-        }
-        logs = task.train_step((image, labels), model, optimizer)
-        return {name: logs[name] for name in ("loss", "cls_loss", "box_loss")}
+    def step(image: Any, labels: Any) -> dict[str, Any]:
+        return {"loss": task.train_step((image, labels), model, optimizer)["loss"]}
 
     anchors = 9
     places = sum(side * side * anchors for side in sizes.values())
-    classes = {f"classes_{level}": ids(3, side, side, anchors) for level, side in sizes.items()}
-    boxes = {f"boxes_{level}": Feed((side, side, anchors * 4)) for level, side in sizes.items()}
-    weights = {"class_weights": Feed((places,), "unit"), "box_weights": Feed((places,), "unit")}
-    return stepped(step, image=images(64), **classes, **boxes, **weights)
+    labels = {
+        "cls_targets": {level: ids(3, side, side, anchors) for level, side in sizes.items()},
+        "box_targets": {level: Feed((side, side, anchors * 4)) for level, side in sizes.items()},
+        "cls_weights": Feed((places,), "unit"),
+        "box_weights": Feed((places,), "unit"),
+    }
+    return stepped(step, image=images(64), labels=labels)
 
 
 def spektral_gcn() -> Built:
@@ -193,9 +192,7 @@ def agents_dqn() -> Built:
 
     def step(observation: Any, action: Any, reward: Any) -> dict[str, Any]:
         ones = tf.ones_like(action)
-        experience = trajectory.Trajectory(
-            ones, observation, action, (), ones, reward, tf.ones_like(reward)
-        )
+        experience = trajectory.Trajectory(ones, observation, action, (), ones, reward, tf.ones_like(reward))
         return {"loss": agent._train(experience, None).loss}
 
     return stepped(step, observation=Feed((2, 4)), action=ids(3, 2), reward=Feed((2,)))
