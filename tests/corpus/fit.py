@@ -21,6 +21,7 @@ from autograph_rewrite import errors as known_errors
 from tests.support.paths import ROOT
 
 LIMIT_SECONDS = 220
+"""Of one run, on a machine that is busy."""
 EXAMPLES = 8
 """In the batch of both processes."""
 CONFIG: Mapping[str, Any] = {"devices": ["CPU:0"], "strategy": {"name": "AllReduce"}, "timeout_seconds": 60}
@@ -86,7 +87,8 @@ def compared(expected: Trained, found: Trained, nudged: Trained, rtol: float) ->
         told = [f"{name}: {errors[name]:.1e} (noise {noise[name]:.1e})" for name in wrong]
         return {"outcome": "wrong", "reason": f"{len(wrong)} of {len(errors)} differ: {told[0]}", "detail": told[:20]}
     worst = max(errors.keys() - over, key=errors.__getitem__, default=next(iter(over), ""))
-    return {"outcome": "exact", "compared": len(errors), "error": errors[worst], "tensor": worst, "over": len(over)}
+    figures = {"error": errors[worst], "noise": noise[worst], "tensor": worst, "over": len(over)}
+    return {"outcome": "exact", "compared": len(errors), **figures}
 
 
 def train(name: str, *, nudge: bool = False) -> Trained:
@@ -114,9 +116,10 @@ def train(name: str, *, nudge: bool = False) -> Trained:
         built = program.build()
         rng = np.random.default_rng([SEED, zlib.crc32(name.encode())])
         examples = program.steps * EXAMPLES
-        given = tuple(
+        values = [
             mapped(nest, lambda feed: feed.values(rng, program.floats, examples)) for nest in built.nests.values()
-        )
+        ]
+        given = tuple(tuple(one) if isinstance(one, list) else one for one in values)  # a list would be stacked
         target = built.target
         if nudge and is_model(target):
             weights = {str(i): one for i, one in enumerate(target.get_weights())}

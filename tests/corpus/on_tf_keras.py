@@ -332,4 +332,5 @@ LIBRARY = Library(
     PROGRAMS,
     needs=("tf_keras", "transformers", "spektral", "tf_agents", "official", "tensorflow_lattice"),
     environment={"TF_USE_LEGACY_KERAS": "1"},
+    has_jobs=True,
 )

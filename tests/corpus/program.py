@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.corpus.configurations import BY_NAME
 from tests.support.chosen_keras import keras
 
 Array = np.ndarray[Any, Any]
@@ -139,12 +140,18 @@ class Library:
         programs: its programs.
         needs: modules beyond TensorFlow and Keras.
         environment: variables that have to stand before TensorFlow is imported.
+        has_jobs: whether its programs are also trained by jobs of two processes, which take long to start.
     """
 
     name: str
     programs: tuple[Program, ...]
     needs: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_jobs: bool = False
+
+    def takes(self, names: Iterable[str]) -> list[str]:
+        """Return those of some configurations on which its programs are trained."""
+        return [name for name in names if self.has_jobs or not BY_NAME[name].is_job]
 
 
 def trained(model: Any, x: Any, y: Any = None, batch: int | None = None) -> Built:
