@@ -29,7 +29,7 @@ TOOLS = ("hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist", "scikit-le
 TESTS = (
     "runtime passes normalize load plan ir rules analysis matrix zoo strategies certify cost inspect test_compile.py"
 )
-"""Below tests/: what rewrites, trains, reads or writes graphs; the rest tests jobs, the command line and the project."""
+"""Below tests/: what rewrites, trains, reads or writes graphs. The rest tests jobs, commands and the project itself."""
 JOB = "tests/jobs/test_training.py::test_two_processes_train_one_model_in_each_mode"
 SHOWN = ("tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf")
 LIMIT = 3600
