@@ -14,7 +14,7 @@ from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Select, Span
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.variable_ops import touching_nodes
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, READS
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, READS, has
 
 
 def predecessors(node: Node) -> list[Node]:
@@ -99,7 +99,7 @@ def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
     met = next(producer for producer in predecessors(node) if levels.get(producer, 0))
     if met.op in READS:
         return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
-    parts = [value.node for value in met.inputs if value.node.op != "Const"]
+    parts = [value.node for value in met.inputs if not has(value.node.op, "constant")]
     if parts and all(part.op in READS for part in parts):
         return f"needs '{_original_name(met)}', a variable that is joined from its shards once for all micro-batches"
     if any(value.node is met for value in node.inputs):

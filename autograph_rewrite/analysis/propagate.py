@@ -38,7 +38,7 @@ from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
 from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.table import rule_of
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})
@@ -337,7 +337,7 @@ def _decides(attr: str) -> bool:
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
-    if node.op == "Const":
+    if has(node.op, "constant"):
         return state.transfers.get(node) or NodeTransfer((const_fact(node),))
     inputs = tuple([state.facts.get(value, _UNKNOWN_FACT) for value in node.inputs])
     if node.op in MERGES:

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, has
 
 Cuts = dict[Hashable, set[Value]]
 """Minimum cuts by all that decides them."""
@@ -110,7 +110,7 @@ def _handed_on(value: Value, readers: Mapping[Value, list[Value]], wanted: set[V
     """
     while value not in wanted and len(value._uses) == 1 and len(readers[value]) == 1:
         (node, _), (copy,) = next(iter(value._uses)), readers[value]
-        if node.op not in ("Identity", "Reshape") or copy.node is not node or not copy._uses:
+        if not has(node.op, "rearranges") or copy.node is not node or not copy._uses:
             break
         value = copy
     return value

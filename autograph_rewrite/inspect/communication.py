@@ -118,7 +118,7 @@ def _joins_blocks(node: Node) -> bool:
     """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
     if not has(node.op, "joins_shards") or MODEL_AXIS_ATTR not in node.attrs:
         return False
-    return len({value.node.device for value in node.inputs if value.node.op != "Const"}) > 1
+    return len({value.node.device for value in node.inputs if not has(value.node.op, "constant")}) > 1
 
 
 def counted_batch(source: Source, plan: Plan | None = None) -> int | None:

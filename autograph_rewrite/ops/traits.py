@@ -49,6 +49,28 @@ _TRAITS: Mapping[str, str] = {
     # a size that goes through them is still that size
     "moves": "measures cuts reshapes ConcatV2 Pack Unpack GatherV2 Identity IdentityN Cast DynamicStitch Enter Merge "
         "Switch Fill EnsureShape Pad PadV2 Transpose",
+    # elements of one operand, or of any of them, unchanged: what is an index stays one
+    "hands_on_elements":
+        "Cast@0 Identity@0 Reshape@0 Squeeze@0 ExpandDims@0 Transpose@0 StridedSlice@0 Slice@0 SplitV@0 "
+        "Unpack@0 Tile@0 Reverse@0 ReverseV2@0 Unique@0 UniqueV2@0 Gather@0 GatherV2@0 GatherNd@0 "
+        "BroadcastTo@0 EnsureShape@0 Snapshot@0 StopGradient@0 PreventGradient@0 Switch@0 Enter@0 Exit@0 "
+        "NextIteration@0 PlaceholderWithDefault@0 TensorListFromTensor@0 TensorListGetItem@0 "
+        "TensorListStack@0 Split@1",
+    "hands_on_any": "Pack ConcatV2 Merge IdentityN SelectV2",
+    # ---- Shapes of results: of the first operand, of all operands broadcast, or what an operand spells out
+    "shape_of_first":
+        "Identity Cast Neg Square Sqrt Rsqrt Exp Expm1 Log Log1p Tanh Relu Relu6 Elu Selu Sigmoid Softplus "
+        "Softsign Softmax LogSoftmax Sign Abs Erf Erfc Floor Ceil Round Reciprocal Inv Sin Cos Sinh Cosh "
+        "LogicalNot IsFinite IsNan IsInf StopGradient PreventGradient ZerosLike OnesLike Snapshot "
+        "CheckNumerics Enter Exit Switch RefEnter RefExit RefSwitch NextIteration TanhGrad SigmoidGrad "
+        "SqrtGrad RsqrtGrad ReciprocalGrad ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
+        "BiasAdd AddN CollectiveReduceV2 CollectiveReduce Reverse ReverseV2 Cumsum LRN",
+    "shape_of_broadcast":
+        "Add AddV2 Sub Mul Div RealDiv DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow "
+        "SquaredDifference Less LessEqual Greater GreaterEqual Equal NotEqual LogicalAnd LogicalOr MulNoNan "
+        "Xlogy Xdivy BitwiseAnd BitwiseOr LeftShift RightShift SelectV2",
+    "shaped_by": "Reshape@1 Fill@0 BroadcastTo@1 RandomUniform@0 RandomStandardNormal@0 TruncatedNormal@0 "
+        "StatelessRandomUniformV2@0 StatelessRandomNormalV2@0 Conv2DBackpropFilter@1 Conv2DBackpropInput@0",
     # joins what micro-batches make
     "joins": "AddN ConcatV2 Pack",
     # the whole of what the devices of a model axis hold
@@ -74,7 +96,8 @@ _TRAITS: Mapping[str, str] = {
     "routes_reference": "RefSwitch RefEnter RefIdentity",
     "joins_references": "RefMerge RefExit RefNextIteration",
     "reference_routes": "routes_reference joins_references",
-    "branches": "If StatelessIf Case StatelessCase",
+    "conditionals": "If StatelessIf",
+    "branches": "conditionals Case StatelessCase",
     "loops": "While StatelessWhile",
     "calls": "PartitionedCall StatefulPartitionedCall",
     "functional": "calls branches loops SymbolicGradient",
@@ -82,9 +105,16 @@ _TRAITS: Mapping[str, str] = {
     # a variable that they are given may be used several times, or not at all
     "captures": "chooses enters merges",
     "groups": "NoOp Identity",
+    # whether another iteration runs
+    "loop_test": "LoopCond",
+    # nothing but an order
+    "orders": "NoOp",
     # ---- Variables
     "reference_variables": "Variable VariableV2",
     "variables": "VarHandleOp reference_variables",
+    # handles of variables
+    "declares": "VarHandleOp",
+    "reads_whole": "ReadVariableOp",
     "reads_rows": "ResourceGather ResourceGatherNd",
     # the contents of a variable, or rows of it
     "reads": "ReadVariableOp reads_rows",
@@ -127,6 +157,8 @@ _TRAITS: Mapping[str, str] = {
     "fed": "Placeholder PlaceholderWithDefault",
     "placeholders": "fed PlaceholderV2",
     "given": "placeholders Const NoOp",
+    # its value is an attribute
+    "constant": "Const",
     "constants": "Const VarHandleOp Placeholder",
     # a list of what they make takes no memory of its own
     "kept": "constants ReadVariableOp",
@@ -266,6 +298,11 @@ def traits() -> tuple[str, ...]:
     """Return the names of all traits."""
     return tuple(_TRAITS)
 
+
+REDUCED_BY = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
+"""The op that reduces a stack of contributions, by how they combine; a flag is stacked as a number."""
+COMBINED_BY = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+"""The op that combines two contributions, by how they combine."""
 
 # What every walk over a graph asks: a set answers in a third of the time that `has` takes.
 SWITCHES, MERGES, ENTERS, EXITS = ops_with("switches"), ops_with("merges"), ops_with("enters"), ops_with("exits")

@@ -216,7 +216,7 @@ def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
     """Return the stages that forward and backward will be divided into."""
     assert resolved.pipeline is not None
     state, forward, lists = acts.state, set(acts.forward), future_splits(acts.state)
-    each = [node for node in state.order if node.op != "Const" and differs_by_replica(state, node, lists)]
+    each = [node for node in state.order if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
     found = forward_stages(resolved, state, [node for node in each if node in forward])
     rest = [node for node in each if node not in forward]
     backward_stages(rest, found, gradients_of(rest, acts.backward, found), resolved.pipeline.stages)
@@ -381,7 +381,7 @@ def copy_nodes(
     for node in nodes:
         made = {value: copies[value.node] for value in node.inputs if value.node in copies and value not in known}
         inputs = [made[v].output(v.index) if v in made else known.get(v, v) for v in node.inputs]
-        waits = () if any(one.op != "Const" for one in made.values()) else triggers
+        waits = () if any(not has(one.op, "constant") for one in made.values()) else triggers
         copies[node] = copy_node(graph, node, inputs, name=f"{scope}/{copied(node.name)}", controls=waits)
         copies[node].span = node.span
     return copies

@@ -85,7 +85,7 @@ def _sorted(state: Propagation) -> tuple[dict[Node, int], list[Node]]:
     known: dict[int, bool] = {}
     transfers = state.transfers
     for node in state.order:
-        if node.op == "Const":
+        if has(node.op, "constant"):
             continue
         transferred = transfers[node]
         key = id(transferred)

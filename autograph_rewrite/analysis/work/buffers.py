@@ -71,7 +71,7 @@ def buffers_of(
             nbytes[value.index] = sizes.nbytes(state.facts[value]) * sizes.micro
         if node in lists:
             nbytes[0] = lists[node]
-        copies = node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in copied
+        copies = has(node.op, "reads_whole") and handle_node(node.inputs[0]) in copied
         views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
         rule = rule_of(node.op)
         reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)

@@ -8,6 +8,7 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.ops.traits import has
 
 
 def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
@@ -20,4 +21,4 @@ def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
     nodes = list(order)
     effects = [node for node in nodes if is_update(node) or is_pinned(node)]
     kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
-    return [node for node in nodes if node in kept or node.op == "NoOp"]
+    return [node for node in nodes if node in kept or has(node.op, "orders")]

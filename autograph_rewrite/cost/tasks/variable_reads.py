@@ -48,7 +48,7 @@ class Reads:
         """Return what brings a node the variable that it reads; nothing where the replica holds it."""
         name = self._folded.variable_of(node) if self._held else None
         holder = self._held.get(name) if name is not None else None
-        if holder is None or name is None or self._folded.region.get(node) == name or node.op == "VarHandleOp":
+        if holder is None or name is None or self._folded.region.get(node) == name or has(node.op, "declares"):
             return Pulled()
         what = node.name if has(node.op, "reads_rows") else "whole"
         if not (holder.is_on_server or holder.stage):

@@ -161,7 +161,7 @@ def _stated_shape(node: Node, index: int) -> Shape | None:
     if shapes is not None and index < len(shapes):
         shape: Shape | None = shapes[index]
         return shape
-    if node.op == "Const" and isinstance(raw := node.attrs.get("value"), bytes):
+    if has(node.op, "constant") and isinstance(raw := node.attrs.get("value"), bytes):
         return _small_shape(raw) if len(raw) <= SMALL else _constant_shape(raw)
     return node.attr("shape") if has(node.op, "states_shape") else None
 

@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.variable_ops import handle_node
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import has, operands, ops_with
 
 Dim = int | str
 Shape = tuple[Dim, ...] | str
@@ -45,8 +45,7 @@ def constant(value: Value) -> Any:
 
 def shape_operand(node: Node) -> Value | None:
     """Return the operand that spells out the shape of the result."""
-    index = _SHAPED_BY.get(node.op)
-    return node.inputs[index] if index is not None and index < len(node.inputs) else None
+    return next((node.inputs[index] for index in operands(node.op, "shaped_by") if index < len(node.inputs)), None)
 
 
 def _stated(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
@@ -309,24 +308,6 @@ def _losses(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
     return given[0] if index or isinstance(given[0], str) else given[0][:-1]
 
 
-_UNARY = (
-    "Identity Cast Neg Square Sqrt Rsqrt Exp Expm1 Log Log1p Tanh Relu Relu6 Elu Selu Sigmoid Softplus Softsign "
-    "Softmax LogSoftmax Sign Abs Erf Erfc Floor Ceil Round Reciprocal Inv Sin Cos Sinh Cosh LogicalNot IsFinite IsNan "
-    "IsInf StopGradient PreventGradient ZerosLike OnesLike Snapshot CheckNumerics Enter Exit Switch RefEnter RefExit "
-    "RefSwitch NextIteration TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad ReluGrad Relu6Grad EluGrad "
-    "SeluGrad SoftplusGrad SoftsignGrad BiasAdd AddN CollectiveReduceV2 CollectiveReduce Reverse ReverseV2 Cumsum LRN"
-)
-_BINARY = (
-    "Add AddV2 Sub Mul Div RealDiv DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow SquaredDifference "
-    "Less LessEqual Greater GreaterEqual Equal NotEqual LogicalAnd LogicalOr MulNoNan Xlogy Xdivy BitwiseAnd BitwiseOr "
-    "LeftShift RightShift SelectV2"
-)
-_SHAPED_BY = {
-    "Reshape": 1, "Fill": 0, "BroadcastTo": 1, "RandomUniform": 0, "RandomStandardNormal": 0, "TruncatedNormal": 0,
-    "StatelessRandomUniformV2": 0, "StatelessRandomNormalV2": 0, "Conv2DBackpropFilter": 1, "Conv2DBackpropInput": 0,
-}  # fmt: skip
-
-
 def _cut(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
     """Return the shape of one of the pieces that SplitV makes."""
     shape, sizes, axis = given[0], constant(node.inputs[1]), constant(node.inputs[2])
@@ -337,8 +318,8 @@ def _cut(node: Node, index: int, given: Sequence[Shape]) -> Shape | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_UNARY.split(), _first),
-    **dict.fromkeys(_BINARY.split(), _broadcast),
+    **dict.fromkeys(ops_with("shape_of_first"), _first),
+    **dict.fromkeys(ops_with("shape_of_broadcast"), _broadcast),
     **dict.fromkeys(("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"), _reduce),
     **dict.fromkeys(("ArgMax", "ArgMin"), _argument),
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2"), _matmul),
@@ -349,7 +330,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("GatherV2", "ResourceGather"), _gather),
     **dict.fromkeys(("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"), _losses),
     **dict.fromkeys(("Placeholder", "VariableV2", "Variable"), _stated),
-    **dict.fromkeys(_SHAPED_BY, _shaped),
+    **dict.fromkeys(ops_with("shaped_by"), _shaped),
     "Const": _const,
     "ReadVariableOp": _variable,
     "Conv2D": _convolved,

@@ -114,7 +114,7 @@ def _origin(value: Value, own_inputs: frozenset[str]) -> _Origin:
     stack = [value.node]
     while stack:
         node = stack.pop()
-        making.add((common_name(node.name), node.op, node.attrs.get("value") if node.op == "Const" else None))
+        making.add((common_name(node.name), node.op, node.attrs.get("value") if has(node.op, "constant") else None))
         if node.name in own_inputs:
             own = node.name
         if is_collective(node.op) or has(node.op, "measures"):
@@ -363,7 +363,7 @@ def _chained(node: Node, group_of: Mapping[Node, Collective]) -> Iterator[Node]:
         other = stack.pop()
         if other in group_of:
             yield other
-        elif other.op in ("NoOp", "Identity"):
+        elif has(other.op, "groups"):
             more = [*other.controls, *(value.node for value in other.inputs)]
             stack += [one for one in more if one not in seen]
             seen.update(more)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, has
 
 
 class LoopFault(NamedTuple):
@@ -84,7 +84,9 @@ def _standing_still(order: Sequence[Node]) -> Iterator[LoopFault]:
 def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
     """Yield what hands a value on to the next iteration that only one branch of the body makes."""
     guards = guards_of(order, frames)
-    conditions = {frames[node]: decider(node.output()) for node in order if node.op == "LoopCond" and node in frames}
+    conditions = {
+        frames[node]: decider(node.output()) for node in order if has(node.op, "loop_test") and node in frames
+    }
     for node in order:
         if node.op not in BACK_EDGES or node not in frames:
             continue

@@ -133,7 +133,7 @@ def from_concrete(
         owner=owner,
         first=first if first is not concrete else None,
     )
-    effects = {op.name for op in traced.control_outputs if op.type != "ReadVariableOp" and not has(op.type, "inspects")}
+    effects = {op.name for op in traced.control_outputs if not has(op.type, "reads_whole", "inspects")}
     return TrainingGraph(
         graph,
         inputs=named_batches(inputs, batch_inputs, composite),

@@ -21,6 +21,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName
 from autograph_rewrite.normalize.functions.bodies import Body, Entry, is_invariant
 from autograph_rewrite.normalize.functions.lowering import Lowering
+from autograph_rewrite.ops.traits import has
 
 
 def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
@@ -36,7 +37,7 @@ def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
     # taken, so it is tied to the iteration first.
     tie = [pivot] if pivot is not None and is_invariant(selector) else []
     selector = ordered(state.graph, node, selector, (*node.controls, *tie))
-    if node.op in ("If", "StatelessIf"):
+    if has(node.op, "conditionals"):
         predicates = [boolean(state.graph, node, selector)]
         functions = [node.attr("then_branch"), node.attr("else_branch")]
         parts = ["then", "else"]

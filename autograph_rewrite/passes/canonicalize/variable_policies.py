@@ -170,7 +170,7 @@ class _Policies:
         )
         mark = {VARYING: encode("string", PART)}
         component = Builder(self._graph, f"{name}/component", first).node("Identity", read.output(), marks=mark)
-        self._current |= {node: component.output() for node in accesses if node.op == "ReadVariableOp"}
+        self._current |= {node: component.output() for node in accesses if has(node.op, "reads_whole")}
         return component
 
     def _require_plain(self, name: str, accesses: list[Node]) -> None:
@@ -302,11 +302,11 @@ class _Policies:
 
 
 def _is_access(node: Node) -> bool:
-    return node.op == "ReadVariableOp" or is_update(node)
+    return has(node.op, "reads_whole") or is_update(node)
 
 
 def _dtype(accesses: list[Node]) -> int:
-    node = next(node for node in accesses if node.op == "ReadVariableOp" or has(node.op, "assigns_dense"))
+    node = next(node for node in accesses if has(node.op, "reads_whole", "assigns_dense"))
     dtype: int = node.attr("dtype")
     return dtype
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind
@@ -91,7 +92,7 @@ def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSp
         total = build.op("AddN", *each, what="add_n", N=exchange.members)
     else:
         rows = build.op("Reshape", gathered, build.numbers([exchange.members, -1], "members"), what="parts")
-        total = build.op(local_ops.FOLDS[reduction.op], rows, build.numbers(0, "axis"), what="fold")
+        total = build.op(REDUCED_BY[reduction.op], rows, build.numbers(0, "axis"), what="fold")
     total = build.op("Reshape", total, build.op("Shape", coded, what="shape"), what="unflat")
     return decode(rewrite, total, value.dtype, name)
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.names import ROLE_ATTR
 
-FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
 """By reduction, the op that does it along an axis."""
 
 
@@ -44,7 +44,7 @@ def reduce_local(
         return build.op("AddN", value, what="add_n", gather=(0,), N=count, **tag)
     stack = build.op("Pack", value, what="pack", gather=(0,), N=count, axis=0)
     axis = rewrite.const(0, np.int32, name=f"{name}/axis", near=stack)
-    return build.op(FOLDS[op], stack, axis, what="fold")
+    return build.op(REDUCED_BY[op], stack, axis, what="fold")
 
 
 def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:

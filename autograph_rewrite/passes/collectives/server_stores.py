@@ -23,8 +23,8 @@ import numpy as np
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
-from autograph_rewrite.passes.collectives.local_ops import FOLDS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 NEVER_STALE = np.int64(2**63 - 1)
@@ -144,7 +144,7 @@ def reduce_at_server(rewrite: Rewrite, part: Value, op: str, edge: EdgePlan) -> 
     axis = home.const(0, dtypes.INT32, "axis", on_server=True)
     row = home.add("ExpandDims", (part, home.const(0, dtypes.INT32, "row_axis")), "row").output()
     rows = _parts(rewrite, row, edge, home)
-    return home.add(FOLDS.get(op, "Sum"), (rows, axis), "total", on_server=True).output()
+    return home.add(REDUCED_BY.get(op, "Sum"), (rows, axis), "total", on_server=True).output()
 
 
 def gather_at_server(rewrite: Rewrite, part: Value, dim: int, rank: int | None, edge: EdgePlan) -> Value:

@@ -22,6 +22,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import Repeated
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -104,7 +105,7 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
     if any(node not in before for node in after):
         return None
     handles = {handle_node(value) for node in writes for value in node.inputs if value.dtype == dtypes.RESOURCE}
-    reads = [n for n in before if n.op == "ReadVariableOp" and handle_node(n.inputs[0]) in handles]
+    reads = [n for n in before if has(n.op, "reads_whole") and handle_node(n.inputs[0]) in handles]
     reads.sort(key=lambda node: node.name)  # the same in every process
     chain = (after | descendants(reads, controls=False)) & before - set(reads)
     order = _in_order(chain)

@@ -18,6 +18,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.micro_batches.while_frame import Loop
 
 if TYPE_CHECKING:
@@ -103,5 +104,5 @@ def _other_reads(graph: Graph, update: Update) -> list[Node]:
     handles = {handle_node(read.inputs[0]) for read in update.reads}
     handles |= {handle_node(write.inputs[0]) for write in update.writes}
     after = descendants(update.writes)
-    reads = (node for node in graph if node.op == "ReadVariableOp" and handle_node(node.inputs[0]) in handles)
+    reads = (node for node in graph if has(node.op, "reads_whole") and handle_node(node.inputs[0]) in handles)
     return [read for read in reads if read not in update.reads and read not in after and not read.controls]

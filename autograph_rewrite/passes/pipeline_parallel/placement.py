@@ -43,7 +43,7 @@ def complete_stages(graph: Graph, stages: Stages) -> None:
 
 def _begins(node: Node) -> bool:
     """Return whether a node works on nothing that a stage has made: it is placed where it is read."""
-    return all(value.node.span is Span.ONCE or value.node.op == "Const" for value in node.inputs)
+    return all(value.node.span is Span.ONCE or has(value.node.op, "constant") for value in node.inputs)
 
 
 class Cells(NamedTuple):

@@ -141,7 +141,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
     for node, index in reads.moved.items():
         value, block = node.inputs[index], reads.of[node, index]
         source, made = value.node, value.node in reads.moved or value in reads.by_rows
-        if made or (source.op == "ReadVariableOp" and handle_node(source.inputs[0]) in follow):
+        if made or (has(source.op, "reads_whole") and handle_node(source.inputs[0]) in follow):
             continue
         if (value, block) not in copies:
             graph = reads.state.graph

@@ -24,10 +24,10 @@ from autograph_rewrite.ir.variable_ops import is_handle
 from autograph_rewrite.ops.facts.placement import REPLICATED, split
 from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.ops.traits import COMBINED_BY
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements, elements_per_mean
 
 _DROPPED = ("_class", "_output_shapes")  # shapes are stated anew
-_FOLDS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 
 
 class Emitter:
@@ -211,7 +211,7 @@ class Emitter:
             return self.add("AddN", parts, near, "whole")
         total = parts[0]
         for part in parts[1:]:
-            total = self.add(_FOLDS[placement.op], [total, part], near, "whole")
+            total = self.add(COMBINED_BY[placement.op], [total, part], near, "whole")
         return total
 
     def concat(self, parts: Sequence[Value], axis: int, near: Node) -> Value:

@@ -102,7 +102,7 @@ def find_activations(
 
 def may_repeat(node: Node) -> bool:
     """Return whether a node computes something, and gives the same when it runs again."""
-    if not is_pure(node.op) or has(node.op, "given", "routes") or node.op == "LoopCond" or not node.inputs:
+    if not is_pure(node.op) or has(node.op, "given", "routes", "loop_test") or not node.inputs:
         return False
     return not any(_is_handle(dtype) for dtype in (*node.input_dtypes, *node.output_dtypes))
 

@@ -71,7 +71,7 @@ def assign_stages(
     if pipeline is None:
         return None
     forward = forward_nodes(plan, state, outputs)
-    each = [node for node in state.order if node.span is Span.EACH and node.op != "Const"]
+    each = [node for node in state.order if node.span is Span.EACH and not has(node.op, "constant")]
     work = [node for node in each if node in forward]
     chosen = forward_stages(plan, state, work)
     _require_every_stage(chosen, pipeline.stages)
@@ -256,7 +256,9 @@ def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collectio
     found: set[Node] = set()
     measured = set(made)
     for node in rest:
-        if has(node.op, "sizes") and all(value.node in measured or value.node.op == "Const" for value in node.inputs):
+        if has(node.op, "sizes") and all(
+            value.node in measured or has(value.node.op, "constant") for value in node.inputs
+        ):
             measured.add(node)
         elif node in needed:
             found.add(node)

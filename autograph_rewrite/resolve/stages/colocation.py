@@ -18,7 +18,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
-from autograph_rewrite.ops.traits import READS, has
+from autograph_rewrite.ops.traits import ENTERS, READS, has
 
 REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
 
@@ -57,7 +57,7 @@ def require_beside(
 def follow(graph: Graph, pinned_devices: dict[Node, str]) -> None:
     """Put what brings a handle into a loop of micro-batches where the variable is."""
     for node in graph:
-        if node.op == "Enter" and node not in pinned_devices:
+        if node.op in ENTERS and node not in pinned_devices:
             source = node.inputs[0]
             if source.dtype == dtypes.RESOURCE and source.node in pinned_devices:
                 pinned_devices[node] = pinned_devices[source.node]

@@ -19,6 +19,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 
@@ -71,7 +72,7 @@ def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> s
 
 def _is_number(state: Propagation, value: Value) -> bool:
     fact = state.facts[value]
-    return fact.shape == () and dtypes.base(fact.dtype) in dtypes.FLOATING and value.node.op != "ReadVariableOp"
+    return fact.shape == () and dtypes.base(fact.dtype) in dtypes.FLOATING and not has(value.node.op, "reads_whole")
 
 
 def is_named_gradient(name: str) -> bool:

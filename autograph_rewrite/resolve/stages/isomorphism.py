@@ -20,6 +20,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.dtypes import dtype_name
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
+from autograph_rewrite.ops.traits import has
 
 HINT = "cut between layers that are alike"
 SEEDS = frozenset(("seed", "seed2"))
@@ -115,7 +116,7 @@ def _require_pair(
 
 def _is_complete(match: _Matched, stage: _Stage) -> bool:
     """Return whether stages correspond, and not just in what they do to a value without any variable."""
-    outside = (value for value in match.pairs if value.node not in stage.inside and value.node.op != "Const")
+    outside = (value for value in match.pairs if value.node not in stage.inside and not has(value.node.op, "constant"))
     return not match.difference and len(list(outside)) > 1
 
 
@@ -191,12 +192,17 @@ def _differences(
         if len(a.node.inputs) != len(b.node.inputs) or a.index != b.index:
             yield f"{one} has {len(a.node.inputs)} inputs, {two} in its place {len(b.node.inputs)}"
         yield from _attributes(a.node, b.node)
-    elif a.node.op == "Const" and not seeded and (b.node.op == "Const" or exact) and not _equal_constants(a, b):
+    elif (
+        has(a.node.op, "constant")
+        and not seeded
+        and (has(b.node.op, "constant") or exact)
+        and not _equal_constants(a, b)
+    ):
         yield f"the constants {one} and {two} in its place differ"
 
 
 def _equal_constants(a: Value, b: Value) -> bool:
-    return b.node.op == "Const" and np.array_equal(a.node.attr("value"), b.node.attr("value"))
+    return has(b.node.op, "constant") and np.array_equal(a.node.attr("value"), b.node.attr("value"))
 
 
 def _may_be_equal(a: Sequence[object] | None, b: Sequence[object] | None) -> bool:

@@ -236,7 +236,7 @@ def _separate_groups(nodes: dict[str, _Node], salt: bytes) -> None:
             continue
         key = nodes[node.inputs[_GROUP_KEY]]
         attrs = key.attrs
-        if key.op == "Const" and _OWN_GROUP not in attrs:
+        if has(key.op, "constant") and _OWN_GROUP not in attrs:
             old = int(decode(attrs["value"]))
             digest = hashlib.sha256(salt + old.to_bytes(8, "big", signed=True)).digest()
             value = encode("tensor", np.array(int.from_bytes(digest[:4], "big") % 2**30 + 1, np.int32))

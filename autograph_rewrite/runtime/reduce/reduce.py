@@ -379,7 +379,7 @@ def plain(item: TrainingGraph) -> TrainingGraph:
     ends = {*item.targets, item.init_op}
     for node in list(graph):
         node.drop_attr("_class")  # may name a node that a cut takes away
-        if node.op == "NoOp" and node.name not in ends:
+        if has(node.op, "orders") and node.name not in ends:
             for user in node.control_users:
                 user.remove_control(node)
                 for control in node.controls:
@@ -418,5 +418,5 @@ def removable(item: TrainingGraph) -> Sequence[str]:
     """Return the nodes of a step that something smaller may take the place of, producers first."""
     ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
     step = ancestors(item.graph.nodes[name] for name in ends)
-    nodes = (node for node in topological_order(item.graph) if node in step and node.op != "NoOp")
+    nodes = (node for node in topological_order(item.graph) if node in step and not has(node.op, "orders"))
     return [node.name for node in nodes if not has(node.op, "constants")]

@@ -19,6 +19,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.runtime.function.lift_captures import unbind
 from autograph_rewrite.runtime.verify.cluster import in_one_process
@@ -139,7 +140,7 @@ def _inputs_are_zero(node: Node) -> bool:
     if len(positions) != 2:
         return False
     producers = [node.inputs[index].node for index in positions]
-    return all(producer.op == "Const" and _is_zero(producer) for producer in producers)
+    return all(has(producer.op, "constant") and _is_zero(producer) for producer in producers)
 
 
 def _is_zero(const: Node) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import has, operands, ops_with
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
@@ -150,16 +150,9 @@ class _Draw:
 
 
 # Ops that hand values on unchanged, by the inputs that they hand on (None: any of them).
-_FIRST = """
-    Cast Identity Reshape Squeeze ExpandDims Transpose StridedSlice Slice SplitV Unpack Tile Reverse ReverseV2 Unique
-    UniqueV2 Gather GatherV2 GatherNd BroadcastTo EnsureShape Snapshot StopGradient PreventGradient Switch Enter Exit
-    NextIteration PlaceholderWithDefault TensorListFromTensor TensorListGetItem TensorListStack
-"""
-_ANY = "Pack ConcatV2 Merge IdentityN SelectV2"
 _HANDS_ON: dict[str, tuple[int, ...] | None] = {
-    **dict.fromkeys(_FIRST.split(), (0,)),
-    **dict.fromkeys(_ANY.split(), None),
-    "Split": (1,),
+    **{op: operands(op, "hands_on_elements") for op in ops_with("hands_on_elements")},
+    **dict.fromkeys(ops_with("hands_on_any"), None),
 }
 
 
