@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -113,19 +114,26 @@ def _places(seen: Seen) -> list[str]:
     return found[: len(seen.operands)] + [""] * (len(seen.operands) - len(found))
 
 
+class MisfitError(Exception):
+    """No sample could be computed with, or none had the sizes that are claimed; the message says why."""
+
+
 def judge_by_running(seen: Seen) -> str | None:
     """Return what is wrong with the claims of a node.
 
     Raises:
         TooLargeError: its values are too large to be drawn, and smaller ones do not fit.
     """
-    try:
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        try:
             return _judge(seen)
-    except TooLargeError:
-        if None in (_judge(_shrunk(seen, by_rank)), _judge(_shrunk(seen, odd_part))):
-            return None
-        raise
+        except MisfitError as error:
+            return str(error)
+        except TooLargeError as error:
+            for smaller in (by_rank, odd_part):
+                with suppress(MisfitError, TooLargeError):
+                    return _judge(_shrunk(seen, smaller))
+            raise error
 
 
 def _judge(seen: Seen) -> str | None:
@@ -149,8 +157,10 @@ def _judge(seen: Seen) -> str | None:
             if wrong := _wrong(seen, trial, index, whole[index], [one[index] for one in own]):
                 return f"result {index} is claimed {wrong}"
         if fitting == ENOUGH:
-            return None
-    return None if fitting else problem
+            break
+    if not fitting:
+        raise MisfitError(problem)
+    return None
 
 
 def _run(seen: Seen, trial: Trial, instance: int | None) -> list[Array]:
