@@ -105,13 +105,14 @@ def _count(claim: Claim) -> int:
 
 def _places(seen: Seen) -> list[str]:
     """Return for each operand whether it says where something is, or how much there is; nothing of data."""
-    arguments = get_op(seen.node.op).inputs
-    several = len(seen.operands) - sum(not (arg.number_attr or arg.type_list_attr) for arg in arguments)
+    arguments = [(arg, bool(arg.number_attr or arg.type_list_attr)) for arg in get_op(seen.node.op).inputs]
+    several = sum(many for _, many in arguments)
+    each = (len(seen.operands) - len(arguments) + several) // several if several else 0
     found: list[str] = []
-    for arg in arguments:
+    for arg, many in arguments:
         place = "" if arg.type_attr in DATA else "size" if arg.name in SIZES else "where"
-        found += [place] * (several if arg.number_attr or arg.type_list_attr else 1)
-    return found[: len(seen.operands)] + [""] * (len(seen.operands) - len(found))
+        found += [place] * (each if many else 1)
+    return found
 
 
 class MisfitError(Exception):
