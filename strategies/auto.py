@@ -24,8 +24,7 @@ from autograph_rewrite.plan.parts.residence import Sharded, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
-from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
-from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.builder import Choice, Parts, StrategyBuilder, TrainedVariable
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, plans_of, rows
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
 from autograph_rewrite.strategies.mesh_annotations import wants_annotations
@@ -67,9 +66,8 @@ class Auto:
 
     def _build(self, item: TrainingGraph, config: Config) -> Plan:
         from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator, Search
+        from autograph_rewrite.cost.search import Evaluator, Search, first_possible
         from autograph_rewrite.cost.simulate import Hardware
-        from autograph_rewrite.cost.trial import first_possible
 
         network = config.cluster.network if config.cluster is not None else None
         machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors

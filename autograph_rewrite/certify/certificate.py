@@ -38,9 +38,9 @@ execution."""
 
 UNORDERED = frozenset(
     (
-        "insert-reshards", "number-replicas", "exchange-digests", "decorrelate-randomness", "localize-shapes",
-        "keep-components", "declare-state", "pad-empty-blocks", "sequential-averages", "merge-instances",
-        "parameter-servers",
+        "insert-reshards", "find-averages", "number-replicas", "exchange-digests", "decorrelate-randomness",
+        "localize-shapes", "keep-components", "declare-state", "pad-empty-blocks", "sequential-averages",
+        "merge-instances", "parameter-servers",
     )
 )  # fmt: skip
 """Passes behind which a read may not wait yet where it comes before a write: 'order-accesses' puts lost edges back."""

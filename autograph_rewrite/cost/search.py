@@ -6,7 +6,8 @@
 
 A change is kept if it shortens the step by more than a hundredth: of less, a model of this kind knows nothing. Nothing
 is random and no clock is read, so every process finds the same plan; how many plans are tried depends on the size of
-the graph only.
+the graph only. A simulation knows what a step takes, not whether every edge of it can be lowered: before a plan is
+offered, it is carried out on a copy of the graph.
 
 Search by simulation instead of by measurement: Jia et al., Beyond Data and Model Parallelism for Deep Neural Networks
 (FlexFlow, 2019); a choice per variable: H. Zhang et al., AutoSync (2020).
@@ -14,9 +15,10 @@ Search by simulation instead of by measurement: Jia et al., Beyond Data and Mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from autograph_rewrite.compile import compile_task, request
 from autograph_rewrite.cost.simulate import Hardware, simulated
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
@@ -148,3 +150,43 @@ class Search:
         self.best = candidate
         self.kept.append(candidate)
         return True
+
+
+def refusal(item: TrainingGraph, plan: Plan) -> RewriteError | None:
+    """Return why a plan cannot be carried out, None where it can.
+
+    Args:
+        item: normalised; it is not changed.
+        plan: a request, or a plan with edges.
+    """
+    training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
+    tried = plan if training else plan.without_stages()
+    try:
+        request(item, plan)
+        for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
+            compile_task(item, tried, task, training=training)
+    except RewriteError as error:
+        return error
+    return None
+
+
+def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tuple[Candidate, list[str]]:
+    """Return the first candidate that can be carried out, and for each before it why it cannot.
+
+    Args:
+        item: normalised.
+        candidates: at least one, the best first.
+
+    Raises:
+        RewriteError: that of the first, if none of them can.
+    """
+    notes: list[str] = []
+    first: RewriteError | None = None
+    for candidate in candidates:
+        error = refusal(item, candidate.plan)
+        if error is None:
+            return candidate, notes
+        first = first or error
+        notes.append(f"a plan like {candidate.plan.strategy} was dropped, since it cannot be built: {error.problem}")
+    assert first is not None
+    raise first

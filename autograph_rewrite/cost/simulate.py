@@ -15,19 +15,16 @@ from types import MappingProxyType
 from autograph_rewrite.analysis.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
-from autograph_rewrite.cost.device_use import device_uses
+from autograph_rewrite.cost.device_use import device_uses, node_uses, staged_uses
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import FIRST, IN, LOCAL, OUT, REST, Topology
-from autograph_rewrite.cost.node_use import node_uses, staged_uses
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
 from autograph_rewrite.cost.step.op_counts import OpCounts
-from autograph_rewrite.cost.tasks.communication import Group
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.host_use import LINK
+from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Simulation
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task
-from autograph_rewrite.cost.tasks.task_graph import Built, build
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, simulate_events
+from autograph_rewrite.cost.tasks.task_graph import LINK, Built, build
 from autograph_rewrite.diagnostics.faults import raise_if_any
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError, PlanError
@@ -35,7 +32,7 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
+from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require
@@ -133,7 +130,7 @@ def simulated(
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
-        devices = device_uses(folded, resolved, built, topology, seconds, lines=events)
+        devices = device_uses(folded, resolved, built, topology, lines=events)
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, topology.computing),
@@ -196,7 +193,7 @@ def network_of(cluster: ConfigLike | Cluster | Network | None) -> Network | None
     return section.network if section is not None else None
 
 
-def _exchanges(groups: Iterable[Group], plan: Plan) -> Iterator[ExchangeUse]:
+def _exchanges(groups: Iterable[ExchangeGroup], plan: Plan) -> Iterator[ExchangeUse]:
     for group in groups:
         owners = tuple(dict.fromkeys(member.edge.owner for member in group.members))
         yield ExchangeUse(group.first.value, group.kind, owners, -(-group.sent // plan.period_of(group.first)))

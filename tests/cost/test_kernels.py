@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.python.util import _pywrap_util_port
 
 from autograph_rewrite.analysis.work.convolution_scratch import patch_elements
-from autograph_rewrite.cost.hardware import kernels
-from autograph_rewrite.cost.hardware.kernels import uses_onednn
+from autograph_rewrite.cost.hardware import machine
+from autograph_rewrite.cost.hardware.machine import uses_onednn
 
 WIDTH = np.dtype(np.float64).itemsize
 """oneDNN has no kernels for these."""
@@ -84,6 +84,6 @@ def test_what_is_said_goes_before_what_the_processor_can_do(
     said: str, flags: str, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(kernels, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "cpuinfo")
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", said)
     assert uses_onednn() is expected

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
@@ -15,16 +19,17 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.step.op_counts import count
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.liveness import peak
-from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task
+from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.strategies import named_builder
 from benchmarks.cost import allocated, traced, variable_bytes
+from benchmarks.remat import Built
+from tests.support.training import make_item, placeholder, variable
 from tests.zoo import ZOO, Options
 
 DEVICES = ["CPU:0", "CPU:1"]
+Layers = Callable[[Any], Any]
 UPDATED = """
 %w: resource = VarHandleOp() {dtype=float32, shape=[10,10], shared_name="w"}
 %read: float32[10,10] = ReadVariableOp(%w) {dtype=float32}
@@ -39,7 +44,7 @@ def test_ops_that_share_a_core_hold_their_memory_at_the_same_time() -> None:
     first, second = (Task(name, COMPUTE, "", {"cpu": 1.0}, 1.0) for name in "ab")
     simulate_events([first, second], {"cpu": 1})
     assert (second.ready, second.start) == (0.0, 1.0)
-    assert peak([Buffer(100, "cpu", True, task) for task in (first, second)], 2.0) == 200
+    assert lives_of([Buffer(100, "cpu", True, task) for task in (first, second)]).peak == 200
 
 
 def test_a_result_takes_the_place_of_an_input_that_nobody_else_reads_at_that_time() -> None:
@@ -47,10 +52,10 @@ def test_a_result_takes_the_place_of_an_input_that_nobody_else_reads_at_that_tim
     slow.needs, reuses.needs, reuses.reuses = [maker], [maker], True
     read = Buffer(100, "cpu", True, maker, [slow, reuses])
     simulate_events([maker, slow, reuses], {"cpu": 1})
-    assert peak([read, Buffer(100, "cpu", True, reuses)], 3.0) == 200
+    assert lives_of([read, Buffer(100, "cpu", True, reuses)]).peak == 200
     reuses.needs = [maker, slow]
     simulate_events([maker, slow, reuses], {"cpu": 1})
-    assert peak([read, Buffer(100, "cpu", True, reuses)], 3.0) == 100
+    assert lives_of([read, Buffer(100, "cpu", True, reuses)]).peak == 100
 
 
 def test_what_is_fed_is_held_whether_or_not_the_graph_says_how_many_examples_there_are() -> None:
@@ -150,3 +155,53 @@ def test_a_budget_counts_all_replicas_whose_values_are_on_the_device(variables: 
     assert new.report.recomputed.peaks is not None
     found = max(device.peak_bytes for device in ar.simulate(item, new.report.plan).devices)
     assert new.report.recomputed.peaks.before == pytest.approx(found, rel=0.1)
+
+
+def deep(condition: Callable[[Any, Layers, Layers, Layers], Any]) -> ar.GraphItem:
+    """Return layers before a condition, and the branches that it has to choose from."""
+
+    def forward() -> dict[str, Any]:
+        x = placeholder("x", None, 32)
+        weights = {name: [variable(f"{name}{i}", np.eye(32)) for i in range(count)] for name, count in BRANCHES.items()}
+
+        def layers(name: str) -> Layers:
+            return lambda h: reduce(lambda made, w: tf.tanh(made @ w), weights[name], h)
+
+        h = condition(layers("before")(x), layers("many"), layers("few"), layers("fewer"))
+        return {"loss": tf.reduce_mean((h - x) ** 2)}
+
+    return make_item(forward)
+
+
+def either(h: Any, one: Layers, other: Layers) -> Any:
+    chosen = tf.reduce_sum(h) > 0  # no constant, which would be folded
+    return tf.cond(chosen, lambda: one(h), lambda: other(h))
+
+
+BRANCHES = {"before": 3, "many": 8, "few": 4, "fewer": 3}
+CONDITIONS: dict[str, Callable[[Any, Layers, Layers, Layers], Any]] = {
+    "first": lambda h, many, few, fewer: either(h, many, few),
+    "nested": lambda h, many, few, fewer: either(h, lambda made: either(made, few, fewer), many),
+    "none": lambda h, many, few, fewer: many(h),
+}
+
+
+def test_of_a_condition_the_branch_that_makes_more_is_counted_alone() -> None:
+    items = {name: deep(condition) for name, condition in CONDITIONS.items()}
+    plans = {name: ar.build_plan(item, {"devices": DEVICES[:1]}) for name, item in items.items()}
+    played = {name: ar.simulate(item, plans[name], batch=512).devices[0] for name, item in items.items()}
+    for one in played.values():
+        assert one.peak_bytes == pytest.approx(played["none"].peak_bytes, rel=0.1)
+        assert one.flops == pytest.approx(played["none"].flops, rel=0.01)
+    new = ar.rewrite(items["nested"], {"devices": DEVICES[:1], "remat": {"policy": "budget:1GiB"}}, batch=512)
+    assert new.report.recomputed.peaks is not None
+    assert new.report.recomputed.peaks.before == pytest.approx(played["nested"].peak_bytes, rel=0.1)
+
+
+def test_the_peak_of_a_step_with_a_condition_is_near_what_tensorflow_records() -> None:
+    item = deep(lambda h, many, few, fewer: either(h, many, lambda made: many(made) * 0.5))
+    new, feed = ar.rewrite(item, {"devices": DEVICES[:1]}, batch=2048), {"x:0": np.ones((2048, 32))}
+    measured = min(allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 3))
+    found = ar.simulate(item, new.report.plan, batch=2048).devices[0]
+    predicted = found.peak_bytes - found.variable_bytes - feed["x:0"].nbytes
+    assert predicted == pytest.approx(measured, rel=0.25)  # both branches would be half as much again

@@ -20,10 +20,10 @@ from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import stage
-from autograph_rewrite.cost.pipeline.tasks import StagedStep, most, schedule_of
+from autograph_rewrite.cost.pipeline.tasks import StagedStep, lives_of, schedule_of
 from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.step.op_counts import count
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
+from autograph_rewrite.cost.tasks.task import simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.normalize.normalize import normalise
@@ -244,7 +244,7 @@ def test_the_bytes_are_those_that_tensorflow_allocates() -> None:
     new = ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": pipeline})
     (stats,) = traced(new, _Built, {"x": x})
     step = played(item, new.report.plan, rows * micro, copies=False)  # CPU devices of one process share its memory
-    predicted = most(one for one in step.alive if one.device.endswith("CPU:0"))
+    predicted = lives_of(one for one in step.alive if one.device.endswith("CPU:0")).peak
     assert predicted > micro * 2 * rows * width * 4  # the outputs of two layers, for each micro-batch
     assert predicted == pytest.approx(allocated(stats, new), rel=0.05)
 

@@ -19,10 +19,8 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.cost.hardware.machine import Compute, Link, Machine, network_link
 from autograph_rewrite.cost.hardware.topology import IN, MESSAGE, OUT, REMOTE_RUN, Topology
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.liveness import peak
 from autograph_rewrite.cost.tasks.result import Simulation
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.normalize.normalize import normalise
@@ -133,9 +131,9 @@ def test_memory_is_given_back_after_the_last_reader_or_taken_over_by_it() -> Non
     buffers = [Buffer(100, "cpu", True, task) for task in tasks]
     buffers[0].readers.append(tasks[1])
     buffers[1].readers.append(tasks[2])
-    assert peak([*buffers, Buffer(7, "cpu", True, kept=True)], 3.0) == 207
+    assert lives_of([*buffers, Buffer(7, "cpu", True, kept=True)]).peak == 207
     tasks[1].reuses = tasks[2].reuses = True
-    assert peak(buffers, 3.0) == 100
+    assert lives_of(buffers).peak == 100
 
 
 def test_a_product_is_counted_by_its_shapes() -> None:

@@ -1,8 +1,12 @@
-"""Buffers: the memory that each node makes, hands on, or puts its result into; and the most that is alive at a time.
+"""Buffers: the memory that each node makes, hands on, or puts its result into.
 
     Reshape  hands the memory of its input on            no buffer of its own
     Tanh     may put its result into its input's         that one ends as the new one begins
     MatMul   makes a new one                             alive until its last reader has ended
+    Merge    hands on what the larger branch made        nothing runs in the other branch
+
+A step takes one branch of a condition. Nobody knows which before it runs, so the one that makes more bytes is counted,
+its gradients included, and of the other one neither memory nor work.
 
 One model for whoever prices memory: the simulation of a step, and the choice of what is computed again.
 """
@@ -11,19 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
 from autograph_rewrite.analysis.work.op_work import is_view
-from autograph_rewrite.ir.control_flow import Frame
+from autograph_rewrite.ir.control_flow import Frame, Guard, guards_of, predicate_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_node
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import SWITCHES, has
 
 REUSING = families("elementwise", "layout")
 """Families of ops that put their result into an input's memory where nobody else needs that."""
@@ -34,17 +36,19 @@ class Buffers(NamedTuple):
 
     Attributes:
         nbytes: of each output.
-        hands_on: they are the memory of its first input.
+        hands_on: they are the memory of its first input; of a `Merge`, of the first that has any.
         reuses: an output may take the place of an input.
+        runs: it is not in a branch that is taken not to run; what is has no outputs.
     """
 
     nbytes: tuple[int, ...]
     hands_on: bool
     reuses: bool
+    runs: bool = True
 
 
 def buffers_of(
-    state: Propagation, order: Collection[Node], frames: Mapping[Node, Frame], sizes: Sizes
+    state: Propagation, order: Collection[Node], frames: dict[Node, Frame], sizes: Sizes
 ) -> dict[Node, Buffers]:
     """Return what memory each node makes; of a batch input, the share of one replica.
 
@@ -72,21 +76,27 @@ def buffers_of(
         rule = TABLE.get(node.op)
         reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
         found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
-    return found
+    return found | dict.fromkeys(_in_smaller_branches(found, frames), Buffers((), False, False, runs=False))
 
 
-def most_alive(born: Any, freed: Any, nbytes: Any) -> int:
-    """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first.
+def _in_smaller_branches(made: Mapping[Node, Buffers], frames: dict[Node, Frame]) -> set[Node]:
+    """Return the nodes of the branch of each condition that makes fewer bytes; of two alike, of the false one."""
+    behind: dict[Guard, list[Node]] = {}
+    for node, guards in guards_of(made, frames).items():
+        for guard in guards:
+            behind.setdefault(guard, []).append(node)
+    switches = [node for node in made if node.op in SWITCHES] if behind else []
+    conditions = dict.fromkeys((predicate_of(node), frames.get(node, ())) for node in switches)
+    left_out: set[Node] = set()
 
-    Args:
-        born: when each buffer is made.
-        freed: when nobody needs it any more.
-        nbytes: its size.
-    """
-    times, changes = np.concatenate([born, freed]), np.concatenate([nbytes, np.negative(nbytes)])
-    order = np.lexsort((changes, times))
-    alive = np.cumsum(changes[order])
-    return max(0, int(alive.max())) if alive.size else 0
+    def nbytes(nodes: Iterable[Node]) -> int:
+        return sum(sum(made[one].nbytes) for one in nodes if one not in left_out and not made[one].hands_on)
+
+    # inner conditions first: of a branch with a condition in it, one of its branches alone counts
+    for predicate, frame in reversed(conditions):
+        sides = (behind.get(Guard(predicate, taken, frame), []) for taken in (False, True))
+        left_out.update(min(sides, key=nbytes))
+    return left_out
 
 
 def _copied(order: Iterable[Node]) -> set[Node]:

@@ -4,17 +4,41 @@
     seconds of a message    latency + bytes / bandwidth
 
 The defaults are round figures of one CPU core and of one accelerator; `cost.hardware.calibrate` measures the machine at
-hand.
+hand. oneDNN's kernels and TensorFlow's (Eigen) differ in the memory that they need: it takes oneDNN's where the
+processor multiplies small numbers in one instruction, or where it is told so.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from autograph_rewrite.config.sections import Network
-from autograph_rewrite.cost.hardware.kernels import uses_onednn
+
+FEATURES = frozenset(("amx_bf16", "amx_int8", "amx_tile", "avx512_bf16", "avx512_vnni", "avx_vnni"))
+"""Of a processor on which TensorFlow takes oneDNN's kernels by itself, as Linux names them."""
+_PROCESSORS = Path("/proc/cpuinfo")
+_SAID = MappingProxyType({"0": False, "false": False, "1": True, "true": True})
+
+
+def uses_onednn() -> bool:
+    """Return whether TensorFlow takes oneDNN's kernels in processes like this one.
+
+    As `IsMklEnabled` of TensorFlow says, without importing it.
+    """
+    told = _SAID.get(os.environ.get("TF_ENABLE_ONEDNN_OPTS", "").lower())
+    if told is not None:
+        return told
+    try:
+        with _PROCESSORS.open(errors="replace") as lines:  # all processors have the flags of the first
+            flags = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:
+        return False
+    return not FEATURES.isdisjoint(flags.split())
+
 
 FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random", "sort")
 """Ops whose arithmetic is measured apart."""

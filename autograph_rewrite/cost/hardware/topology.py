@@ -36,7 +36,7 @@ OTHERS = "other cpu devices"
 
 
 @dataclass(frozen=True)
-class Exchange:
+class LinkTransfer:
     """What an exchange takes.
 
     Attributes:
@@ -125,7 +125,7 @@ class Topology:
         """Return the name of a logical device of a replica."""
         return self.plan.model.devices[replica * self.logical + device] if self.plan.model is not None else ""
 
-    def between(self, nbytes: float, source: int, target: int) -> Exchange:
+    def between(self, nbytes: float, source: int, target: int) -> LinkTransfer:
         """Return what it takes to move bytes from one logical device of a replica to another one.
 
         Args:
@@ -142,22 +142,22 @@ class Topology:
         elif self.machine.apart:
             seconds = self.machine.memory.time(nbytes)
         else:  # they see the same memory
-            return Exchange(self.machine.memory.seconds, {}, {lane: nbytes})
-        return Exchange(seconds, {lane: seconds}, {lane: nbytes})
+            return LinkTransfer(self.machine.memory.seconds, {}, {lane: nbytes})
+        return LinkTransfer(seconds, {lane: seconds}, {lane: nbytes})
 
-    def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> Exchange:
+    def ring_reduce(self, nbytes: float, *, hosts: bool = False) -> LinkTransfer:
         """Return what an all-reduce takes, of all replicas or of one member for each process."""
         members = self.processes if hosts else self.plan.replicas
         return self._ring(2 * (members - 1), nbytes / max(members, 1), hosts)
 
-    def ring_gather(self, nbytes: float, *, hosts: bool = False) -> Exchange:
+    def ring_gather(self, nbytes: float, *, hosts: bool = False) -> LinkTransfer:
         """Return what an all-gather of `nbytes` of each member takes; a reduce-scatter takes as long."""
         members = self.processes if hosts else self.plan.replicas
         return self._ring(members - 1, nbytes, hosts)
 
-    def _ring(self, steps: int, chunk: float, hosts: bool) -> Exchange:
+    def _ring(self, steps: int, chunk: float, hosts: bool) -> LinkTransfer:
         if steps <= 0:
-            return Exchange()
+            return LinkTransfer()
         if self.processes > 1:
             members = self.processes if hosts else self.plan.replicas
             near = self.machine.memory if self.on_cpu else self.machine.local
@@ -167,47 +167,47 @@ class Topology:
             seconds += (steps - hops) * near.seconds
             inside = {LOCAL: chunk * steps * (self.local - 1)} if self.local > 1 and not hosts else {}
             traffic = {OUT: chunk * steps, IN: chunk * steps, **inside}
-            return Exchange(seconds, {OUT: seconds, IN: seconds}, traffic)
+            return LinkTransfer(seconds, {OUT: seconds, IN: seconds}, traffic)
         link = self.machine.memory if self.on_cpu else self.machine.local
         moved = chunk * steps * (self.local if self.on_cpu else 1)  # CPU devices share their memory's bandwidth
         seconds = link.time(moved, steps)
-        return Exchange(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
+        return LinkTransfer(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
 
-    def within(self, nbytes: float) -> Exchange:
+    def within(self, nbytes: float) -> LinkTransfer:
         """Return what it takes to move bytes between the devices of one process; CPU devices hand them over."""
         if self.local == 1 or not nbytes:
-            return Exchange()
+            return LinkTransfer()
         if self.on_cpu:
-            return Exchange(self.machine.memory.seconds)
+            return LinkTransfer(self.machine.memory.seconds)
         seconds = self.machine.local.time(nbytes)
-        return Exchange(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
+        return LinkTransfer(seconds, {LOCAL: seconds}, {LOCAL: nbytes})
 
-    def to_host(self, nbytes: float) -> Exchange:
+    def to_host(self, nbytes: float) -> LinkTransfer:
         """Return what it takes to move bytes between the host and each accelerator of one process."""
         seconds = self.machine.host.time(nbytes)
-        return Exchange(seconds, {HOST_LINK: seconds}, {HOST_LINK: nbytes})
+        return LinkTransfer(seconds, {HOST_LINK: seconds}, {HOST_LINK: nbytes})
 
-    def push(self, nbytes: float, *servers: str) -> Exchange:
+    def push(self, nbytes: float, *servers: str) -> LinkTransfer:
         """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
         return _together([self._with_server(nbytes / len(servers), server, OUT, "in") for server in servers])
 
-    def pull(self, nbytes: float, *servers: str) -> Exchange:
+    def pull(self, nbytes: float, *servers: str) -> LinkTransfer:
         """Return what it takes until all processes have what servers hold equal parts of."""
         return _together([self._with_server(nbytes / len(servers), server, IN, "out") for server in servers])
 
-    def hand_on(self, nbytes: float, *servers: str) -> Exchange:
+    def hand_on(self, nbytes: float, *servers: str) -> LinkTransfer:
         """Return what it takes until each server has its part, an equal one, of what the first of them has."""
         home, share = process_of(servers[0]), nbytes / len(servers)
         others = [server for server in servers[1:] if process_of(server) != home]
         if not others:
-            return Exchange()
+            return LinkTransfer()
         alone = MESSAGE + share / self.network.bytes_per_second
         sent, received = self.server_lane(servers[0], "out"), [self.server_lane(one, "in") for one in others]
         holds = {**{lane: alone * received.count(lane) for lane in received}, sent: alone * len(others)}
         traffic = {**{lane: share * received.count(lane) for lane in received}, sent: share * len(others)}
-        return Exchange(self.network.seconds + alone * len(others), holds, traffic)
+        return LinkTransfer(self.network.seconds + alone * len(others), holds, traffic)
 
-    def _with_server(self, nbytes: float, server: str, own: str, theirs: str) -> Exchange:
+    def _with_server(self, nbytes: float, server: str, own: str, theirs: str) -> LinkTransfer:
         home = process_of(server)
         others = self.processes - (home in self.plan.processes)
         if others <= 0:  # it is in this process
@@ -216,7 +216,7 @@ class Topology:
         alone = MESSAGE + nbytes / self.network.bytes_per_second
         together = alone * others
         seconds = self.network.seconds + together  # on their way, messages do not wait for each other
-        return Exchange(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
+        return LinkTransfer(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
 
     def compute_lane(self, server: str) -> str:
         """Return the lane on which the updates of a server's variables run."""
@@ -235,7 +235,7 @@ class Topology:
         return f"{task} {what}"
 
 
-def _together(exchanges: Sequence[Exchange]) -> Exchange:
+def _together(exchanges: Sequence[LinkTransfer]) -> LinkTransfer:
     """Return exchanges side by side: each lane carries the parts that are its own one after another."""
     holds: dict[str, float] = {}
     traffic: dict[str, float] = {}
@@ -245,4 +245,4 @@ def _together(exchanges: Sequence[Exchange]) -> Exchange:
         for link, moved in one.traffic.items():
             traffic[link] = traffic.get(link, 0.0) + moved
     seconds = max([*(one.seconds for one in exchanges), *holds.values()], default=0.0)
-    return Exchange(seconds, holds, traffic)
+    return LinkTransfer(seconds, holds, traffic)

@@ -10,12 +10,14 @@ All micro-batches are taken to be as large as the first, so each value is looked
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ops.traits import has
@@ -255,26 +257,25 @@ class _Values:
 
 
 def _inside(staged: Staged, part: Part, values: Iterable[_Made], *, first: bool, copies: bool) -> int:
-    """Return the most bytes of these values that are alive at a time while a part runs."""
-    born: dict[int, list[int]] = defaultdict(list)
-    dying: dict[int, list[int]] = defaultdict(list)
-    alive = 0
+    """Return the most bytes of these values that are alive at a time while a part runs, node by node."""
+    rows: list[tuple[float, float, int]] = []
+    new: dict[int, list[int]] = defaultdict(list)
+    old: dict[int, list[int]] = defaultdict(list)
     for made in values:
-        if made.part == part:
-            born[made.at].append(made.on(staged, staged.device(part)))
-        else:
-            alive += made.on(staged, staged.device(part))
+        nbytes = made.on(staged, staged.device(part))
         end = _end(staged, made, part, first=first, copies=copies)
+        if made.part == part:
+            new[made.at].append(nbytes)
         if end is not None:
-            dying[end].append(made.on(staged, staged.device(part)))
-    most = alive
-    for at, node in enumerate((None, *staged.parts[part]), start=-1):
-        new, old = born[at], dying[at]
-        taken = node is not None and staged.counts[node].reuses and next((one for one in new if one in old), 0)
-        needed = _scratch(staged, node) if node is not None else 0
-        most = max(most, alive + sum(new) - int(taken) + needed)
-        alive += sum(new) - sum(old)
-    return most
+            old[end].append(nbytes)
+        rows.append((made.at if made.part == part else -math.inf, math.inf if end is None else end + 0.5, nbytes))
+    for at, node in enumerate(staged.parts[part]):
+        if needed := _scratch(staged, node):
+            rows.append((at, at + 0.5, needed))
+        # its first result of the size of an operand that ends here takes the place of that: one of both is there
+        if staged.counts[node].reuses and (taken := next((one for one in new[at] if one in old[at]), 0)):
+            rows.append((at, at + 0.5, -taken))
+    return Lives.of(rows).peak
 
 
 def _scratch(staged: Staged, node: Node) -> int:

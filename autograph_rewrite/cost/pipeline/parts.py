@@ -68,11 +68,6 @@ class Staged:
 def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
     """Divide a folded step.
 
-    Args:
-        folded: the step.
-        plan: resolved, with a pipeline.
-        counts: what the nodes do.
-
     Raises:
         PlanError: the stages that the plan asks for are impossible on this graph, or it cannot be cut at all.
     """

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.cost.hardware.machine import Link
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import Footprint, LiveTensor
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.cost.step.op_counts import OpCounts
-from autograph_rewrite.cost.tasks.event_simulation import simulate_events
-from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
+from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores, simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import parse, process_of, short
@@ -288,27 +288,20 @@ class StagedStep:
 
 
 def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, int, int, int]:
-    """Return the schedule's name, and how many devices, micro-batches and stages per device it has.
-
-    Args:
-        pipeline: the plan's section.
-        staged: the step in stages.
-        micro: number of micro-batches.
-    """
+    """Return the schedule's name, and how many devices, micro-batches and stages per device it has."""
     name = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
     return name, len(staged.devices), micro, staged.stages // len(staged.devices)
 
 
-def most(alive: Iterable[Alive]) -> int:
-    """Return the most bytes that are alive at one time; of what happens at one time, memory is given back first."""
-    return max(accumulate(change for _, change in sorted(changes(alive))), default=0)
+def lives_of(alive: Iterable[Alive], kept: int = 0) -> Lives:
+    """Return when memory of one device is made and given back.
 
-
-def changes(alive: Iterable[Alive]) -> list[tuple[float, int]]:
-    """Return when how many bytes more, or less, are alive."""
-    living = [(one.maker.start, one.end, one.nbytes) for one in alive]
-    living = [(start, end, nbytes) for start, end, nbytes in living if nbytes and end > start]
-    return [change for start, end, nbytes in living for change in ((start, nbytes), (end, -nbytes))]
+    Args:
+        alive: memory between tasks that have been played.
+        kept: bytes that are always there.
+    """
+    rows = ((one.maker.start, one.end, one.nbytes) for one in alive)
+    return Lives.of(((start, end, nbytes) for start, end, nbytes in rows if nbytes and end > start), kept)
 
 
 def _lane(device: str) -> str:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
+from autograph_rewrite.analysis.work.liveness import Holders, first_holders
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import Staged, stage
-from autograph_rewrite.cost.pipeline.tasks import Alive, StagedStep, changes, most, schedule_of
+from autograph_rewrite.cost.pipeline.tasks import Alive, StagedStep, lives_of, schedule_of
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
-from autograph_rewrite.cost.tasks import liveness
 from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import short
@@ -48,13 +48,6 @@ def use_of_pipeline(
     folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
 ) -> PipelineUse:
     """Play one step of a pipeline.
-
-    Args:
-        folded: the step.
-        plan: resolved, with a pipeline.
-        topology: of the plan.
-        sizes: the numbers behind symbols.
-        counts: what the nodes do, where that is known already.
 
     Raises:
         PlanError: the stages, or their schedule, are impossible.
@@ -103,29 +96,30 @@ def _devices(step: StagedStep) -> Iterator[DeviceUse]:
             kept = variables.get(device, 0) if not replica else 0
             fed = step.footprint.fed.get(device, 0)
             slots = [slot for slot, number in enumerate(step.staged.devices) if number == device]
+            lives = lives_of(alive, kept + fed)
+            forward = [one for one in alive if one.held and one.held.activation_of is not None]
             own = [task for key, task in step.tasks.items() if key[3] == replica and step.runs_on(key) == device]
             yield DeviceUse(
                 short(name),
                 1,
                 sum(task.seconds for task in own),
-                kept + fed + most(alive),
+                lives.peak,
                 kept,
-                activation_bytes=most(one for one in alive if one.held and one.held.activation_of is not None),
+                activation_bytes=lives_of(forward).peak,
                 gradient_bytes=step.footprint.sums(device),
-                memory=liveness.line(changes(alive), kept + fed),
-                holders=_at_peak(alive, kept, fed),
+                memory=lives.over_time(),
+                holders=_at_peak(alive, lives.top, kept, fed),
                 in_flight=sum(pipeline_schedule.in_flight(orders[slot]) for slot in slots),
             )
 
 
-def _at_peak(alive: list[Alive], kept: int, fed: int) -> liveness.Holders:
+def _at_peak(alive: list[Alive], top: float, kept: int, fed: int) -> Holders:
     """Return who holds the most when most bytes are alive: parts of micro-batches, by what they made."""
     held = Counter({"variables": kept, "inputs, constants and outputs": fed})
-    top = liveness.highest(changes(alive))
     for one in alive:
         if one.maker.start <= top < one.end:
             held[one.maker.name] += one.nbytes
-    return liveness.first_holders(held)
+    return first_holders(held)
 
 
 def _variables(step: StagedStep) -> dict[int, int]:

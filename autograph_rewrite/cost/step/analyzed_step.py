@@ -9,6 +9,7 @@ axis it is the graph that the pass `partition-model` leaves: blocks, each on its
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,6 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
 from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
 from autograph_rewrite.analysis.work.executed import executed
-from autograph_rewrite.cost.step.shard_room import with_same_room
 from autograph_rewrite.ir.control_flow import Frame, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.traversal import descendants
@@ -25,18 +25,19 @@ from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
 from autograph_rewrite.passes.tensor_parallel.partition import partition
 from autograph_rewrite.passes.variable_sharding.pieces import pieces_of, shard_variables
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options, VariableRequest
-from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, placed, residence_of
+from autograph_rewrite.plan.parts.residence import REPLICATED, OnServer, Residence, Sharded, placed, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.edges import reshard_edges as edge_list
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
+from autograph_rewrite.resolve.remat.step_memory import variable_bytes
 from autograph_rewrite.resolve.wire_types import sizes_of
-from autograph_rewrite.training_graph import TrainingGraph
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,14 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     homed = _homed(plan)
     if splits(plan) and plan.remat is not None and plan.remat.limit is not None:
         uses = fold(item, replace(plan, remat=None), batch).uses
-        homed = with_same_room(homed, plan, item.variables, {name: use.owner or name for name, use in uses.items()})
+        homed = _with_same_room(homed, plan, item.variables, {name: use.owner or name for name, use in uses.items()})
     state, outputs = pass_pipeline.analyse(graph, item, homed, batch)
     plan = neutral(replace(plan, edges=()))
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}
-    assign_spans(Context(graph, plan, state, frames, frozenset(handles)))
+    rewrite = Rewrite(Request(item, plan), graph, plan, item, plan)
+    rewrite.put(state)
+    assign_spans(rewrite)
     resolved = edge_list.resolve_edges(plan, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})
@@ -193,10 +196,6 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
 def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[EdgePlan, ...]]:
     """Return which dimension of each variable is cut, and the conversions between the logical devices of a replica.
 
-    Args:
-        item: normalised.
-        plan: the request, with a model axis.
-
     Raises:
         RewriteError: something cannot be cut so.
     """
@@ -214,13 +213,7 @@ def _step_graph(item: TrainingGraph) -> Graph:
 
 
 def wanted(state: Propagation, node: Node, index: int) -> str | None:
-    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not.
-
-    Args:
-        state: a propagation.
-        node: the reader.
-        index: of its operand.
-    """
+    """Return the placement that an input is converted to, as the plan's edges name it; None where it is not."""
     value = node.inputs[index]
     reshard = state.transfers[node].operand_reshards.get(index)
     if reshard is None:
@@ -239,3 +232,35 @@ def _step_roots(graph: Graph, item: TrainingGraph) -> list[Node]:
     names += [info.tensor.partition(":")[0] for info in item.inputs.values()]
     names += [variable.handle for variable in item.variables.values()]
     return [graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes]
+
+
+def _with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> Plan:
+    """Return the request without shards, with a budget that leaves tensors the room that they have beside shards.
+
+    Args:
+        whole: the request without shards.
+        plan: the request.
+        variables: by name.
+        owners: of the slots that an optimizer keeps, the variables that they are for.
+    """
+    if whole.remat is None or whole.remat.limit is None:
+        return whole
+    more = variable_bytes(whole, variables) - _held(plan, variables, owners)
+    return replace(whole, remat=replace(whole.remat, policy=f"budget:{whole.remat.limit + more}"))
+
+
+def _held(plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> int:
+    """Return the bytes of variables and slots on the device that holds most of them."""
+    residences, everywhere, homes = plan.residences, 0, Counter[str]()
+    for name, variable in variables.items():
+        owner = owners.get(name, name)
+        found = residences.get(owner, REPLICATED)
+        if not isinstance(found, Sharded) or not found.servers or (0 < found.stage < 3 and name == owner):
+            if name in plan.homes:
+                homes[plan.homes[name]] += variable.nbytes
+            else:
+                everywhere += variable.nbytes
+            continue
+        for server, size in zip(found.servers, found.sizes, strict=True):
+            homes[server] += variable.nbytes * size // sum(found.sizes)
+    return everywhere + max((homes[device] for device in plan.devices), default=0)

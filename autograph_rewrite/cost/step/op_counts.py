@@ -61,7 +61,10 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
     buffers = buffers_of(state, folded.order, frames, sizes)
     distinct: dict[Value, Shape] = {}
     for node in folded.order:
-        nbytes, hands_on, reuses = buffers[node]
+        nbytes, hands_on, reuses, is_run = buffers[node]
+        if not is_run:  # the other branch is counted
+            found[node] = OpCounts(Work("elementwise", 0.0, 0.0), (), (None,) * len(node.inputs), False, False, 0)
+            continue
         values = [node.output(i) for i in range(len(nbytes))]
         facts = [state.facts[value] for value in node.inputs]
         inputs = [distinct.get(value) or sizes.shape(fact) for value, fact in zip(node.inputs, facts, strict=True)]

@@ -17,7 +17,7 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.codecs.codec import Codec, Price, kept_back
-from autograph_rewrite.cost.hardware.topology import Exchange, Topology
+from autograph_rewrite.cost.hardware.topology import LinkTransfer, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
@@ -59,7 +59,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
+class ExchangeGroup:
     """Values that are exchanged together.
 
     Attributes:
@@ -118,15 +118,10 @@ class Group:
         return self.first.lowered.is_everywhere
 
 
-def groups(folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Residence], sizes: Sizes) -> list[Group]:
-    """Return the exchanges of a step, those of a bucket together.
-
-    Args:
-        folded: the analysed step.
-        edges: of the plan.
-        held: residence by variable, where it is not every replica.
-        sizes: numbers for the symbols of shapes.
-    """
+def groups(
+    folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Residence], sizes: Sizes
+) -> list[ExchangeGroup]:
+    """Return the exchanges of a step, those of a bucket together."""
     step = set(folded.order)
     found: list[list[Member]] = []
     bucket: dict[int, list[Member]] = {}
@@ -144,7 +139,7 @@ def groups(folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Resi
         found.append([member])
         if edge.bucket and (holder is None or not holder.servers):
             bucket[edge.bucket] = found[-1]
-    return [Group(tuple(members), held.get(members[0].edge.owner)) for members in found]
+    return [ExchangeGroup(tuple(members), held.get(members[0].edge.owner)) for members in found]
 
 
 def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) -> Member:
@@ -163,7 +158,7 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
     return Member(edge, value, sent, whole, whole * sizes.micro * sizes.replicas)
 
 
-def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
+def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
     """Yield the tasks of a group, one after another: each needs the one before."""
     edge, nbytes, local = group.first, float(group.sent), topology.local
     on_server = group.holder is not None and group.holder.is_on_server
@@ -188,7 +183,7 @@ def tasks_of(group: Group, topology: Topology) -> Iterator[Task]:
             yield from _hop(group, hop, topology, nbytes)
 
 
-def _hop(group: Group, hop: Hop, topology: Topology, nbytes: float) -> Iterator[Task]:
+def _hop(group: ExchangeGroup, hop: Hop, topology: Topology, nbytes: float) -> Iterator[Task]:
     """Yield what one hop between devices takes; what ops do within a process is there already."""
     between = hop.over == ACROSS
     if hop.medium in STORES:  # what serves no single variable is pushed to worker 0
@@ -206,18 +201,12 @@ def _hop(group: Group, hop: Hop, topology: Topology, nbytes: float) -> Iterator[
         yield exchange_task(group.name, group.kind, topology.ring_gather(joined, hosts=between))
 
 
-def exchange_task(name: str, kind: str, exchange: Exchange) -> Task:
-    """Return the task of one exchange.
-
-    Args:
-        name: of the task.
-        kind: in the trace, such as "all-reduce".
-        exchange: its seconds, links and bytes.
-    """
+def exchange_task(name: str, kind: str, exchange: LinkTransfer) -> Task:
+    """Return the task of one exchange."""
     return Task(name, EXCHANGE, kind, exchange.holds, exchange.seconds, traffic=exchange.traffic)
 
 
-def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterator[Task]:
+def _meet_in_process(group: ExchangeGroup, topology: Topology, nbytes: float) -> Iterator[Task]:
     """Yield what brings the values of one process's replicas together on its first device."""
     local = topology.local
     if local == 1:
@@ -228,7 +217,7 @@ def _meet_in_process(group: Group, topology: Topology, nbytes: float) -> Iterato
     yield _pass(group, topology, Work("elementwise", 0.0, nbytes * (local + 1)), 1, group.first.lowering)
 
 
-def _push(group: Group, holder: Residence, topology: Topology, nbytes: float) -> Iterator[Task]:
+def _push(group: ExchangeGroup, holder: Residence, topology: Topology, nbytes: float) -> Iterator[Task]:
     """Yield the pushes to the servers of all shards, side by side, and the sums there."""
     yield exchange_task(group.name, "push", topology.push(nbytes, *holder.servers))
     work = Work("elementwise", 0.0, nbytes / len(holder.servers) * (topology.processes + 1))
@@ -238,7 +227,7 @@ def _push(group: Group, holder: Residence, topology: Topology, nbytes: float) ->
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 
 
-def _encoding(group: Group, price: Price) -> Work:
+def _encoding(group: ExchangeGroup, price: Price) -> Work:
     """Return what making gradients smaller takes on each replica."""
     whole = sum(member.whole for member in group.members)
     if price.sorts:
@@ -246,7 +235,7 @@ def _encoding(group: Group, price: Price) -> Work:
     return Work("elementwise", 0.0, price.passes * whole)
 
 
-def _pass(group: Group, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
+def _pass(group: ExchangeGroup, topology: Topology, work: Work, instances: int, op: str, ops: int = 1) -> Task:
     """Return the task of ops on what a group exchanges, on every replica or on the first device."""
     return pass_task(f"{op} {group.first.value}", op, work, instances, topology, ops)
 

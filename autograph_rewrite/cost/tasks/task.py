@@ -1,14 +1,17 @@
-"""Tasks: the units of a simulated step, each with a duration, the lanes that it occupies, and its buffers.
+"""Tasks: units of a simulated step, each with a duration, the lanes that it occupies, and its buffers; played here.
 
 One task stands for all instances of a node on one lane. Lanes of a CPU are as wide as it has cores; all others take one
-task at a time.
+task at a time. Tasks are played by discrete-event simulation: one starts when its inputs are there and its lanes are
+free. Lanes serve in the order in which tasks become ready, as TensorFlow's executor and its channels do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
 
@@ -44,11 +47,28 @@ class Buffer:
     handle: str = ""
 
     @property
+    def passes(self) -> bool:
+        """Whether it is made and given back within the step."""
+        return not self.kept and self.maker is not None and self.nbytes > 0
+
+    @property
     def born(self) -> float:
         """When there is memory for it: TensorFlow makes outputs as soon as the inputs are there."""
         if self.maker is None:
             return 0.0
         return self.maker.start if self.is_scratch else self.maker.ready
+
+    @property
+    def freed(self) -> float:
+        """When nobody needs it any more; earlier where its last reader puts its result into it.
+
+        It does if nobody else reads it when its own result gets its memory.
+        """
+        last: Task | None = max(self.readers, key=lambda task: task.end, default=None)
+        if last is None:
+            return self.maker.end if self.maker is not None else 0.0
+        is_alone = all(task is last or task.end <= last.ready for task in self.readers)
+        return last.ready if last.reuses and is_alone else last.end
 
 
 @dataclass(eq=False, slots=True)
@@ -96,6 +116,13 @@ class Task:
         self.needs += [task for task in tasks if task is not None]
 
 
+def lives_of(buffers: Iterable[Buffer]) -> Lives:
+    """Return when the buffers of one device are made and given back, once their tasks have been played."""
+    found = list(buffers)
+    rows = ((one.born, one.freed, one.nbytes) for one in found if one.passes)
+    return Lives.of(rows, sum(one.nbytes for one in found if one.kept))
+
+
 def compute_seconds(work: Work, compute: Compute) -> float:
     """Return how long one instance of an op works, beside starting it."""
     rate = compute.flops.get(work.family, compute.flops["elementwise"])
@@ -118,3 +145,56 @@ def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tup
     rounds = -(-instances // width)
     seconds = core.op_seconds * rounds + alone * instances / width
     return seconds * runs, width
+
+
+def simulate_events(tasks: Sequence[Task], cores: Mapping[str, int]) -> float:
+    """Set start and end of every task; return when the last one ends.
+
+    Args:
+        tasks: in an order in which they could run.
+        cores: the lanes that take several tasks at a time.
+    """
+    free: dict[str, list[float]] = {lane: [0.0] * count for lane, count in cores.items()}
+    waiting = [0] * len(tasks)
+    users: list[list[int]] = [[] for _ in tasks]
+    ready_at = [0.0] * len(tasks)
+    for index, task in enumerate(tasks):
+        task.index = index
+    for index, task in enumerate(tasks):
+        for needed in set(task.needs):
+            users[needed.index].append(index)
+            waiting[index] += 1
+    ready = [(0.0, index) for index, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    last = 0.0
+    while ready:
+        at, index = heapq.heappop(ready)
+        task = tasks[index]
+        task.ready = at
+        task.start, task.end = _run(task, at, free)
+        last = max(last, task.end)
+        for user in users[index]:
+            ready_at[user] = max(ready_at[user], task.end)
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                heapq.heappush(ready, (ready_at[user], user))
+    return last
+
+
+def _run(task: Task, at: float, free: dict[str, list[float]]) -> tuple[float, float]:
+    """Take the task's lanes as soon as all of them are free; return when it starts and ends.
+
+    A task of several cores runs on fewer, for longer, where it ends sooner so than by waiting for all.
+    """
+    held = [(free.setdefault(lane, [0.0]), seconds) for lane, seconds in task.holds.items() if seconds]
+    most = max([min(task.width, len(slots)) for slots, _ in held], default=1)
+    ends = []
+    for width in range(1, most + 1):
+        start = max([at, *(slots[min(width, len(slots)) - 1] for slots, _ in held)])
+        ends.append((start + task.seconds * most / width, width, start))
+    end, width, start = min(ends)
+    for slots, seconds in held:
+        taken = min(width, len(slots))
+        slots[:taken] = [start + seconds * most / width] * taken
+        slots.sort()
+    return start, end

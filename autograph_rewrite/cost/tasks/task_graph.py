@@ -7,6 +7,18 @@ Exchanges are made first, so that nodes find what they wait for; at the end they
 model axis each node is on its logical device, and what another one reads crosses to it once:
 
     MatMul on device 1 ──► copy over "CPU:1 to CPU:0" ──► AddN on device 0
+
+CPU devices of a process see the same memory: what crosses stays where it was made, until its last reader has ended.
+
+On accelerators the host computes nodes that have no kernel there, and tensors cross:
+
+    x (fed) ══ host link ══► MatMul        words = AsString(h)    on the host's cores, h crosses first
+
+Where the shards of a table are on several servers, the rows of an update meet at the first, which hands them on. Which
+rows there are is known only once all are together; a dense gradient is cut before it is sent:
+
+    rows of every process ──► server 0: Unique, sum ──► update of shard 0
+                                            └─ share of shard 1 ──► server 1: update of shard 1
 """
 
 from __future__ import annotations
@@ -16,22 +28,57 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
+from autograph_rewrite.analysis.accelerator.device_placement import host_of, is_accelerator, place
+from autograph_rewrite.analysis.accelerator.host_crossings import crossings
+from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
-from autograph_rewrite.cost.tasks.communication import Group, groups, tasks_of
-from autograph_rewrite.cost.tasks.host_use import LINK, host_use
-from autograph_rewrite.cost.tasks.logical_devices import LogicalDevices
-from autograph_rewrite.cost.tasks.row_updates import handed_on, meeting_places
+from autograph_rewrite.cost.tasks.communication import ExchangeGroup, exchange_task, groups, tasks_of
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.cost.tasks.variable_reads import Reads
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.variable_ops import updates_rows
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
-from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
+from autograph_rewrite.plan.parts.residence import REPLICATED, OnServer, Residence
 from autograph_rewrite.plan.plan import Plan
+
+LINK = "host link of "
+"""And the lane of the devices: each has a link of its own."""
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """Where the host takes part in a step on accelerators.
+
+    Attributes:
+        nodes: what it computes.
+        moved: values that cross on their way to a reader.
+    """
+
+    nodes: frozenset[Node] = frozenset()
+    moved: frozenset[tuple[Value, Node]] = frozenset()
+
+
+def host_use(folded: AnalyzedStep, topology: Topology) -> HostUse:
+    """Return what a folded step does on the host; nothing where replicas are on CPUs, or kernels are not known."""
+    device = topology.plan.devices_of(0)[0]
+    if not is_accelerator(device):
+        return HostUse()
+    home, nodes, named = host_of(device), folded.order, folded.item.inputs.values()
+    fed = {node for node in nodes if node.name in {info.tensor.partition(":")[0] for info in named}}
+
+    def requested(node: Node) -> str:
+        return home if "CPU" in node.device.upper() else device
+
+    there = host_nodes(nodes, requested, fed, folded.frames)
+    placed = place(nodes, lambda node: home if node in there else requested(node), fed)
+    found = crossings(dict.fromkeys(nodes), placed, fed, ())
+    computed = (node for node, one in placed.items() if not is_accelerator(one.device) and node not in fed)
+    return HostUse(frozenset(computed), frozenset((one.value, reader) for one in found for reader in one.readers))
 
 
 @dataclass
@@ -52,7 +99,7 @@ class Built:
     tasks: list[Task] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     cores: dict[str, int] = field(default_factory=dict)
-    groups: list[tuple[Group, list[Task]]] = field(default_factory=list)
+    groups: list[tuple[ExchangeGroup, list[Task]]] = field(default_factory=list)
     variable_bytes: dict[str, int] = field(default_factory=dict)
     work: dict[tuple[str, bool], tuple[float, float]] = field(default_factory=dict)
     tasks_of: dict[Node, list[Task]] = field(default_factory=dict)
@@ -66,30 +113,14 @@ class Built:
 def build(
     folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
 ) -> Built:
-    """Return the tasks of one step under a resolved plan.
-
-    Args:
-        folded: the step.
-        plan: resolved.
-        topology: of the plan.
-        sizes: the numbers behind symbols.
-        counts: what the nodes do, where that is known already.
-    """
-    builder = Builder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
+    """Return the tasks of one step under a resolved plan."""
+    builder = TaskGraphBuilder(folded, plan, topology, sizes, counts or count(folded, sizes, topology.cpu))
     builder.run()
     return builder.built
 
 
-class Builder:
-    """Makes the tasks of one step.
-
-    Args:
-        folded: the analysed step.
-        plan: resolved.
-        topology: its devices and links.
-        sizes: numbers for the symbols of shapes.
-        counts: FLOPs and bytes by node.
-    """
+class TaskGraphBuilder:
+    """Makes the tasks of one step."""
 
     def __init__(
         self, folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts]
@@ -181,7 +212,7 @@ class Builder:
 
     # Exchanges.
 
-    def _exchange(self, group: Group) -> Task:
+    def _exchange(self, group: ExchangeGroup) -> Task:
         """Make the tasks of a group, and the buffers of what comes out; return the first task."""
         chain = list(tasks_of(group, self.topology)) or [Task(group.name, COMPUTE, group.kind, {}, 0.0)]
         chain = [task.once_in(self.plan.period_of(group.first)) for task in chain]
@@ -215,7 +246,7 @@ class Builder:
                 self.results[key[0], key[1], lane] = self._buffer(result, place, chain[-1], each=group.is_everywhere)
         return chain[0]
 
-    def _sum_up(self, group: Group, reader: Task) -> None:
+    def _sum_up(self, group: ExchangeGroup, reader: Task) -> None:
         """Hold the sums to which the micro-batches of each replica add their gradients, from the first of them on."""
         if self.plan.microbatches == 1 or group.first.owner == STEP or not group.first.from_.startswith("partial"):
             return
@@ -389,3 +420,98 @@ class Builder:
             made = self._buffer(nbytes * times // share, place, task, each=each)
             made.kept = has(node.op, "held") or value in self.folded.outputs
             self.values[value, lane] = made
+
+
+class LogicalDevices:
+    """Puts tasks and buffers on logical devices; without a model axis it does nothing.
+
+    Args:
+        folded: the step.
+        topology: of the plan.
+        tasks: to which moves are added.
+        buffers: to which copies are added.
+    """
+
+    def __init__(self, folded: AnalyzedStep, topology: Topology, tasks: list[Task], buffers: list[Buffer]) -> None:
+        self._logical, self._topology, self._tasks, self._buffers = folded.logical, topology, tasks, buffers
+        self.sent: dict[tuple[Value, str, int], tuple[Task, Buffer]] = {}
+
+    def of(self, node: Node | None) -> int:
+        """Return the logical device of a node."""
+        return self._logical.get(node, 0) if node is not None else 0
+
+    def put(self, task: Task, device: int) -> None:
+        """Let a logical device compute a task."""
+        own = [lane for lane in task.holds if lane in self._topology.lanes]
+        if self._topology.logical > 1 and task.kind == COMPUTE and own:
+            task.place = self._topology.place(own[0], device)
+            task.holds = {self._topology.computes(lane, device): seconds for lane, seconds in task.holds.items()}
+
+    def put_rest(self) -> None:
+        """Put what belongs to no logical device on the first one."""
+        if self._topology.logical == 1:
+            return
+        places = {lane: self._topology.place(lane, 0) for lane in self._topology.lanes}
+        for buffer in self._buffers:
+            buffer.place = places.get(buffer.place, buffer.place)
+        for task in self._tasks:
+            if not task.place:
+                self.put(task, 0)
+
+    def brought(self, task: Task, value: Value, found: Buffer | None, target: int, lane: str) -> Buffer | None:
+        """Let a task wait until a value has come to its logical device; return the buffer that it reads there.
+
+        Args:
+            task: the reader.
+            value: what it reads.
+            found: the buffer where the value was made.
+            target: the logical device of the reader.
+            lane: of the reader.
+        """
+        source = self.of(value.node)
+        if source == target or found is None or not found.nbytes or found.kept or lane not in self._topology.lanes:
+            return found
+        key = (value, lane, target)
+        if key not in self.sent:
+            self.sent[key] = self._send(value, found, target, lane)
+        move, arrived = self.sent[key]
+        task.after([move])
+        return arrived
+
+    def _send(self, value: Value, found: Buffer, target: int, lane: str) -> tuple[Task, Buffer]:
+        """Return the move of a value, and the buffer that it arrives in."""
+        exchange = self._topology.between(found.nbytes, self.of(value.node), target)
+        move = Task(f"copy {value.name}", EXCHANGE, "copy", exchange.holds, exchange.seconds, traffic=exchange.traffic)
+        move.after([found.maker])
+        self._tasks.append(move)
+        if not exchange.holds:
+            return move, found
+        found.readers.append(move)
+        arrived = Buffer(found.nbytes, self._topology.place(lane, target), found.each, move)
+        self._buffers.append(arrived)
+        return move, arrived
+
+
+def meeting_places(folded: AnalyzedStep, residences: Mapping[str, Residence]) -> dict[str, Residence]:
+    """Return where what leads to the update of each variable runs: where it lives, or on the first of its servers."""
+
+    def place(name: str, holder: Residence) -> Residence:
+        by_rows = name in folded.uses and any(map(updates_rows, folded.uses[name].updates))
+        return OnServer(holder.servers[0]) if by_rows and holder.is_on_server else holder
+
+    return {name: place(name, holder) for name, holder in residences.items()}
+
+
+def handed_on(node: Node, rows: int, holder: Residence, topology: Topology) -> Task | None:
+    """Return the exchange that brings the other servers their rows; None where one process has all of them.
+
+    Args:
+        node: the update.
+        rows: bytes of the rows that it is given, and of their indices; 0 where it is no update of rows.
+        holder: the servers of its table.
+        topology: devices and links.
+    """
+    if not rows:
+        return None
+    exchange = topology.hand_on(rows, *holder.servers)
+    return exchange_task(f"rows of {node.name}", "hand_on", exchange) if exchange.seconds else None

@@ -31,14 +31,7 @@ class Pulled(NamedTuple):
 
 
 class Reads:
-    """Makes the exchanges that bring variables to where they are read.
-
-    Args:
-        folded: the analysed step.
-        held: residence by variable, where it is not every replica.
-        topology: devices and links.
-        sizes: numbers for the symbols of shapes.
-    """
+    """Makes the exchanges that bring variables to where they are read."""
 
     def __init__(self, folded: AnalyzedStep, held: Mapping[str, Residence], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes

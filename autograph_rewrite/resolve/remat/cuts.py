@@ -26,7 +26,7 @@ SHORT = 40
 """Of so many cuts, the best choice is found for certain."""
 
 
-class Crossing(NamedTuple):
+class CrossingNode(NamedTuple):
     """A node whose memory is read on both sides of a cut: which node of the forward it is, and how many bytes."""
 
     at: int
@@ -35,7 +35,7 @@ class Crossing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class CutPlace:
     """Where the forward can be cut: behind a node.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
     """
 
     at: int
-    crossing: tuple[Crossing, ...]
+    crossing: tuple[CrossingNode, ...]
     nbytes: float
     before: float
 
@@ -60,7 +60,7 @@ class Chain:
         total: bytes that are kept today.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[CutPlace, ...]
     total: float
 
 
@@ -89,20 +89,20 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
     closes: dict[int, list[Node]] = {}
     for root, end in ends.items():
         closes.setdefault(end, []).append(root)
-    open_: dict[Node, Crossing] = {}
+    open_: dict[Node, CrossingNode] = {}
     places = []
     for i, node in enumerate(acts.forward):
         for root in closes.get(i, ()):
             open_.pop(root, None)
         if ends.get(node, i) > i:
-            open_[node] = Crossing(i, node, nbytes(node))
+            open_[node] = CrossingNode(i, node, nbytes(node))
         if open_:
             crossing = tuple(open_.values())
-            places.append(Place(i + 1, crossing, sum(one.nbytes for one in crossing), before[i + 1]))
+            places.append(CutPlace(i + 1, crossing, sum(one.nbytes for one in crossing), before[i + 1]))
     return Chain(tuple(places), before[-1])
 
 
-def single_cuts(chain: Chain) -> list[Place]:
+def single_cuts(chain: Chain) -> list[CutPlace]:
     """Return where one value alone crosses: of those between which gradients need nothing, the lightest."""
     return _lightest(place for place in chain.places if len(place.crossing) == 1)
 
@@ -114,7 +114,7 @@ def balanced_cuts(chain: Chain) -> list[int]:
         return []
     total = chain.total
     before = np.array([0.0, *(place.before for place in places), total])
-    costs = _costs(places)
+    costs = crossing_bytes(places)
     best, found = total, list[int]()
     for limit in _limits(before):
         chosen = _least_kept(before, costs, limit * (1 + 1e-9))
@@ -137,7 +137,7 @@ def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
     """
     places = candidates(chain)
     before = np.array([0.0, *(place.before for place in places), chain.total])
-    costs = _costs(places)
+    costs = crossing_bytes(places)
     best, found = chain.total, (list[int](), list[int]())
     for limit in _limits(before) if places else ():
         cuts = _least_kept(before, costs, limit * (1 + 1e-9)) or []
@@ -165,16 +165,16 @@ def _limits(before: Any) -> list[float]:
     return [before[-1] / count for count in counts]
 
 
-def _lightest(places: Iterable[Place]) -> list[Place]:
+def _lightest(places: Iterable[CutPlace]) -> list[CutPlace]:
     """Return, of the places before which the same is kept today, the one that the fewest bytes cross."""
-    found: dict[float, Place] = {}
+    found: dict[float, CutPlace] = {}
     for place in places:
         if place.before and (place.before not in found or place.nbytes < found[place.before].nbytes):
             found[place.before] = place
     return list(found.values())
 
 
-def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[Place]:
+def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[CutPlace]:
     """Return where a chain had best be cut: in each stretch of it, where the fewest bytes cross.
 
     Args:
@@ -184,7 +184,7 @@ def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[Place]:
     places, total = _lightest(chain.places), chain.total
     if len(places) <= most:
         return places
-    found: dict[int, Place] = {}
+    found: dict[int, CutPlace] = {}
     for place in places:
         stretch = int(place.before / total * most)
         if stretch not in found or place.nbytes < found[stretch].nbytes:
@@ -192,7 +192,7 @@ def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[Place]:
     return list(found.values())
 
 
-def _costs(places: Sequence[Place]) -> Any:
+def crossing_bytes(places: Sequence[CutPlace]) -> Any:
     """Return what the b-th cut keeps in addition where the a-th is the one before it; 0 is the start."""
     costs = np.zeros((len(places) + 2, len(places) + 2))
     starts = np.array([0, *(place.at for place in places)])

@@ -8,7 +8,8 @@
     collection        what a collection of the graph lists is kept, and everything else computed again
     marked            each scope that `ar.recompute_grad` has made is a segment, and what `tf.recompute_grad` repeats
 
-Each policy is a function from activations to numbers of segments; a node without one is kept.
+Each policy is a function from activations to numbers of segments; a node without one is kept. What is offloaded is
+chosen in the same way: `names`, or what segments keep (where nothing is computed again, what gradients read).
 
 sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). What fits a budget is chosen in `budget`,
 which needs the memory of the whole step. save_matmuls is the policy of that kind in JAX
@@ -30,7 +31,10 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.cuts import balanced_cuts, chain_of, nested_cuts, single_cuts
+from autograph_rewrite.resolve.remat.decision import Segment
 
+OFFLOAD_ATTR = "_autograph_offload"
+"""The attribute of what is in the host's memory."""
 Parts = Mapping[Node, int]
 """By node that is to be computed again, the number of its segment."""
 
@@ -41,11 +45,8 @@ def parts_of(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
     Raises:
         PlanError: it names what the graph does not have.
     """
-    policy, _, number = remat.policy.partition(":")
-    if policy == "hierarchical":
-        outer, inner = nested_cuts(chain_of(acts))
-        return _between(acts, outer), _between(acts, inner)
-    return _every(acts, int(number)) if policy == "every" else POLICIES[policy](acts, remat), {}
+    found = POLICIES[remat.policy.partition(":")[0]](acts, remat)
+    return found if isinstance(found, tuple) else (found, {})
 
 
 def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) -> Parts:
@@ -61,22 +62,23 @@ def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) 
     return {node: numbers.setdefault((stage, parts[node]), len(numbers)) for node, stage in inside.items()}
 
 
-def _every(acts: Activations, number: int) -> Parts:
-    places = single_cuts(chain_of(acts))
-    return _between(acts, [place.at for place in places[number - 1 :: number]])
+def _every(acts: Activations, remat: Remat) -> Parts:
+    number = int(remat.policy.partition(":")[2])
+    return _between(acts, [place.at for place in single_cuts(chain_of(acts))[number - 1 :: number]])
 
 
 def _sqrt(acts: Activations, remat: Remat) -> Parts:
     return _between(acts, balanced_cuts(chain_of(acts)))
 
 
+def _hierarchical(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
+    outer, inner = nested_cuts(chain_of(acts))
+    return _between(acts, outer), _between(acts, inner)
+
+
 def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
     parts = _between(acts, [place.at for place in single_cuts(chain_of(acts))])
-    return {node: part for node, part in parts.items() if not _is_contraction(node)}
-
-
-def _is_contraction(node: Node) -> bool:
-    return has(node.op, "products", "convolutions")
+    return {node: part for node, part in parts.items() if not has(node.op, "products", "convolutions")}
 
 
 def _between(acts: Activations, cuts: Sequence[int]) -> Parts:
@@ -123,7 +125,7 @@ def _scopes_of(name: str) -> Iterator[str]:
 
 def _names(acts: Activations, remat: Remat) -> Parts:
     """Make a segment of each connected part of what is left when the named nodes are kept."""
-    return connected(acts, {one for node in named_nodes(acts, remat) for one in (node, root_of(node))})
+    return connected(acts, named_nodes(acts, remat))
 
 
 def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
@@ -152,7 +154,7 @@ def _collection(acts: Activations, remat: Remat) -> Parts:
             f"remat.policy collection: nothing on the way to the loss is in the graph's collection '{CHECKPOINTS}'",
             hint=f"tf.compat.v1.add_to_collection('{CHECKPOINTS}', tensor) before the graph is loaded",
         )
-    return connected(acts, {one for node in marked for one in (node, root_of(node))})
+    return connected(acts, marked)
 
 
 def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collection[int], what: str) -> None:
@@ -169,6 +171,7 @@ def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collec
 
 def connected(acts: Activations, kept: Collection[Node]) -> Parts:
     """Return the connected parts of the nodes that may be computed again, without those in kept memory."""
+    kept = {one for node in kept for one in (node, root_of(node))}
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:
@@ -189,16 +192,37 @@ def connected(acts: Activations, kept: Collection[Node]) -> Parts:
     return {node: numbers.setdefault(find(node), len(numbers)) for node in leader}
 
 
-def _none(acts: Activations, remat: Remat) -> Parts:
-    return {}
-
-
-POLICIES: Mapping[str, Callable[[Activations, Remat], Parts]] = {
-    "none": _none,
+POLICIES: Mapping[str, Callable[[Activations, Remat], Parts | tuple[Parts, Parts]]] = {
+    "none": lambda acts, remat: {},
+    "every": _every,
     "sqrt": _sqrt,
+    "hierarchical": _hierarchical,
     "save_matmuls": _save_matmuls,
     "scopes": _scopes,
     "names": _names,
     "collection": _collection,
     "marked": _marked,
 }
+
+
+def values_to_offload(acts: Activations, remat: Remat, segments: Sequence[Segment]) -> list[Node]:
+    """Return the nodes whose values are to be offloaded, in the order of the forward.
+
+    Raises:
+        PlanError: a name of the plan matches nothing.
+    """
+    if remat.offload == "names":
+        wanted = set(named_nodes(acts, remat))
+    elif segments:
+        kept = {name.partition(":")[0] for segment in segments for name in segment.kept}
+        wanted = {node for node in acts.forward if node.name in kept}
+    else:
+        wanted = {node for node in acts.forward if acts.is_kept_today(node)}
+    return [node for node in acts.forward if node in wanted and _can_move(acts, node)]
+
+
+def _can_move(acts: Activations, node: Node) -> bool:
+    """Return whether a node makes values of each block, once in a step."""
+    if node not in acts.unconditional or has(node.op, "given"):
+        return False
+    return all(acts.state.source(value).placement.differs for value in node.read_outputs)

@@ -14,8 +14,8 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
-from autograph_rewrite.passes.rematerialize import within_budget
-from autograph_rewrite.resolve.remat.chain_budget import Costs, least_flops
+from autograph_rewrite.passes import rematerialize
+from autograph_rewrite.resolve.remat.chain import Costs, least_flops
 from benchmarks.cost import allocated, traced
 from benchmarks.memory_limits import LIMITED
 from benchmarks.remat import Built
@@ -75,7 +75,7 @@ def test_on_a_long_chain_little_is_lost_by_following_some_pairs_alone(number: in
         limit = share * costs.kept.sum()
         found = least_flops(costs, limit)
         with exact.context() as patch:
-            patch.setattr("autograph_rewrite.resolve.remat.chain_budget.SHORT", 1000)
+            patch.setattr("autograph_rewrite.resolve.remat.chain.SHORT", 1000)
             best = least_flops(costs, limit)
         assert found is not None
         assert best is not None
@@ -205,7 +205,7 @@ def test_a_budget_is_a_size_and_the_plan_holds_it_in_bytes() -> None:
 def test_what_cannot_wait_is_not_taken_to_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     item = make_item(chain(16, 16))
     _, least = peaks_of(item)
-    real = within_budget.rematerialize
-    monkeypatch.setattr(within_budget, "rematerialize", lambda acts, segments: real(acts, segments[1:]))
+    real = rematerialize.rematerialize
+    monkeypatch.setattr(rematerialize, "rematerialize", lambda acts, segments: real(acts, segments[1:]))
     with pytest.raises(PlanError, match="with what can wait for a gradient computed again"):
         ar.rewrite(item, {**ONE, "remat": {"policy": f"budget:{least}"}}, batch=512)

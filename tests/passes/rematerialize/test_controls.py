@@ -13,7 +13,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.passes.rematerialize import rewrite as copies
+from autograph_rewrite.passes import rematerialize
 from tests.passes.rematerialize.test_rematerialize import EVERY, MICRO, ONE, SMALL, SQRT, TWO, assert_same, rewritten
 from tests.support.recomputed import chain, executed
 from tests.support.training import make_item, placeholder, v1, variable
@@ -95,13 +95,13 @@ def plain_copies(graph: Graph, nodes: Sequence[Node], scope: str, triggers: Sequ
     return made
 
 
-copies_of = copies.copy_nodes
+copies_of = rematerialize.copy_nodes
 
 
 def test_without_edges_and_marks_tensorflow_merges_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     item = make_item(chain())
     assert executed(ar.rewrite(item, {**ONE, "remat": EVERY}), SMALL[0])["Tanh"] > 16
-    monkeypatch.setattr(copies, "copy_nodes", plain_copies)
+    monkeypatch.setattr(rematerialize, "copy_nodes", plain_copies)
     assert executed(ar.rewrite(item, {**ONE, "remat": EVERY}), SMALL[0])["Tanh"] == 16
 
 
@@ -114,14 +114,14 @@ def test_without_edges_a_copy_waits_for_no_gradient(monkeypatch: pytest.MonkeyPa
         return sum(not any("gradients" in one.name for one in ancestors([node])) for node in made)
 
     assert early() == 0
-    monkeypatch.setattr(copies, "copy_nodes", lambda graph, nodes, scope, _: copies_of(graph, nodes, scope, []))
+    monkeypatch.setattr(rematerialize, "copy_nodes", lambda graph, nodes, scope, _: copies_of(graph, nodes, scope, []))
     assert early() > 8
 
 
 def test_a_copy_of_a_draw_would_be_another_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks are kept; were a stateful draw computed again, gradients would be those of another mask."""
     from autograph_rewrite.errors import VerifyError
-    from autograph_rewrite.resolve.remat import activations, decide
+    from autograph_rewrite.resolve.remat import activations, segments
 
     def forward() -> Mapping[str, Any]:
         h, y = placeholder("x", None, 4), placeholder("y", None, 4)
@@ -133,6 +133,6 @@ def test_a_copy_of_a_draw_would_be_another_mask(monkeypatch: pytest.MonkeyPatch)
     item = make_item(forward)
     assert_same(item, rewritten(item, ONE, EVERY), SMALL)
     monkeypatch.setattr(activations, "is_pure", lambda op: True)
-    monkeypatch.setattr(decide, "worth_repeating", lambda acts, nodes: nodes)
+    monkeypatch.setattr(segments, "worth_repeating", lambda acts, nodes: nodes)
     with pytest.raises(VerifyError, match=r"random_uniform.* is not what"):
         rewritten(item, ONE, EVERY)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autograph_rewrite.resolve.remat.cuts import Chain, Crossing, Place, balanced_cuts
+from autograph_rewrite.resolve.remat.cuts import Chain, CrossingNode, CutPlace, balanced_cuts
 
 Layers = Sequence[tuple[int, int]]
 
@@ -18,7 +18,7 @@ def chain(layers: Layers) -> Chain:
     before, places = 0.0, []
     for i, (kept, crosses) in enumerate(layers):
         before += kept
-        places.append(Place(i + 1, (Crossing(i, None, crosses),), crosses, before))  # type: ignore[arg-type]
+        places.append(CutPlace(i + 1, (CrossingNode(i, None, crosses),), crosses, before))  # type: ignore[arg-type]
     return Chain(tuple(places[:-1]), before)
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import PlanError, VerifyError
-from autograph_rewrite.passes.rematerialize import loop_bodies
-from autograph_rewrite.resolve.remat.loops import cells
+from autograph_rewrite.passes import rematerialize
+from autograph_rewrite.resolve.remat import loops
 from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
 from tests.passes.rematerialize.test_rematerialize import MICRO, MIRRORED, ONE, SQRT, TWO, assert_same, rewritten
@@ -136,7 +136,7 @@ def test_what_would_save_nothing_or_is_no_list_is_left_alone_with_a_note() -> No
     old = make_item(lstm(), version=1)
     new = rewritten(old, ONE, SQRT)
     assert not loops_of(new)
-    assert cells.NOT_LISTS in str(new.report)
+    assert loops.NOT_LISTS in str(new.report)
     assert_same(old, new, FEEDS)
 
 
@@ -170,6 +170,6 @@ def test_the_certificate_finds_a_list_that_holds_another_value(monkeypatch: pyte
     def put(graph: Any, cell: Any, value: Any) -> None:
         cell.kept[value].push.set_input(1, next(iter(cell.dropped)).value)
 
-    monkeypatch.setattr(loop_bodies, "_put_instead", put)
+    monkeypatch.setattr(rematerialize, "_put_instead", put)
     with pytest.raises(VerifyError, match="does not read what"):
         rewritten(make_item(lstm()), ONE, SQRT)

@@ -11,8 +11,8 @@ import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors, descendants
-from autograph_rewrite.passes.rematerialize import step
-from autograph_rewrite.resolve.remat.offloaded import OFFLOAD_ATTR
+from autograph_rewrite.passes import rematerialize
+from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR
 from tests.passes.rematerialize.test_rematerialize import LOOP, MICRO, MODELS, ONE, SMALL, TWO, assert_same, rewritten
 from tests.support.recomputed import chain, executed
 from tests.support.training import make_item
@@ -48,7 +48,7 @@ def test_values_are_on_the_host_until_an_upstream_gradient_is_there(remat: Mappi
 
 def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let CPUs count as accelerators, so that there is something to run."""
-    monkeypatch.setattr(step, "is_host", lambda device: False)
+    monkeypatch.setattr(rematerialize, "is_host", lambda device: False)
 
 
 @pytest.mark.parametrize("config", [ONE, TWO, MICRO, LOOP], ids=["one", "two", "micro", "loop"])

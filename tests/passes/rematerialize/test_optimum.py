@@ -12,11 +12,11 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.passes.rematerialize import within_budget
+from autograph_rewrite.passes import rematerialize
 from autograph_rewrite.resolve.remat import budget
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
-from autograph_rewrite.resolve.remat.decide import segments_of
 from autograph_rewrite.resolve.remat.policies import connected
+from autograph_rewrite.resolve.remat.segments import segments_of
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
 from tests.passes.rematerialize.test_rematerialize import ONE, assert_same
 from tests.support.dags import DAGS, Forward
@@ -55,7 +55,7 @@ def asked_of(item: ar.GraphItem, monkeypatch: pytest.MonkeyPatch) -> tuple[Activ
         raise InterruptedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(within_budget, "choose", stop)
+        patch.setattr(rematerialize, "choose", stop)
         with pytest.raises(InterruptedError):
             ar.rewrite(item, {**ONE, "remat": {"policy": "budget:1TiB"}}, batch=BATCH)
     return found[0], found[1]

@@ -18,7 +18,7 @@ from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.passes.rematerialize import rewrite as copies
+from autograph_rewrite.passes import rematerialize
 from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
 from tests.support.recomputed import chain, executed, feeds, residual, second_order, transformer, two_losses
@@ -203,8 +203,10 @@ def test_less_is_kept_at_a_time_because_the_copies_wait(monkeypatch: pytest.Monk
     item = make_item(chain(layers=32, width=16))
     kept, again = peak_bytes(item, "none"), peak_bytes(item, "sqrt")
     assert again < 0.6 * kept
-    real = copies.copy_nodes
-    monkeypatch.setattr(copies, "copy_nodes", lambda graph, nodes, scope, triggers: real(graph, nodes, scope, []))
+    real = rematerialize.copy_nodes
+    monkeypatch.setattr(
+        rematerialize, "copy_nodes", lambda graph, nodes, scope, triggers: real(graph, nodes, scope, [])
+    )
     assert max(peaks(item, "sqrt")) > 1.2 * again  # without what they wait for they may run early
 
 
@@ -237,9 +239,9 @@ def test_the_certificate_refuses_a_copy_of_something_else() -> None:
         last.set_input(0, nodes[0].inputs[0])
         return made
 
-    real = copies.copy_nodes
+    real = rematerialize.copy_nodes
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "copy_nodes", swap)
+        patch.setattr(rematerialize, "copy_nodes", swap)
         with pytest.raises(VerifyError, match="does not read what"):
             rewritten(make_item(chain(8)), ONE, EVERY)
 

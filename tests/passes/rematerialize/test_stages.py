@@ -10,7 +10,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
-from autograph_rewrite.passes.rematerialize import step
+from autograph_rewrite.passes import rematerialize
 from autograph_rewrite.resolve.stages import assignment
 from tests.passes.rematerialize.test_rematerialize import BLOCKS, EVERY, SQRT, assert_same, rewritten
 from tests.support.recomputed import chain, feeds, transformer
@@ -81,7 +81,7 @@ def test_no_segment_crosses_stages(monkeypatch: pytest.MonkeyPatch) -> None:
         return [tuple(one) for one in found if len(one) > 1]
 
     assert not crossing()
-    monkeypatch.setattr(step, "by_stage", lambda parts, *_: parts)
+    monkeypatch.setattr(rematerialize, "by_stage", lambda parts, *_: parts)
     assert crossing()
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.cost.trial import refusal
+from autograph_rewrite.cost.search import refusal
 from autograph_rewrite.errors import ConfigError, PassError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.normalize.normalize import normalise
@@ -103,7 +103,7 @@ def test_a_plan_that_cannot_be_carried_out_says_why(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any, **__: Any) -> Any:
         raise PassError("no way")
 
-    monkeypatch.setattr("autograph_rewrite.passes.emission_passes.place_instances", refuse)
+    monkeypatch.setattr("autograph_rewrite.passes.emit.instances.place_instances", refuse)
     assert "no way" in str(refusal(item, plan))
 
 
