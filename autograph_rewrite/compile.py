@@ -9,6 +9,8 @@ comes out. What a configuration means, in which order it is completed, and what 
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +19,13 @@ from autograph_rewrite.cluster.membership import Membership, in_job
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.claims import Certifier
+from autograph_rewrite.ir.format import printer
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.unused_settings import noted, with_unused_settings
-from autograph_rewrite.plan.parts.common_graph import contents
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.strategies import builder_for
@@ -195,3 +199,29 @@ def compile_item(
     every = job.config.snapshot_steps if job.config is not None else None
     report = replace(new.report, member=job.member, contents=common, covered=covered, snapshot_steps=every)
     return replace(new, report=report)
+
+
+# What the graphs of all workers must have in common before they are rewritten, as text that they can compare.
+
+
+_CHANCE = re.compile(r' ?\b(shared_name|container|token|_\w+)=("[^"]*"|\[[^\]]*\]|[^,}]*),?|@\S+')
+"""What means nothing to others in the line of a node: numbers that TensorFlow counts or draws, devices, functions."""
+
+
+def contents(item: TrainingGraph) -> bytes:
+    """Return what all workers must have in common of a graph, constants included, as compressed text."""
+    graph = item.graph
+    roots = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+    roots += [v.initializer for v in item.variables.values() if v.initializer is not None]
+    pending = [graph.nodes[name] for name in roots if name in graph.nodes]
+    seen: set[Node] = set(pending)
+    while pending:
+        node = pending.pop()
+        if has(node.op, "input_or_output"):
+            continue
+        for other in (*(value.node for value in node.inputs), *node.controls):
+            if other not in seen:
+                seen.add(other)
+                pending.append(other)
+    lines = sorted(_CHANCE.sub("", printer.line(node)) for node in seen if not has(node.op, "input_or_output"))
+    return zlib.compress("\n".join(lines).encode(), 1)

@@ -27,7 +27,7 @@ SPLITS = {"(query|key|value)/w": [1, 2], "output/w": [2, 1], "inner/w": [1, 2], 
 ONE, TWO = "two replicas", "data 2 x model 2"
 PROPAGATION = (
     ("autograph_rewrite.passes.tensor_parallel.partition", "model_placements"),
-    ("autograph_rewrite.passes.propagation_passes", "propagate_parts"),
+    ("autograph_rewrite.passes.propagate", "propagate_parts"),
 )
 """What finds placements: on the model axis, and of the batch."""
 

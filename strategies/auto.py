@@ -24,8 +24,7 @@ from autograph_rewrite.plan.parts.residence import Sharded, residence_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import default_options, override_of
 from autograph_rewrite.strategies.assemble import assemble, trained_variables
-from autograph_rewrite.strategies.builder.choice import Choice, Parts, TrainedVariable
-from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.builder import Choice, Parts, StrategyBuilder, TrainedVariable
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, plans_of, rows
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
 from autograph_rewrite.strategies.mesh_annotations import wants_annotations

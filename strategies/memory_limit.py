@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
-from autograph_rewrite.strategies.builder.over_replicas import over_replicas
-from autograph_rewrite.strategies.builder.protocol import StrategyBuilder
+from autograph_rewrite.strategies.builder import StrategyBuilder, over_replicas
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, modes_of, with_settings
 from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.mesh_search import MeshSearch

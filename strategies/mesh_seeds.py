@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.strategies.assemble import trained_variables
-from autograph_rewrite.strategies.builder.choice import TrainedVariable
+from autograph_rewrite.strategies.builder import TrainedVariable
 from autograph_rewrite.training_graph import TrainingGraph
 
 _NUMBERS, _NUMBERED = re.compile(r"\d+"), re.compile(r"_?\d+")

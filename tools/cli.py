@@ -22,13 +22,12 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import autograph_rewrite
-from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.errors import GraphError, RewriteError
 from autograph_rewrite.requires import missing_tensorflow
 from autograph_rewrite.runtime.job.join_on_import import stay_out
 from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
 from autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow
 from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
-from autograph_rewrite.tools.unforeseen import of_the_graph
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -233,3 +232,39 @@ def describe(error: RewriteError | OSError) -> dict[str, str | None]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# Errors that nobody foresaw: where TensorFlow does not take the graph either, the graph is to blame.
+#
+# KeyError in a pass ──► tf.import_graph_def(graph) fails ──► GraphError: TensorFlow cannot load this graph
+
+
+def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
+    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does.
+
+    Args:
+        error: what a verb has raised.
+        args: of the verb.
+    """
+    if (
+        isinstance(error, (RewriteError, OSError, ModuleNotFoundError))
+        or not {"graph", "train_op"} <= vars(args).keys()
+    ):
+        return error
+    from autograph_rewrite.requires import tensorflow
+    from autograph_rewrite.tools.common_arguments import load_graph
+
+    try:
+        graph_def = load_graph(args).graph_def
+    except RewriteError:
+        return error
+    tf = tensorflow()
+    try:
+        with tf.Graph().as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+    except Exception as refusal:  # it raises several types, all for the same reason
+        said = next(iter(str(refusal).splitlines()), "")
+        refused = GraphError(f"TensorFlow cannot load this graph: {said}", where=str(args.graph))
+        refused.__cause__ = error
+        return refused
+    return error

@@ -9,16 +9,24 @@ Checking each run of a compiler instead of the compiler: Pnueli, Siegel and Sing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.certify.check_claims import check_claims
-from autograph_rewrite.certify.execution.baseline import Baseline
-from autograph_rewrite.certify.execution.op_kinds import writes_variable
-from autograph_rewrite.certify.execution.samples import Sample
-from autograph_rewrite.certify.execution.simulate import Simulation
-from autograph_rewrite.certify.order import Accesses, accesses_of, check_order, effects_before, effects_needed, origin
+from autograph_rewrite.certify.order import (
+    Accesses,
+    accesses_of,
+    check_order,
+    effects_before,
+    effects_needed,
+    origin,
+    spans,
+    writes_variable,
+)
 from autograph_rewrite.certify.recomputed import check_recomputed
-from autograph_rewrite.certify.spans import spans
+from autograph_rewrite.certify.samples import Sample
+from autograph_rewrite.certify.simulate import Simulation
 from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
@@ -30,19 +38,11 @@ execution."""
 
 UNORDERED = frozenset(
     (
-        "insert-reshards",
-        "number-replicas",
-        "exchange-digests",
-        "decorrelate-randomness",
-        "localize-shapes",
-        "keep-components",
-        "declare-state",
-        "pad-empty-blocks",
-        "sequential-averages",
-        "merge-instances",
-        "parameter-servers",
+        "insert-reshards", "find-averages", "number-replicas", "exchange-digests", "decorrelate-randomness",
+        "localize-shapes", "keep-components", "declare-state", "pad-empty-blocks", "sequential-averages",
+        "merge-instances", "parameter-servers",
     )
-)
+)  # fmt: skip
 """Passes behind which a read may not wait yet where it comes before a write: 'order-accesses' puts lost edges back."""
 
 
@@ -102,18 +102,21 @@ class Certificate:
         self._names = {node.name: name for node, name in names.items()}
         check_order(self._accesses, self._claimed, self._shards, names, reads_are_ordered=False)
         _check_shards(self._accesses, self._claimed, shards, names)
-        self._check_claims(copy, claims)
+        with self._noting("as propagation left it", "what is claimed of values"):
+            self.not_covered |= dict.fromkeys(check_claims(topological_order(copy), claims))
 
-    def _check_claims(self, graph: Graph, claims: Claims) -> None:
+    @contextmanager
+    def _noting(self, where: str, what: str) -> Iterator[None]:
+        """Tell an error of the rewrite where it is; note one of the certificate itself as what is not covered."""
         try:
-            self.not_covered |= dict.fromkeys(check_claims(topological_order(graph), claims))
+            yield
         except VerifyError as error:
-            add_note(error, "as propagation left it")
+            add_note(error, where)
             raise
         except Exception as error:
             if self._strict:
                 raise
-            self.not_covered[f"what is claimed of values: {error!r}"] = None
+            self.not_covered[f"{what}: {error!r}"] = None
 
     def check(self, after: str, graph: Graph) -> None:
         """Check the folded graph behind a pass.
@@ -134,15 +137,8 @@ class Certificate:
         if after in BEHIND:
             return
         self._looped = self._looped or after == "roll-loop"
-        try:
+        with self._noting(f"after pass '{after}'", f"the graph after '{after}'"):
             self._check(after, graph, claims)
-        except VerifyError as error:
-            add_note(error, f"after pass '{after}'")
-            raise
-        except Exception as error:
-            if self._strict:
-                raise
-            self.not_covered[f"the graph after '{after}': {error!r}"] = None
 
     def _check(self, after: str, graph: Graph, claims: Claims) -> None:
         assert self._baseline is not None

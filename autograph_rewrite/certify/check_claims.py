@@ -1,25 +1,42 @@
-"""Check the claims of all nodes of a graph against the contracts of their ops."""
+"""Check the claims of all nodes of a graph: by the text of their ops, by what routes and holds values, or by running.
+
+    x: split(0)   w: replicated   ──MatMul "mk,kn->mn|k"──►   split(0)      m is cut, and the result has it
+    x: split(1)   w: split(0)     ──MatMul "mk,kn->mn|k"──►   partial(sum)  k is cut, and summed over
+    x: split(1)   w: replicated   ──MatMul──►                 refused: input 1 has k, and is whole
+    x: split(0)                   ──Slice──►                  run on samples (`run_blocks`)
+
+Nothing here derives a placement or chooses one: it says whether one that is claimed is right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.certify.contract_table import CONTRACTS
-from autograph_rewrite.certify.contracts.axes import judge_axes
-from autograph_rewrite.certify.contracts.factors import judge
-from autograph_rewrite.certify.contracts.families.blockwise import MARK, judge_blockwise
-from autograph_rewrite.certify.contracts.families.containers import OPS as OF_CONTAINERS
-from autograph_rewrite.certify.contracts.families.containers import judge_containers
-from autograph_rewrite.certify.contracts.families.local_indices import MARK as LOCAL_INDICES
-from autograph_rewrite.certify.contracts.families.local_indices import judge_local_indices
-from autograph_rewrite.certify.contracts.families.segments import have_segments, judge_pieces, lose_segments
-from autograph_rewrite.certify.contracts.seen import Seen, is_named_after, is_own, said, see
-from autograph_rewrite.certify.contracts.sizes import are_sizes, judge_sizes
+from autograph_rewrite.certify.containers import OPS as OF_CONTAINERS
+from autograph_rewrite.certify.containers import judge_containers
+from autograph_rewrite.certify.factors import factors_of, judge
+from autograph_rewrite.certify.kernels import KERNELS
+from autograph_rewrite.certify.local_indices import BLOCKWISE, judge_blockwise, judge_local_indices
+from autograph_rewrite.certify.local_indices import MARK as LOCAL_INDICES
+from autograph_rewrite.certify.run_blocks import judge_by_running
+from autograph_rewrite.certify.samples import TooLargeError
+from autograph_rewrite.certify.seen import (
+    Seen,
+    is_local,
+    is_named_after,
+    is_own,
+    line_up_whole,
+    product,
+    said,
+    see,
+    whole,
+)
+from autograph_rewrite.certify.table import TABLE, text_of
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.claims import Claims, Dim
+from autograph_rewrite.ir.claims import SEGMENTS, Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Node
 
 KEEP = frozenset(
@@ -29,8 +46,6 @@ KEEP = frozenset(
     )
 )  # fmt: skip
 """Ops that hand their first operand on as it is."""
-LENGTHS = frozenset(("TensorListLength",))
-"""Ops whose result is the same on every replica, whatever they look at."""
 ROWS_APART = "_autograph_rows_apart"
 """Attribute of nodes whose rows are numbered within a block; what they make is not covered."""
 OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
@@ -38,7 +53,7 @@ OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 
 OF_EACH = ("batch_norm", "local_sgd", "values of each")
 """How the texts begin that say that replicas have values of their own."""
-MARKS = OF_BLOCK | {MARK, LOCAL_INDICES, ROWS_APART}
+MARKS = OF_BLOCK | {BLOCKWISE, LOCAL_INDICES, ROWS_APART}
 """Attributes of passes that a verdict depends on."""
 
 
@@ -50,10 +65,11 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
     """
     judged: dict[Any, str | None] = {}
     containers: list[Seen] = []
+    left_out: list[str] = []
     for node in nodes:
         seen = see(node, claims)
         if node.op in OF_CONTAINERS:
-            if have_segments((*seen.operands, *seen.results)):
+            if _segments(_cut_sizes((*seen.operands, *seen.results))):
                 raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
@@ -64,13 +80,20 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
         folded = node.name in claims.folded
         key = (*_key(seen), folded)
         if key not in judged:
-            judged[key] = judge_node(seen, folded=folded)
+            try:
+                judged[key] = judge_node(seen, folded=folded)
+            except TooLargeError:
+                judged[key] = None
+                left_out.append(f"'{node.name}' ({node.op}), which is too large to be run on samples")
         if judged[key]:
             raise _refusal(node, judged[key])
     found = judge_containers(containers)
     if found is not None:
         raise _refusal(found[0].node, found[1])
-    return [f"'{node.name}', which counts the rows of its block" for node in nodes if ROWS_APART in node.attrs]
+    return [
+        *left_out,
+        *(f"'{node.name}', which counts the rows of its block" for node in nodes if ROWS_APART in node.attrs),
+    ]
 
 
 def _refusal(node: Node, problem: str | None) -> VerifyError:
@@ -81,41 +104,115 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     """Return what the verdict depends on."""
     node = seen.node
     named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
-    alone = node.op == "Const" or MARK in node.attrs or named
+    alone = node.op == "Const" or BLOCKWISE in node.attrs or named
     own = node.name if alone else ""
     attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
     return node.op, own, attrs, seen.operands, seen.results, seen.guessed, tuple(node.input_dtypes), node.output_dtypes
 
 
 def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
-    """Return what is wrong with the claims of one node, or None."""
+    """Return what is wrong with the claims of one node, or None.
+
+    Args:
+        seen: the node.
+        folded: it is a constant after all, of the sizes of the whole.
+
+    Raises:
+        TooLargeError: it has to be run, and its values are too large for that.
+    """
     node = seen.node
-    is_piece, verdict = judge_pieces(seen)
-    if is_piece and (have_segments((*seen.operands, *seen.results)) or verdict is None):
-        return verdict
-    if (lost := lose_segments(seen)) is not None:
+    runs = node.op in KERNELS and node.op not in TABLE
+    if not runs and (lost := _lose_segments(seen)) is not None:
         return lost
-    if any(text.startswith(("batch_norm", "local_sgd", "values of each")) for text in seen.inexact) and _is_of_block(
-        seen
-    ):
+    if any(text.startswith(OF_EACH) for text in seen.inexact) and _is_of_block(seen):
         return None
-    if MARK in node.attrs:
+    if BLOCKWISE in node.attrs:
         return judge_blockwise(seen)
     if ROWS_APART in node.attrs:
         return None
     if node.op == "BroadcastGradientArgs":
-        return judge_axes(seen, folded=folded)
+        return _judge_axes(seen, folded=folded)
     if (special := SPECIAL.get(node.op)) is not None:
         return special(seen)
     if node.op in KEEP:
         return _kept(seen, 0, 0)
-    if not node.inputs and node.op not in CONTRACTS:
+    if not node.inputs and node.op not in TABLE:
         wrong = next((claim for claim in seen.results if claim.differs or claim.zero), None)
         return f"it reads nothing, and is claimed {said(wrong)}" if wrong else None
-    if are_sizes(seen):
-        return judge_sizes(seen, folded=folded)
-    contract = CONTRACTS.get(node.op)
-    return judge(seen, contract(seen) if contract is not None else None)
+    if any(claim.value is not None or claim.kind == "local" for claim in seen.results):
+        return _judge_sizes(seen, folded=folded)
+    if runs and any(claim.differs or claim.zero for claim in (*seen.operands, *seen.results)):
+        return judge_by_running(seen)
+    text = text_of(seen)
+    return judge(seen, None if text is None else factors_of(seen, text))
+
+
+def _judge_sizes(seen: Seen, *, folded: bool) -> str | None:
+    for index, claim in enumerate(seen.results):
+        local = any(is_local(entry) for entry in claim.value or ())
+        if claim.kind not in ("local", "replicated") or local != (claim.kind == "local"):
+            return f"result {index} is claimed {said(claim)}, and is {claim.value}"
+    if seen.node.op in HANDED_ON:
+        return _handed_on(seen)
+    if seen.node.op not in KERNELS:
+        return "nothing says how it makes sizes"
+    return judge_by_running(seen.reading_whole() if folded else seen)
+
+
+def _measured(seen: Seen) -> str | None:
+    """Compare with the shape of what is measured, as this instance has it."""
+    for index, made in enumerate(seen.results):
+        shape = seen.operands[index].shape
+        if made.value is None:
+            if seen.operands[index].kind == "split":
+                return f"input {index} is split, and of result {index} nothing is known"
+            continue
+        if made.kind != ("local" if any(map(is_local, made.value)) else "replicated"):
+            return f"result {index} is claimed {said(made)}, and is {made.value}"
+        if seen.node.op == "TensorListElementShape" or shape is None:
+            continue
+        right = (len(shape),) if seen.node.op == "Rank" else (product(shape),) if seen.node.op == "Size" else shape
+        if len(right) != len(made.value) or any(a not in (None, b) for a, b in zip(made.value, right, strict=True)):
+            return f"result {index} is claimed to be {made.value}, of an operand of shape {shape}"
+    return None
+
+
+HANDED_ON = {"TensorListPushBack": (0, 1), "TensorListPopBack": (0,), "TensorListGetItem": (0,)}
+"""Ops on lists of sizes, with the operands that hold sizes."""
+
+
+def _handed_on(seen: Seen) -> str | None:
+    """Lists of equal sizes give back what they hold, and take nothing else."""
+    sources = [seen.operands[i] for i in HANDED_ON[seen.node.op]]
+    for index, source in enumerate(sources):
+        is_empty = source.kind == "any" and not source.zero and len(sources) > 1
+        for made in seen.results:
+            if not is_empty and (source.kind != made.kind or source.value != made.value):
+                return f"it is claimed to be {made.value}, of {source.value} (input {index})"
+    return None
+
+
+def _segments(dims: Iterable[Dim]) -> set[str]:
+    """Return the symbols of blocks with segments in some sizes."""
+    factors = (factor for dim in dims if isinstance(dim, tuple) for factor in dim[1])
+    return {factor for factor in factors if factor.startswith(SEGMENTS)}
+
+
+def _cut_sizes(claims: Iterable[Claim]) -> list[Dim]:
+    return [dim for claim in claims if claim.kind == "split" for dim in (claim.shape or ())[claim.dim : claim.dim + 1]]
+
+
+def _lose_segments(seen: Seen) -> str | None:
+    """Return which result has other segments than the blocks that are read, in whose order its rows are."""
+    cut = [claim for claim in seen.operands if claim.kind == "split"]
+    read = [_segments(_cut_sizes((claim,))) for claim in cut]
+    if not cut:
+        read = [_segments(claim.value or ()) for claim in seen.operands if claim.kind == "local"]
+    for index, claim in enumerate(seen.results):
+        made = _segments(_cut_sizes((claim,)))
+        if claim.kind == "split" and (made or any(read)) and any(one != made for one in read or [set()]):
+            return f"result {index} is claimed {said(claim)}, with blocks of {claim.shape} that nobody has read"
+    return None
 
 
 def _is_of_block(seen: Seen) -> bool:
@@ -164,13 +261,8 @@ def _merge(seen: Seen) -> str | None:
     for i, read in enumerate(seen.operands):
         if (read.kind == "any" and made.kind != "local") or read.kind == "unknown":
             continue
-        fits = read[:3] == made[:3] or (read.kind, made.kind, made.op, read.zero) == (
-            "replicated",
-            "partial",
-            "sum",
-            True,
-        )
-        if not fits and read.kind != "any":
+        adds = (read.kind, made.kind, made.op, read.zero) == ("replicated", "partial", "sum", True)
+        if read[:3] != made[:3] and not adds and read.kind != "any":
             return f"input {i} is {said(read)}, and result 0 claimed {said(made)}"
         if made.zero and not read.zero:
             return f"result 0 is claimed to be zero, and input {i} is not"
@@ -180,11 +272,8 @@ def _merge(seen: Seen) -> str | None:
 
 
 def _says(value: Sequence[Any] | None, claimed: Sequence[Any]) -> bool:
-    return (
-        value is not None
-        and len(value) == len(claimed)
-        and all(b is None or a == b for a, b in zip(value, claimed, strict=True))
-    )
+    pairs = zip(value or (), claimed, strict=False)
+    return value is not None and len(value) == len(claimed) and all(b in (None, a) for a, b in pairs)
 
 
 def _constant(seen: Seen) -> str | None:
@@ -204,11 +293,54 @@ def _length(seen: Seen) -> str | None:
     return f"result 0 is claimed {said(seen.results[0])}" if seen.results[0].kind != "replicated" else None
 
 
+def _judge_axes(seen: Seen, *, folded: bool) -> str | None:
+    """Return what is wrong with the axes that a broadcast's gradient is claimed to name: [B, T, 8] and [B, U, 1].
+
+    TensorFlow's kernel also names dimensions that are 1 on both sides. Summing those, or not, is the same of the whole,
+    but not of a block without rows; a constant names none of them.
+    """
+    for index, claim in enumerate((*seen.operands, *seen.results)):
+        if claim.differs and (index >= 2 or claim.kind != "local"):
+            return f"it reads and makes what is the same everywhere, and one is {said(claim)}"
+    shapes = [[whole(dim, seen.batch) for dim in claim.value or ()] for claim in seen.operands]
+    is_known = all(claim.value is not None for claim in seen.operands)
+    rank = max(map(len, shapes))
+    left, right = ([*[1] * (rank - len(shape)), *shape] for shape in shapes)
+    for claim, mine, others in zip(seen.results, (left, right), (right, left), strict=True):
+        axes = (frozenset(claim.value), frozenset(claim.value)) if claim.value is not None else claim.axes
+        if axes is None:
+            continue
+        if not is_known:
+            return f"it is claimed to name {sorted(map(str, axes[1]))}, and a shape is not known"
+        names_ones = not folded and not (mine == others and None not in mine)
+        if problem := _problem(axes[0], axes[1], mine, others) or (names_ones and _ones(axes[1], mine, others)):
+            return problem
+    return None
+
+
+def _problem(sure: frozenset[Dim], possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
+    for axis, (size, other) in enumerate(zip(mine, others, strict=True)):
+        if axis in sure and size != 1:
+            return f"it is claimed to name {axis}, where {size} is not known to be stretched to {other}"
+        never = other == 1 or (isinstance(size, int) and size != 1) or line_up_whole(size, other)
+        if axis not in possible and not never:
+            return f"it is claimed not to name {axis}, where {size} may be stretched to {other}"
+    return None
+
+
+def _ones(possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
+    for axis, pair in enumerate(zip(mine, others, strict=True)):
+        if axis not in possible and all(not isinstance(size, int) or size == 1 for size in pair):
+            return f"it is claimed not to name {axis}, where {pair[0]} and {pair[1]} may both be 1"
+    return None
+
+
 SPECIAL: Mapping[str, Callable[[Seen], str | None]] = {
     "Const": _constant,
     "IdentityN": _each_kept,
     **dict.fromkeys(("Switch", "RefSwitch"), _switch),
     **dict.fromkeys(("Merge", "RefMerge"), _merge),
-    **dict.fromkeys(LENGTHS, _length),
+    "TensorListLength": _length,
+    **dict.fromkeys(("Shape", "ShapeN", "Size", "Rank", "VariableShape", "TensorListElementShape"), _measured),
 }
 """Ops that hand on what they read, and those that read nothing."""

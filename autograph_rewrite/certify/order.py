@@ -9,28 +9,46 @@ not behind, no write is lost or repeated, and what a target or an output brings 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.certify.execution.op_kinds import (
-    ENTERS,
-    EXITS,
-    MEASURES,
-    READS,
-    is_of_the_program,
-    writes_variable,
-)
+from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
-from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import find_op, get_op
 
+MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
+ENTERS = frozenset(("Enter", "RefEnter"))
+EXITS = frozenset(("Exit", "RefExit"))
+BACK_EDGES = frozenset(("NextIteration", "RefNextIteration"))
+READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
+_OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary|^Print")
+_WRITES = re.compile(
+    r"Assign(Add|Sub|)VariableOp|Resource(Sparse)?Apply\w+|ResourceCountUpTo"
+    r"|ResourceScatter\w+|ResourceStridedSliceAssign"
+    # legacy reference variables
+    r"|Assign(Add|Sub|)|(Sparse)?Apply(Adam?|Ada\w+|AddSign|CenteredRMSProp|Ftrl\w*|GradientDescent|Momentum|PowerSign"
+    r"|Proximal\w+|RMSProp)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|CountUpTo|StridedSliceAssign"
+)
 _SIZES = MEASURES | {"ZerosLike", "OnesLike"}
 """Ops that ask nothing of a value but how large it is."""
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
+
+
+def writes_variable(op: str) -> bool:
+    """Return whether an op changes a variable, a legacy reference variable included."""
+    return _WRITES.fullmatch(op) is not None
+
+
+def is_of_the_program(op: str) -> bool:
+    """Return whether an op is about files, input, Python code or a console: those of the process whose program runs."""
+    return _OF_THE_PROGRAM.search(op) is not None
 
 
 @dataclass(frozen=True)
@@ -212,3 +230,51 @@ QUIET = READS | frozenset(
     ("VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp", "VariableShape", "NoOp", "Placeholder")
 )
 SETUP = ("Collective", "ResourceAccumulator", "ConditionalAccumulator", "TensorArray", "HashTable", "Lookup")
+
+
+# -- how often nodes run
+
+OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
+"""What each replica has of its own, and no other sees; and what only looks at its values."""
+OFTEN = {Span.ONCE: "once", Span.REPLICA: "once on each replica", Span.EACH: "on each replica"}
+
+
+def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
+    """Check that what has an effect runs as often as the original's, and what differs runs on each replica.
+
+    Raises:
+        VerifyError: one does not.
+    """
+    for node in nodes:
+        found = baseline.match(node)
+        if found is None:
+            continue
+        claims = [baseline.claims.values.get(found.output(i).name) for i in range(len(found.output_dtypes))]
+        differs = (
+            any(claim is not None and claim.differs for claim in claims) and found.name not in baseline.claims.folded
+        )
+        if differs and node.span is Span.ONCE:
+            raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
+        if differs and node.span is Span.REPLICA:
+            raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
+        _check_writes(node)
+        op = get_op(node.op)
+        if differs or node.span is Span.ONCE or not op.is_stateful:
+            continue
+        handles = [kind for kind in node.input_dtypes if kind == dtypes.RESOURCE]
+        if not handles and node.op not in ("VarHandleOp", "NoOp") and not node.op.startswith(OF_REPLICA):
+            raise VerifyError(f"'{node.name}' ({node.op}) has an effect, and runs on each replica", node=node)
+
+
+def _check_writes(node: Node) -> None:
+    """Check that a write runs as often as there are copies of what it writes.
+
+    Raises:
+        VerifyError: it does not.
+    """
+    for handle in variable_ops.written(node):
+        if handle.span is not node.span:
+            copies = "one copy" if handle.span is Span.ONCE else "a copy on each"
+            raise VerifyError(
+                f"'{node.name}' runs {OFTEN[node.span]}, and there is {copies} of '{handle.name}'", node=node
+            )

@@ -7,17 +7,21 @@ A `Config` says what is wanted. What follows from it for a graph is the plan, ma
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import PrivateAttr, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are
 from autograph_rewrite.config.device_assignment import mesh_of, of_process
-from autograph_rewrite.config.field_descriptions import add_descriptions
 from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
     Accumulation,
@@ -37,10 +41,9 @@ from autograph_rewrite.config.sections import (
     VariablePolicy,
 )
 from autograph_rewrite.config.unsupported import unavailable
-from autograph_rewrite.config.validation_messages import faults_of
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
-from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, load_yaml
-from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.diagnostics.faults import SHOWN, Fault, did_you_mean, either, raise_if_any
+from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, dotted, load_yaml
+from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.notebook import text
 
@@ -310,3 +313,195 @@ def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[Fault]:
         if keys.isdisjoint(broken):
             for clash in check(config):
                 yield config.fault(clash.path, clash.message, clash.hint)
+
+
+# What the fields of sections mean: the strings behind them, read from their source when somebody asks for a schema.
+#
+#     timeout_seconds: Positive = 300.0
+#     "How long ..."                            ──►   schema["properties"]["timeout_seconds"]["description"]
+#
+# Pydantic can read them when a class is made, and searches all modules of the process for each: a third of a second.
+
+
+def add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Return a JSON schema with the descriptions of all fields.
+
+    Args:
+        schema: of the model.
+        model: its sections stand in modules of this package.
+    """
+    sections = {found.__name__: found for found in _sections(model)}
+    schemas = {model.__name__: schema, **schema.get("$defs", {})}
+    for name, section in sections.items():
+        texts = _descriptions(section)
+        for field, found in schemas.get(name, {}).get("properties", {}).items():
+            if field in texts:
+                found["description"] = texts[field]
+    return schema
+
+
+def _sections(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """Return a model and all models of its fields."""
+    found: set[type[BaseModel]] = set()
+    pending: list[Any] = [model]
+    while pending:
+        one = pending.pop()
+        pending += getattr(one, "__args__", ())
+        if isinstance(one, type) and issubclass(one, BaseModel) and one not in found:
+            found.add(one)
+            pending += [field.annotation for field in one.model_fields.values()]
+    return found
+
+
+def _descriptions(section: type[BaseModel]) -> dict[str, str]:
+    module = inspect.getmodule(section)
+    assert module is not None
+    return _of_module(module.__file__ or "").get(section.__name__, {})
+
+
+@functools.cache
+def _of_module(path: str) -> dict[str, dict[str, str]]:
+    """Return the descriptions of fields by class and field."""
+    with open(path, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    return {node.name: _of_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def _of_class(node: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, words in pairwise(node.body):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(words, ast.Expr) and isinstance(words.value, ast.Constant):
+            found[field.target.id] = inspect.cleandoc(str(words.value.value))
+    return found
+
+
+# pydantic's findings in the user's words: the key, what it must be, what it is, what was meant.
+
+
+_MUST_BE = {
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "tuple_type": "must be a list, as in [a, b]",
+    "model_type": "must be a mapping (key: value)",
+    "model_attributes_type": "must be a mapping (key: value)",
+}
+
+
+def faults_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[Fault]:
+    """One fault per finding of pydantic.
+
+    Args:
+        error: what pydantic raised.
+        model: the section that was validated.
+        source: the file, which knows the line of each key.
+    """
+    known: dict[tuple[str, ...], str] = {}
+
+    def meant(path: KeyPath) -> str | None:
+        keys = tuple(key for key in path if isinstance(key, str))  # a mistake in one item of a list is one in all
+        if keys not in known and len(known) > SHOWN:
+            return None  # nobody will see it, and looking takes time
+        if keys not in known:
+            known[keys] = _meant(path, model)
+        return known[keys]
+
+    return [_fault(dict(finding), meant, source) for finding in error.errors()]
+
+
+def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str | None], source: Source) -> Fault:
+    """Translate a finding; pydantic's are dicts of many shapes, hence Any."""
+    path: KeyPath = tuple(finding["loc"])
+    kind, context, given = finding["type"], finding.get("ctx", {}), _quoted(finding["input"])
+    name = dotted(path) or "the configuration"
+    match kind:
+        case "extra_forbidden":
+            return source.fault(path, f"unknown key '{path[-1]}'{_inside(path)}", meant(path))
+        case "missing":
+            return source.fault(path[:-1], f"the key '{path[-1]}' is missing{_inside(path)}")
+        case "literal_error":
+            known = re.findall(r"'([^']*)'", context["expected"])
+            hint = did_you_mean(str(finding["input"]), known) if isinstance(finding["input"], str) else None
+            close = hint if hint and hint.startswith("did you mean") else None
+            return source.fault(path, f"{name} must be {either(known)}, not {given}", close)
+        case "greater_than_equal":
+            return source.fault(path, f"{name} must be at least {context['ge']:g}, not {given}")
+        case "less_than_equal":
+            return source.fault(path, f"{name} must be at most {context['le']:g}, not {given}")
+        case "invalid_key":
+            return source.fault(path[:-1], f"a key must be a text, not {path[-1]!r}{_inside(path)}")
+        case "greater_than":
+            return source.fault(path, f"{name} must be more than {context['gt']:g}, not {given}")
+        case "value_error" if isinstance(context["error"], RewriteError):
+            return source.fault(path, f"{name}: {context['error'].problem}", context["error"].hint)
+        case "value_error":
+            return source.fault(path, f"{name} {context['error']}")
+        case _ if kind in _MUST_BE:
+            return source.fault(path, f"{name} {_MUST_BE[kind]}, not {given}")
+    return source.fault(path, f"{name}: {finding['msg']}")
+
+
+def _inside(path: KeyPath) -> str:
+    return f" in {dotted(path[:-1])}" if path[:-1] else ""
+
+
+def _quoted(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _meant(path: KeyPath, model: type[BaseModel]) -> str:
+    """The closest valid key, or the section to which a key that is right elsewhere belongs."""
+    word = str(path[-1])
+    here = _section(path[:-1], model)
+    known = list(here.model_fields) if here else []
+    hint = did_you_mean(word, known)
+    if hint.startswith("did you mean"):
+        return hint
+    homes = [home for home, section in _named_sections(model) if word in section.model_fields]
+    if not homes:
+        return hint
+    if not homes[0]:
+        return f"'{word}' belongs at the top, outside of {dotted(path[:-1])}"
+    return f"did you mean '{homes[0]}.{word}'?"
+
+
+def _section(path: KeyPath, model: type[BaseModel]) -> type[BaseModel] | None:
+    """The class of the section at `path`."""
+    for key in path:
+        if isinstance(key, int):
+            continue  # the items of a list have the list's class
+        field = model.model_fields.get(key)
+        inner = _model_in(field.annotation) if field else None
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _named_sections(model: type[BaseModel], home: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section with the path of its keys, the outer ones first."""
+    yield home, model
+    for name, field in model.model_fields.items():
+        inner = _model_in(field.annotation)
+        if inner is not None:
+            yield from _named_sections(inner, f"{home}.{name}" if home else name)
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The model class in `X`, `X | None` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(part) for part in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -32,7 +32,7 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
+from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import require

@@ -20,7 +20,7 @@ from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
-from autograph_rewrite.passes.propagation_passes import take_placements_as_given
+from autograph_rewrite.passes.propagate import take_placements_as_given
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
@@ -13,14 +12,14 @@ def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
     if not rewrite.has(Propagation):
         return {}
     state = rewrite.get(Propagation)
-    source = rewrite.get(Context).fact if rewrite.has(Context) else state.source
     found: dict[str, Annotation] = {}
     for node in rewrite.graph:
         if node in state.transfers:
             values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
-            found |= {value.name: annotation(source(value).placement, state.facts[value].placement) for value in values}
-    if rewrite.has(Context):
-        for value, placement in rewrite.get(Context).converted.items():
-            if rewrite.graph.nodes.get(value.node.name) is value.node:
-                found[value.name] = annotation(placement, placement)
+            found |= {
+                value.name: annotation(rewrite.fact(value).placement, state.facts[value].placement) for value in values
+            }
+    for value, placement in rewrite.converted.items():
+        if rewrite.graph.nodes.get(value.node.name) is value.node:
+            found[value.name] = annotation(placement, placement)
     return found

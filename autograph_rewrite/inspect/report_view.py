@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.render.ranking_table import without_ranking
+from autograph_rewrite.inspect.render.table import without_ranking
 from autograph_rewrite.plan.codecs import shown
-from autograph_rewrite.plan.parts.exchanged import exchanged_bytes
+from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.parts.ranking import row_of

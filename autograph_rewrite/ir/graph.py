@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir import clone
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
 from autograph_rewrite.ir.replication import PerInstance, Select, Span
 from autograph_rewrite.ir.types.attrs import decode
@@ -398,4 +397,39 @@ class Graph:
 
     def clone(self) -> Graph:
         """Return an independent copy, with library, versions and anchors."""
-        return clone.clone(self)
+        copy = type(self)()
+        copies = clone_into(self, copy, "")
+        copy.library, copy.versions, copy.rest = self.library, self.versions, self.rest
+        copy.anchors = {name: copies[v.node].output(v.index) for name, v in self.anchors.items()}
+        copy.edits = 0
+        return copy
+
+
+def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
+    """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new.
+
+    Args:
+        graph: what is copied.
+        target: where to.
+        prefix: of the copies' names, with its separator.
+    """
+    copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit
+    for node in tuple(graph):
+        copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
+        copy.span = node.span
+        if copy.name in target.nodes:
+            target.insert(copy)  # raises
+        target.nodes[copy.name] = copies[node] = copy
+    for node, copy in copies.items():  # what set_inputs and add_control do, without their checks
+        inputs = tuple([copies[v.node].output(v.index) for v in node._inputs])
+        for index, value in enumerate(inputs):
+            value._uses[copy, index] = None
+        copy._inputs = inputs
+        if node.selects:
+            copy.selects = dict(node.selects)
+        for control in node._controls:
+            waited = copies[control]
+            copy._controls[waited] = None
+            waited._control_users[copy] = None
+    target.edits += len(copies)
+    return copies

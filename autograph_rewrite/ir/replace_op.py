@@ -51,3 +51,27 @@ def take_name(graph: Graph, node: Node, name: str) -> None:
     node.name = name
     graph.nodes[name] = node
     graph.edits += 1
+
+
+def replace_outputs(graph: Graph, node: Node, results: Mapping[int, Value]) -> None:
+    """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name.
+
+    Args:
+        graph: edited in place.
+        node: which is erased.
+        results: by the number of the output.
+    """
+    for control in node.controls:
+        for value in results.values():
+            value.node.add_control(control)
+    for index, value in results.items():
+        node.output(index).replace_all_uses_with(value)
+    for user in node.control_users:
+        user.remove_control(node)
+        for value in results.values():
+            user.add_control(value.node)
+    name = node.name
+    graph.erase(node)
+    if len(results) == 1:
+        (value,) = results.values()
+        take_name(graph, value.node, name)

@@ -9,24 +9,33 @@ Names of outputs, targets and variables resolve in it as they did before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+
+import numpy as np
 
 from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.attr_inference import PASS_ATTR
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.replace_op import become, take_name
+from autograph_rewrite.ir.shapes.recorded import static_shape
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.load.op_sharding import read_op_sharding
+from autograph_rewrite.load.sharding_marks import OPEN_DIMS, XLA_SHARDING
 from autograph_rewrite.load.signature.inputs import default_axis, describe, is_drawn
 from autograph_rewrite.load.signature.variables import merge_handles
-from autograph_rewrite.load.sources.original import require_original
 from autograph_rewrite.normalize.constant_folding import fold
 from autograph_rewrite.normalize.functions.inline import flatten
-from autograph_rewrite.normalize.open_diagonals import leave_open
 from autograph_rewrite.normalize.recompute_barriers import wait_by_control_edges
 from autograph_rewrite.normalize.recompute_copies import merge_copies
 from autograph_rewrite.normalize.reference_variables.convert import convert
-from autograph_rewrite.normalize.sequential_loops import run_in_turn
-from autograph_rewrite.normalize.split_identities import separate_identities
-from autograph_rewrite.normalize.xla_annotations import forward_annotated, require_automatic
+from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 PASS = "normalise"
@@ -110,3 +119,210 @@ def _revealed(item: TrainingGraph, graph: Graph) -> dict[str, TensorInfo]:
             if info.tensor not in known:
                 found[info.name] = info if has_batch else replace(info, batch_axis=default_axis(info))
     return found
+
+
+# Leave a size of MatrixDiag open that its diagonals imply.
+#
+#     before   MatrixDiagV3(x[?, 6], k=0, num_rows=6, num_cols=6)
+#     after    MatrixDiagV3(x[?, 6], k=0, num_rows=-1, num_cols=6)
+#
+# The result is the same. TensorFlow refuses to import the first one where it cannot infer the 6 of x, because the shape
+# function compares stated sizes with one that it does not know; a distributed graph computes more shapes in the run.
+
+
+_IMPLIED = -1
+
+
+def leave_open(graph: Graph) -> None:
+    """Replace a stated size by -1 wherever the other one is stated too and the diagonals imply it, in place."""
+    for node in [node for node in graph if node.op in ("MatrixDiagV2", "MatrixDiagV3")]:
+        index = _implied(node)
+        if index is not None:
+            old = node.inputs[index].node
+            new = Builder.at(node).node(
+                "Const", what="open", controls=old.controls, value=np.array(_IMPLIED, np.int32), dtype=dtypes.INT32
+            )
+            node.set_input(index, new.output())
+
+
+def _implied(node: Node) -> int | None:
+    """Return the operand, rows or columns, that the length of the longest diagonal implies; None where none does."""
+    shape, stated = static_shape(node.inputs[0]), [value.node.attr("value") for value in node.inputs[1:4]]
+    if not shape or shape[-1] is None or any(not isinstance(entry, np.ndarray) for entry in stated):
+        return None
+    lower, upper, rows, cols = stated[0].min(), stated[0].max(), int(stated[1]), int(stated[2])
+    if _IMPLIED in (rows, cols):
+        return None
+    return next(
+        (i for i, size, least in ((2, rows, -min(upper, 0)), (3, cols, max(lower, 0))) if size == shape[-1] + least),
+        None,
+    )
+
+
+# Set `parallel_iterations` to 1 for loops that read a random stream or an input pipeline.
+#
+#     while (parallel_iterations=32): mask = RandomUniform()      the executor may let a later iteration draw first
+#     while (parallel_iterations=1):  mask = RandomUniform()      iteration i takes the i-th draw
+#
+# Which iteration gets which draw is otherwise a race, whose result differs from run to run, and more so once the loop
+# is spread over devices. Enclosing loops are held back too: their iterations start inner loops.
+
+
+def draws(node: Node) -> bool:
+    """Return whether each run of a node takes the next element of some stream."""
+    op = find_op(node.op)
+    return op is not None and op.is_stateful and has(node.op, "draws")
+
+
+def run_in_turn(graph: Graph) -> int:
+    """Let loops that draw run one iteration at a time, in place; return how many there are."""
+    enters = [node for node in graph if node.op in ENTERS]
+    drawing = [node for node in graph if draws(node)] if enters else []
+    if not drawing:
+        return 0
+    frames = frames_of(topological_order(graph))
+    held = {frames[node][: depth + 1] for node in drawing if node in frames for depth in range(len(frames[node]))}
+    for enter in enters:
+        if frames.get(enter) in held:
+            enter.set_attr("parallel_iterations", 1)
+    return len(held)
+
+
+# Split each IdentityN into one Identity per value: TensorFlow does not order them either.
+#
+#     before   IdentityN(da, db) ──► apply(a, :0), apply(b, :1)         apply(a) seems to wait for db
+#     after    Identity(da) ──► apply(a)      Identity(db) ──► apply(b)
+#
+# Keras' optimizers hand all gradients on together. Where a control edge stands beside such a path, TensorFlow 2.21
+# first drops the edge, as the path says the same, and then splits the IdentityN: an update may overtake a read.
+
+
+SHAPES = "_output_shapes"
+
+
+def separate_identities(graph: Graph, declared: Collection[str]) -> None:
+    """Replace every IdentityN of several values by an Identity of each; that of the first has its name.
+
+    Args:
+        graph: edited.
+        declared: names that are read from outside: an IdentityN with such a name stays, and reads the Identities.
+    """
+    for node in [node for node in graph if node.op == "IdentityN" and len(node.inputs) > 1]:
+        values = [_identity(graph, node, index) for index in range(len(node.inputs))]
+        for old, new in zip(node.outputs, values, strict=True):
+            old.replace_all_uses_with(new)
+        for user in node.control_users:
+            user.remove_control(node)
+            for value in values:
+                user.add_control(value.node)
+        if node.name in declared:
+            node.set_inputs(values)
+        else:
+            graph.erase(node)
+            take_name(graph, values[0].node, node.name)
+
+
+def _identity(graph: Graph, node: Node, index: int) -> Value:
+    name = f"{node.name}/{index}"
+    value = node.inputs[index]
+    made = Builder(graph, name, node, device=node.device).node("Identity", value, controls=node.controls)
+    for key, raw in _shape(node, index).items():
+        made.set_raw_attr(key, raw)
+    return made.output()
+
+
+def _shape(node: Node, index: int) -> dict[str, bytes]:
+    """Return the attribute that states the shape of one output, if the node states those of all."""
+    shapes = node.attr(SHAPES)
+    return {SHAPES: encode("list(shape)", [shapes[index]])} if shapes is not None and index < len(shapes) else {}
+
+
+# XLA's sharding ops as what they compute on one device: identities, which keep what they say as an attribute.
+#
+#     before   x ──► XlaSharding(sharding: tiles [1, 2], unspecified_dims [0]) ──► y
+#     after    x ──► Identity(_XlaSharding: tiles [1, 2], _autograph_open_dims [0]) ──► y
+#
+# `XlaSpmdFullToShardShape` and `XlaSpmdShardToFullShape` begin and end a region whose ops are written for one shard.
+# That is no single-device graph, and TensorFlow has no kernel for them outside of XLA.
+
+
+def forward_annotated(graph: Graph) -> None:
+    """Turn every `XlaSharding` into an `Identity` with its annotation as an attribute.
+
+    Args:
+        graph: edited.
+    """
+    for node in [node for node in graph if node.op == "XlaSharding"]:
+        said, unspecified = node.attr("sharding", b""), tuple(node.attr("unspecified_dims", ()))
+        node.set_raw_attr(XLA_SHARDING, encode("string", said))
+        if unspecified:
+            node.set_raw_attr(OPEN_DIMS, encode("list(int)", unspecified))
+        become(node, "Identity", node.inputs, {})
+
+
+def require_automatic(graph: Graph) -> None:
+    """Make sure that no part of a graph is written for one shard.
+
+    Raises:
+        GraphError: some is, or an annotation is malformed.
+    """
+    for node in graph:
+        if node.op in ("XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"):
+            raise GraphError(
+                f"{node.op} switches between whole tensors and the shards of a device (manual partitioning)",
+                node=node,
+                hint="leave auto_to_manual_spmd_partition and its inverse out: ops on whole tensors are cut for you",
+            )
+        said = node.attr(XLA_SHARDING)
+        if said is None:
+            continue
+        try:
+            is_manual = read_op_sharding(said).is_manual
+        except ValueError as error:
+            raise GraphError(f"the attribute {XLA_SHARDING} is no OpSharding: {error}", node=node) from None
+        if is_manual:
+            hint = "annotate it with split, mesh_split or replicate, and let its ops work on whole tensors"
+            raise GraphError("the sharding is manual: its ops see the shard of a device", node=node, hint=hint)
+
+
+# Reject a graph that is distributed already: the result of a rewrite is not rewritten again.
+#
+# Replicas of replicas would each hold members of the first rewrite's collectives, which then never meet.
+
+
+_COLLECTIVES = ("Collective", "Nccl", "XlaAllReduce")
+
+
+def require_original(item: TrainingGraph, own_pass: str) -> None:
+    """Make sure that an item is a single-device graph.
+
+    Args:
+        item: an item in normal form, so that functions are part of its graph.
+        own_pass: what normalising calls itself in the provenance of nodes.
+
+    Raises:
+        GraphError: it was made by a rewrite, or by something else that puts collectives into graphs.
+    """
+    made = next((node for node in item.graph if _made_by(node) not in ("", own_pass)), None)
+    if made is not None or item.report is not None or item.layout is not None:
+        by = f": the pass '{_made_by(made)}' of an earlier rewrite made a node of it" if made is not None else ""
+        raise GraphError(
+            f"the graph is already distributed{by}",
+            node=made,
+            hint="rewrite the original graph; one rewrite takes everything (devices, strategy, microbatches, stages)",
+        )
+    for node in item.graph:
+        if node.op.startswith(_COLLECTIVES):
+            raise GraphError(
+                "the graph is already distributed: it holds a collective, which waits for its other members",
+                node=node,
+                hint="build the graph for one device, outside of any tf.distribute strategy",
+            )
+
+
+def _made_by(node: Node) -> str:
+    """Return the pass that made a node; empty for one of an original graph."""
+    if PASS_ATTR not in node.attrs:
+        return ""
+    name: bytes = node.attr(PASS_ATTR)
+    return name.decode(errors="replace")

@@ -17,18 +17,112 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.passes.base.order_accesses import ORDER_ACCESSES
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
-from autograph_rewrite.passes.conversion_passes import CONVERSION
-from autograph_rewrite.passes.emission_passes import EXPAND, PLACE, ROWS, finished
-from autograph_rewrite.passes.preconditions import require_no_servers
-from autograph_rewrite.passes.propagation_passes import ANALYSIS, PLANNING, PROPAGATION
+from autograph_rewrite.passes.batch.decorrelate_randomness import DECORRELATE_RANDOMNESS
+from autograph_rewrite.passes.batch.localize_shapes import LOCALIZE_SHAPES
+from autograph_rewrite.passes.batch.pad_empty_blocks import PAD_EMPTY_BLOCKS
+from autograph_rewrite.passes.batch.slice_batch_inputs import SLICE_BATCH_INPUTS
+from autograph_rewrite.passes.batch.split_draws import SPLIT_DRAWS
+from autograph_rewrite.passes.canonicalize.decompose import DECOMPOSE
+from autograph_rewrite.passes.canonicalize.local_batch_norm import LOCAL_BATCH_NORM
+from autograph_rewrite.passes.canonicalize.variable_policies import VARIABLE_POLICIES
+from autograph_rewrite.passes.canonicalize.varying_values import MARK_REPLICAS, MERGE_VARYING, NUMBER_REPLICAS
+from autograph_rewrite.passes.compression.components import KEEP_COMPONENTS
+from autograph_rewrite.passes.compression.compressor_state import DECLARE_STATE
+from autograph_rewrite.passes.emit.draw_before_writes import DRAW_BEFORE_WRITES
+from autograph_rewrite.passes.emit.exchange_digests import EXCHANGE_DIGESTS
+from autograph_rewrite.passes.emit.expand import EXPAND
+from autograph_rewrite.passes.emit.instances import ASSIGN_DEVICES
+from autograph_rewrite.passes.emit.merge_instances import MERGE_INSTANCES
+from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
+from autograph_rewrite.passes.finish import finished
+from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE
+from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
+from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES
+from autograph_rewrite.passes.localize.localize_kept_rows import LOCALIZE_KEPT_ROWS
+from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
+from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
+from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
+from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
+from autograph_rewrite.passes.preconditions import CHECK_TRAINING, require_no_servers
+from autograph_rewrite.passes.propagate import PROPAGATE
+from autograph_rewrite.passes.prune import BIND_CAPTURES, ELIMINATE_DEAD_CODE
+from autograph_rewrite.passes.rematerialize import REMATERIALIZE
+from autograph_rewrite.passes.reshard.insert_reshards import (
+    ASSIGN_SPANS,
+    ASSIGN_STAGES,
+    INSERT_RESHARDS,
+    MEASURE_BLOCKS,
+)
+from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
+from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
+from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.training_graph import TrainingGraph
 
-PIPELINE: tuple[Pass, ...] = (*PROPAGATION, *CONVERSION, PLACE, ROWS, EXPAND)
+ANALYSIS: tuple[Pass, ...] = (
+    PROPAGATE,
+    TRAIN_ALONE,
+    VARIABLE_POLICIES,
+    MERGE_VARYING,
+    SPLIT_DRAWS,
+    LOCAL_BATCH_NORM,
+    LOCALIZE_INDICES,
+    LOCALIZE_KEPT_ROWS,
+    DECOMPOSE,
+    PLACE_REDUCTIONS,
+    GATHER_FOR_OUTPUTS,
+    REMATERIALIZE,
+)
+"""From a graph to its placements."""
+
+PLANNING: tuple[Pass, ...] = (
+    SLICE_BATCH_INPUTS,
+    ELIMINATE_DEAD_CODE,
+    BIND_CAPTURES,
+    PARTITION_MODEL,
+    SHARD_VARIABLES,
+    MARK_REPLICAS,
+    *ANALYSIS,
+    CHECK_TRAINING,
+    RESOLVE_PLAN,
+)
+"""From a graph to its plan. Every value has a placement from `propagate` on; nothing is converted before the plan is
+complete."""
+
+CONVERSION: tuple[Pass, ...] = (
+    ASSIGN_SPANS,
+    ASSIGN_STAGES,
+    MEASURE_BLOCKS,
+    INSERT_RESHARDS,
+    FIND_AVERAGES,
+    NUMBER_REPLICAS,
+    EXCHANGE_DIGESTS,
+    DECORRELATE_RANDOMNESS,
+    LOCALIZE_SHAPES,
+    KEEP_COMPONENTS,
+    COUNT_STEPS,
+    DECLARE_STATE,
+    PAD_EMPTY_BLOCKS,
+    SEQUENTIAL_AVERAGES,
+    MERGE_INSTANCES,
+    PARAMETER_SERVERS,
+    ORDER_ACCESSES,
+    DELEGATE_TO_CHIEF,
+    DRAW_BEFORE_WRITES,
+    ROLL_LOOP,
+)
+"""Values are converted as the plan says, until the folded graph is complete."""
+
+PIPELINE: tuple[Pass, ...] = (*PLANNING, *CONVERSION, ASSIGN_DEVICES, UPDATE_ROWS, EXPAND)
+
+
+RESOLVING = tuple(one for one in PLANNING if one not in (BIND_CAPTURES, CHECK_TRAINING))
+"""To a plan alone: variables stay on the devices that it names, and what a rewrite refuses a plan may still say."""
 
 
 def rewrite(
@@ -90,7 +184,7 @@ def resolve(item: TrainingGraph, plan: Plan, batch: int | None = None) -> Plan:
     """
     with no_garbage_collection():
         state = Rewrite.of(Request(item, replace(plan, edges=()), batch=batch), item.graph.clone())
-        run_passes(state, with_user_passes(PLANNING, state.plan))
+        run_passes(state, with_user_passes(RESOLVING, state.plan))
         return replace(state.plan, devices=plan.devices, mode=plan.mode, mesh=plan.mesh, variables=plan.variables)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.analysis.propagate import Propagation, notes
+from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors, depends_on_any
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -65,3 +67,21 @@ def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> N
             f"no variable update depends on the batch ({names}), so there is nothing to distribute",
             hint="name the inputs that carry examples in batch_inputs",
         )
+
+
+def _check(rewrite: Rewrite) -> None:
+    """Refuse ops without a rule under `strict`, and graphs that there is nothing to distribute in."""
+    state = rewrite.get(Propagation)
+    found = notes(state)
+    if rewrite.plan.semantics.strict and found:
+        node, text = found[0]
+        many = f"{len(found)} ops have no rule, the first is " if len(found) > 1 else "an op has no rule: "
+        raise PassError(
+            f"{many}{node.op} '{node.name}': {text}",
+            hint="set semantics.strict to false to run them whole, which is correct but slower",
+        )
+    if rewrite.request.training:
+        require_training(rewrite.graph, rewrite.item, state)
+
+
+CHECK_TRAINING = Pass("check-training", _check, needs=(Propagation,))

@@ -24,11 +24,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
@@ -39,6 +38,7 @@ from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.messages import STEP, Remat
 from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
@@ -412,10 +412,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Loop
 def _put_instead(graph: Graph, cell: LoopCell, value: Value) -> None:
     """Let a list hold another value."""
     one = cell.kept[value]
-    attrs = {"value": np.array(-1, np.int32), "dtype": dtypes.INT32}
-    anything = graph.add("Const", name=f"{one.maker.name}/any_shape", attrs=attrs, origin=one.maker)
-    anything.device = one.maker.device
-    one.maker.set_input(0, anything.output())
+    one.maker.set_input(0, Builder.at(one.maker, device=one.maker.device).const(-1, dtypes.INT32, "any_shape"))
     one.push.set_input(1, value)
     record_shapes(one.pop, [(), static_shape(value)])
 
@@ -475,10 +472,10 @@ def _move(graph: Graph, node: Node, readers: Sequence[Use], waits: Collection[No
         uses = [use for use in readers if use.node.inputs[use.index] is value]
         if not uses:
             continue
-        away = graph.add("Snapshot", [value], name=f"offload/{node.name}", device=node.device, origin=node)
+        away = Builder(graph, f"offload/{node.name}", node, device=node.device).node("Snapshot", value)
         away.set_raw_attr(OFFLOAD_ATTR, encode("string", "host"))
         name = f"{COPIES}/{len(graph)}/{node.name}"
-        back = graph.add("Snapshot", [away.output()], name=name, device=node.device, controls=waits, origin=node)
+        back = Builder(graph, name, node, device=node.device).node("Snapshot", away.output(), controls=waits)
         away.span = back.span = node.span
         for use in uses:
             use.node.set_input(use.index, back.output(), use.node.selects.get(use.index))
@@ -499,3 +496,16 @@ def _waits_of_copies(graph: Graph) -> dict[str, dict[Node, None]]:
         if is_copy(node.name):
             found.setdefault(_segment(node), {}).update(dict.fromkeys(node.controls))
     return found
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Recompute activations for the gradients that need them, instead of keeping them (`remat`)."""
+    assert rewrite.plan.remat is not None
+    decision, state = recompute(rewrite, rewrite.plan.remat)
+    rewrite.put(decision)
+    rewrite.put(state)
+
+
+REMATERIALIZE = Pass(
+    "rematerialize", _run, lambda rewrite: rewrite.plan.remat is not None, (Propagation,), (Propagation, Decision)
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
+from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.plan import proto_form, yaml_form
 from autograph_rewrite.plan.parts.messages import (
     Axis,
@@ -40,7 +41,32 @@ from autograph_rewrite.plan.parts.messages import (
     VariableRequest,
 )
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
-from autograph_rewrite.plan.plan_view import PlanView
+
+# What is shown of a plan in a line, and in a notebook: its edges.
+
+
+class PlanView(NotebookView):
+    """The view of a plan, which has these attributes and says what they mean."""
+
+    strategy: str
+    mode: str
+    edges: tuple[EdgePlan, ...]
+    notes: Sequence[str]
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        edges = f"{len(self.edges)} reshards" if self.edges else "reshards follow from the graph"
+        return f"{self.strategy or 'plan'} for {self.replicas} replicas ({self.mode}): {edges}"
+
+    def _html_parts(self) -> Iterator[str]:
+        rows = ((one.value, one.lowering, one.bytes, one.owner, one.reason) for one in self.edges)
+        yield table(("value", "by", "#bytes", "for", "reason"), rows)
+        yield text("\n".join(self.notes))
+
 
 VERSION = 1
 

@@ -10,6 +10,7 @@ The slots that an optimizer keeps for a variable live where it lives (analysis.v
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.facts.concrete_sizes import static_bytes
@@ -25,7 +26,6 @@ from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_nodes import ServerRegion
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.training_graph import Variable
 
@@ -190,3 +190,25 @@ def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
             continue
         if loop in homes:
             region.devices[node] = homes[loop]
+
+
+# Nodes that run on the server of a variable instead of on a replica.
+
+
+@dataclass
+class ServerRegion:
+    """The nodes of servers.
+
+    Attributes:
+        homes: device by variable, the state of optimizers included.
+        handles: device by the node that gives the variable's handle.
+        nodes: those that run once per job; passes add to them.
+        devices: of all nodes that are not where their replica is.
+        pushes: by variable, the nodes that hand this process's contribution over.
+    """
+
+    homes: dict[str, str] = field(default_factory=dict)
+    handles: dict[Node, str] = field(default_factory=dict)
+    nodes: set[Node] = field(default_factory=set)
+    devices: dict[Node, str] = field(default_factory=dict)
+    pushes: dict[str, list[Node]] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from autograph_rewrite.analysis.facts.symbolic_dims import (
 )
 from autograph_rewrite.analysis.rule_table import TABLE
 from autograph_rewrite.analysis.rules.base import Op, Semantics
-from autograph_rewrite.analysis.segments import FAMILIES, are_lost, read_whole
+from autograph_rewrite.analysis.transfer import FAMILIES, are_lost, read_whole
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import VerifyError

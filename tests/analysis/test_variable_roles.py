@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.variables.roles import roles
+from autograph_rewrite.analysis.variables.uses import roles
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from tests.zoo import ZOO

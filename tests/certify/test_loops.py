@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.certify.execution.lists import LISTS
+from autograph_rewrite.certify.simulate import LISTS
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.types import dtypes
@@ -99,15 +99,15 @@ def test_what_lists_hold_is_what_tensorflow_gives() -> None:
 
     rows = [np.float32([[1, 2]]), np.float32([[3, 4]])]
     real, kept = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.float32), None
-    kept = LISTS["EmptyTensorList"]([-1, -1], np.asarray)
+    kept = LISTS["EmptyTensorList"](-1, -1, data=np.asarray)
     for row in rows:
         real = tf.raw_ops.TensorListPushBack(input_handle=real, tensor=row)
-        kept = LISTS["TensorListPushBack"]([kept, row], np.asarray)
+        kept = LISTS["TensorListPushBack"](kept, row, data=np.asarray)
     item = tf.raw_ops.TensorListGetItem(input_handle=real, index=1, element_shape=-1, element_dtype=tf.float32)
     stack = tf.raw_ops.TensorListStack(input_handle=real, element_shape=-1, element_dtype=tf.float32)
     joined, _ = tf.raw_ops.TensorListConcatV2(
         input_handle=real, element_shape=-1, leading_dims=np.zeros(0, np.int64), element_dtype=tf.float32
     )
-    np.testing.assert_array_equal(LISTS["TensorListGetItem"]([kept, 1, -1], np.asarray), item)
-    np.testing.assert_array_equal(LISTS["TensorListStack"]([kept, -1], np.asarray), stack)
-    np.testing.assert_array_equal(LISTS["TensorListConcatV2"]([kept, -1, ()], np.asarray), joined)
+    np.testing.assert_array_equal(LISTS["TensorListGetItem"](kept, 1, -1, data=np.asarray), item)
+    np.testing.assert_array_equal(LISTS["TensorListStack"](kept, -1, data=np.asarray), stack)
+    np.testing.assert_array_equal(LISTS["TensorListConcatV2"](kept, -1, (), data=np.asarray), joined)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Placement, split
 from autograph_rewrite.analysis.rules.base import Op, Placed, Rule
-from autograph_rewrite.certify.contracts.seen import whole
+from autograph_rewrite.certify.seen import whole
 from autograph_rewrite.ir.claims import Claim, Claims, Dim
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes

@@ -14,8 +14,8 @@ import pytest
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.tools import cli
+from autograph_rewrite.tools.cli import of_the_graph
 from autograph_rewrite.tools.terminal import output_pipes
-from autograph_rewrite.tools.unforeseen import of_the_graph
 from tests.support.small_items import regression
 
 

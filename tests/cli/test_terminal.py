@@ -19,7 +19,7 @@ from autograph_rewrite.diagnostics.stages import stage
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.tools import cli
 from autograph_rewrite.tools.terminal import output_pipes
-from autograph_rewrite.tools.terminal.colour import painted
+from autograph_rewrite.tools.terminal.output_pipes import painted
 from autograph_rewrite.tools.verbs.shell.completion import SHELLS
 from tests.support.small_items import regression
 

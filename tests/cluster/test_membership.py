@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autograph_rewrite.cluster.launchers import is_told
+from autograph_rewrite.cluster.launchers import MOST_HOSTS, expand_counts, expand_hosts, is_told
 from autograph_rewrite.cluster.membership import Job, Membership, membership_of
-from autograph_rewrite.cluster.slurm_hostlist import MOST_HOSTS, expand_counts, expand_hosts
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
 from tests.support import recorded_launchers

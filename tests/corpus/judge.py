@@ -17,7 +17,7 @@ from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.verify.fixed_seeds import pin
+from autograph_rewrite.runtime.verify.prepare import pin
 from autograph_rewrite.runtime.verify.report import Row, rows_of
 from tests.corpus import training
 from tests.corpus.configurations import Configuration

@@ -14,11 +14,15 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.tools.cli import VERBS
-from autograph_rewrite.tools.dev.reference.messages import messages
-from autograph_rewrite.tools.dev.reference.pages import pages
-from autograph_rewrite.tools.dev.reference.settings import presets_page, settings_page
-from autograph_rewrite.tools.dev.reference.strategies import PAGES, strategies_page
-from autograph_rewrite.tools.dev.reference.verbs import verbs_page
+from autograph_rewrite.tools.dev.reference.pages import (
+    PAGES,
+    messages,
+    pages,
+    presets_page,
+    settings_page,
+    strategies_page,
+    verbs_page,
+)
 from autograph_rewrite.tools.dev.site import sections
 from autograph_rewrite.tools.dev.strategy_pages import FOLDER, drawn, measured, picture, with_tables
 from tests.docs.blocks import DOCS, OWN, prose

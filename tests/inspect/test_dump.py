@@ -13,8 +13,8 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect import dump
 from autograph_rewrite.inspect.dump import FORMATS
-from autograph_rewrite.inspect.render import dot
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Node
 from tests.support.golden_text import check_golden
@@ -126,7 +126,7 @@ def test_svg_is_what_graphviz_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_svg_refuses_what_nobody_could_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_dot(tmp_path, "exit 0", monkeypatch)
-    monkeypatch.setattr(dot, "LARGEST_PICTURE", 5)
+    monkeypatch.setattr(dump, "LARGEST_PICTURE", 5)
     with pytest.raises(GraphError, match="18 nodes are too many to draw"):
         ar.dump(regression(), "svg")
     assert ar.dump(regression(), "svg", op="MatMul") == ""

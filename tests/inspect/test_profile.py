@@ -9,9 +9,8 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.profile.attribution import Attribution
-from autograph_rewrite.inspect.profile.clocks import aligned, estimated
-from autograph_rewrite.inspect.profile.intervals import union, within, without
-from autograph_rewrite.inspect.profile.profile import Profile
+from autograph_rewrite.inspect.profile.device_time import union, within, without
+from autograph_rewrite.inspect.profile.profile import Profile, aligned, estimated
 from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
 from tests.support.small_items import regression
 

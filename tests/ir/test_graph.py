@@ -7,9 +7,8 @@ import time
 import pytest
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.clone import clone_into
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value, clone_into
 from autograph_rewrite.ir.types import dtypes
 
 FLOAT, INT32, INT64, RESOURCE = dtypes.FLOAT, dtypes.INT32, dtypes.INT64, dtypes.RESOURCE

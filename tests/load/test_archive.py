@@ -15,7 +15,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.analysis import propagate as propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.resolve import segmentable
+from autograph_rewrite.passes import propagate
 from tests.zoo import ZOO
 
 Spec = tf.TensorSpec
@@ -181,7 +181,7 @@ def test_placements_are_shown_without_being_computed(tmp_path: Path, monkeypatch
         raise AssertionError("nothing is propagated")
 
     monkeypatch.setattr(propagation, "propagate", broken)
-    monkeypatch.setattr(segmentable, "propagate", broken)
+    monkeypatch.setattr(propagate, "propagate", broken)
     nodes = {node["name"]: node for node in json.loads(ar.dump(path, "json"))["nodes"]}
     assert nodes["x"]["outputs"][0]["placement"] == "replicated -> split(0) once"
     assert "%x: float64[?,4] @ replicated -> split(0) once = Placeholder()" in ar.dump(path)

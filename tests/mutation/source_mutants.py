@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "a sum is not narrowed again",
         "passes/collectives/all_reduce.py",
-        'return cast(context, total, fact.dtype, f"{name}/narrow")',
+        'return cast(rewrite, total, fact.dtype, f"{name}/narrow")',
         "return total",
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "a process counts itself among those before",
         "passes/collectives/block_bounds.py",
-        "[int(task < context.task) for task",
+        "[int(task < rewrite.task) for task",
         "[int(task <= context.task) for task",
     ),
     Mutant(
@@ -160,13 +160,13 @@ MUTANTS = (
     ),
     Mutant(
         "an access is not ordered",
-        "passes/emit/order_accesses.py",
+        "passes/base/order_accesses.py",
         "        other.add_control(one)\n",
         "        pass\n",
     ),
     Mutant(
         "an update does not wait for a read",
-        "passes/emit/read_before_update.py",
+        "passes/base/order_accesses.py",
         "        update.add_control(read)\n",
         "        pass\n",
     ),
@@ -202,13 +202,13 @@ MUTANTS = (
     ),
     Mutant(
         "a row belongs to two shards",
-        "passes/variable_sharding/sharded_lookup.py",
+        "passes/variable_sharding/handle_uses.py",
         'limits.append(self._add("Less", [flat',
         'limits.append(self._add("LessEqual", [flat',
     ),
     Mutant(
         "a shard is looked up by the rows of the whole",
-        "passes/variable_sharding/sharded_lookup.py",
+        "passes/variable_sharding/handle_uses.py",
         'local = self._add("Sub", [local, self._id(ids, offsets[shard])]',
         'local = self._add("Sub", [local, self._id(ids, 0)]',
     ),

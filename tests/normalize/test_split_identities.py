@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.normalize.split_identities import separate_identities
+from autograph_rewrite.normalize.normalize import normalise, separate_identities
 from autograph_rewrite.training_graph import TensorInfo
 from tests.support.training import assert_trains_alike, make_item, placeholder, variable
 

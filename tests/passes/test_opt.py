@@ -21,8 +21,7 @@ from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.pass_manager import Pass, always
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.pass_pipeline import PIPELINE
-from autograph_rewrite.passes.propagation_passes import ANALYSIS
+from autograph_rewrite.passes.pass_pipeline import ANALYSIS, PIPELINE
 from autograph_rewrite.passes.selection import select
 from autograph_rewrite.tools import cli
 from tests.support import text_cases

@@ -10,7 +10,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.load.sources.printed import from_printed
-from autograph_rewrite.resolve.edges import one_shot
+from autograph_rewrite.resolve.edges import reshard_edges
 from tests.passes.collectives.test_lowerings import CASE
 
 TWO = {"cluster": {"workers": ["a:1", "b:1"]}}
@@ -75,10 +75,10 @@ def test_the_sums_of_a_bucket_go_the_same_way(more: dict[str, str]) -> None:
     (edge,) = (edge for edge in plan.edges if edge.owner == "w")
     ring = replace(edge, lowering="collective_reduce", bucket=1)
     small, large = replace(ring, bytes=300 * 1024), replace(ring, bytes=212 * 1024)
-    assert {e.lowering for e in one_shot.choose(plan, [small, large], lambda _: True)} == {"one_shot_reduce"}
+    assert {e.lowering for e in reshard_edges.choose(plan, [small, large], lambda _: True)} == {"one_shot_reduce"}
     large = replace(large, bytes=213 * 1024, **more)
-    assert {e.lowering for e in one_shot.choose(plan, [small, large], lambda _: True)} == {"collective_reduce"}
-    assert one_shot.choose(plan, [small], lambda _: False) == [small]
+    assert {e.lowering for e in reshard_edges.choose(plan, [small, large], lambda _: True)} == {"collective_reduce"}
+    assert reshard_edges.choose(plan, [small], lambda _: False) == [small]
 
 
 def test_a_sum_of_a_type_that_no_gather_knows_goes_around_the_ring() -> None:

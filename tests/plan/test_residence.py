@@ -24,7 +24,7 @@ from autograph_rewrite.plan.parts.residence import (
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.strategies import builder_for
-from autograph_rewrite.strategies.builder.shard_counts import shard_sizes
+from autograph_rewrite.strategies.builder import shard_sizes
 from tests.support.small_items import regression
 
 PS = "/job:ps/task:0/device:CPU:0"

@@ -279,3 +279,18 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
 def is_text(path: Path) -> bool:
     binary = {".pb", ".binpb", ".gz", ".npz", ".pyc", ".png", ".ar", ".keras", ".xz"}
     return path.is_file() and path.suffix not in binary and "__pycache__" not in path.parts
+
+
+MAKES_NODES = (
+    "autograph_rewrite/ir/",
+    "autograph_rewrite/load/",
+    "autograph_rewrite/normalize/functions/bodies.py",  # copies of a function's nodes
+    "autograph_rewrite/passes/tensor_parallel/",  # until the model axis is an axis of the mesh
+    "autograph_rewrite/passes/variable_sharding/",  # until shards are placements
+)
+
+
+def test_only_the_builder_copies_the_parser_and_loaders_make_nodes() -> None:
+    made = re.compile(r"\bgraph\.(add|insert)\(")
+    found = [str(path.relative_to(ROOT)) for path in python_files(*SOURCES[:3]) if made.search(path.read_text())]
+    assert [name for name in found if not name.startswith(MAKES_NODES)] == []

@@ -24,7 +24,7 @@ from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
 from autograph_rewrite.runtime.elastic.keras_fit import make_elastic
 from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 from autograph_rewrite.tools.launcher.attempt import Outcome
-from autograph_rewrite.tools.launcher.elastic import report_of
+from autograph_rewrite.tools.launcher.launch_elastic import report_of
 from tests.support.paths import ROOT
 
 FIRST = Snapshot({"epoch": 1}, [np.arange(3.0)])

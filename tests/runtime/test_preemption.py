@@ -15,7 +15,7 @@ import pytest
 
 from autograph_rewrite.errors import ConfigError, Preempted
 from autograph_rewrite.runtime.checkpoints.folder import Manifest
-from autograph_rewrite.runtime.checkpoints.pace import Pace
+from autograph_rewrite.runtime.checkpoints.manager import Pace
 from autograph_rewrite.runtime.elastic.job_memory import Snapshot
 from autograph_rewrite.runtime.preemption.signals import DEFAULT_GRACE, GRACE, grace
 from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted

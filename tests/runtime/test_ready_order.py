@@ -17,8 +17,8 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.runtime.function import ready_order
-from autograph_rewrite.runtime.function.ready_order import leave_earlier
+from autograph_rewrite.runtime.function import step
+from autograph_rewrite.runtime.function.step import leave_earlier
 from tests.support.rewriting import run_pipeline
 
 WORKERS = ["127.0.0.1:11", "127.0.0.1:12"]
@@ -94,7 +94,7 @@ def test_gradients_that_are_ready_at_the_same_time_stay_where_they_are() -> None
     ids=["compressed", "one bucket", "no buckets", "micro-batches", "accelerator", "several steps per run"],
 )
 def test_nothing_is_learnt_where_nothing_would_change_or_time_says_little(more: dict[str, Any]) -> None:
-    assert ready_order.ready_order(item(**more)) is None
+    assert step.ready_order(item(**more)) is None
 
 
 @pytest.mark.parametrize("where", ["in the step", "in a loop"])
@@ -106,35 +106,33 @@ def test_nothing_is_learnt_of_a_step_that_draws_with_a_seed_which_another_functi
             lambda i, _: i < 2, lambda i, y: (i + 1, y + tf.random.uniform([32], dtype=tf.float64)), [0, x]
         )[1]
 
-    assert ready_order.ready_order(item(before=noise)) is None
-    assert ready_order.ready_order(
-        item(before=lambda x: x + tf.random.stateless_normal([32], [1, 2], dtype=tf.float64))
-    )
+    assert step.ready_order(item(before=noise)) is None
+    assert step.ready_order(item(before=lambda x: x + tf.random.stateless_normal([32], [1, 2], dtype=tf.float64)))
 
 
 def test_one_process_learns_nothing() -> None:
     new = item()
-    assert ready_order.ready_order(replace(new, report=replace(new.report, member=None))) is None
+    assert step.ready_order(replace(new, report=replace(new.report, member=None))) is None
 
 
 def test_a_timed_step_has_a_timestamp_behind_each_gradient_and_is_the_same_otherwise() -> None:
     new = item()
-    learns = ready_order.ready_order(new)
+    learns = step.ready_order(new)
     assert learns is not None
     timed = learns._timed()
     graph, before = serde.from_bytes(timed.data), serde.from_bytes(new.graph_bytes)
-    assert timed.output == f"{ready_order.SCOPE}/times:0"
-    stamps = [value.node for value in graph.node(f"{ready_order.SCOPE}/times").inputs]
+    assert timed.output == f"{step.SCOPE}/times:0"
+    stamps = [value.node for value in graph.node(f"{step.SCOPE}/times").inputs]
     assert [stamp.op for stamp in stamps] == ["Timestamp"] * 4
     assert all(len(stamp.controls) == 1 and stamp.controls[0].op == "MatMul" for stamp in stamps)
     more = {node.name for node in graph} - {node.name for node in before}
-    assert {name for name in more if not name.startswith(f"{ready_order.SCOPE}/")} == set()
+    assert {name for name in more if not name.startswith(f"{step.SCOPE}/")} == set()
 
 
 def test_worker_0_alone_measures_and_in_the_first_steps_only() -> None:
     new = item()
     second = replace(new, report=replace(new.report, member=replace(new.report.member, task=1)))
-    first, other = ready_order.ready_order(new), ready_order.ready_order(second)
+    first, other = step.ready_order(new), step.ready_order(second)
     assert first is not None
     assert other is not None
     assert [number for number in range(1, 9) if first.measures(number)] == [3, 4, 5]

@@ -9,9 +9,15 @@ import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.runtime.reduce.cuts import Known, plain, with_constant_starts
-from autograph_rewrite.runtime.reduce.reduce import FAILS, Judge, reduce
-from autograph_rewrite.runtime.reduce.simpler import with_simpler
+from autograph_rewrite.runtime.reduce.reduce import (
+    FAILS,
+    Judge,
+    Known,
+    plain,
+    reduce,
+    with_constant_starts,
+    with_simpler,
+)
 from tests.seeded_mistakes.draws import Draw
 from tests.seeded_mistakes.miscompilations import FIRST, MISCOMPILATIONS, Miscompilation
 from tests.support.small_items import regression

@@ -15,7 +15,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import check
 from autograph_rewrite.strategies import STRATEGIES, named_builder
-from autograph_rewrite.strategies.builder.shard_counts import shard_sizes, smallest_divisor, smallest_non_divisor
+from autograph_rewrite.strategies.builder import shard_sizes, smallest_divisor, smallest_non_divisor
 from autograph_rewrite.training_graph import TensorInfo, Variable
 from tests.support.small_items import const, variable
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autograph_rewrite.analysis.variables.roles import roles
+from autograph_rewrite.analysis.variables.uses import roles
 from autograph_rewrite.config import user_code
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
@@ -17,8 +17,7 @@ from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify.check_plan import check
 from autograph_rewrite.strategies import STRATEGIES, named_builder
-from autograph_rewrite.strategies.builder.servers import Load
-from autograph_rewrite.strategies.builder.shard_counts import shard_sizes, smallest_divisor, smallest_non_divisor
+from autograph_rewrite.strategies.builder import Load, shard_sizes, smallest_divisor, smallest_non_divisor
 from tests.support.plan_tables import SHAPES, tables
 
 TWO = {"devices": ["CPU:0", "CPU:1"]}

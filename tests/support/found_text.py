@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.passes.base.instance_order import HappensAfter
+from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.passes.propagation_passes import Resolved
+from autograph_rewrite.passes.micro_batches.sequential_averages import Averages
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.training_graph import Variable
 
 
@@ -39,6 +42,12 @@ def found(rewrite: Rewrite) -> Iterator[str]:
         yield from (f"whole input {info.name}" for info in resolved.shared)
     if rewrite.has(Decision):
         yield from (f"kept %{left.node}: {left.reason}" for left in rewrite.get(Decision).left)
+    if rewrite.has(Stages) and not rewrite.has(Blocks):  # later passes add nodes of their own
+        yield from (f"assigned to stage {stage}: %{node.name}" for node, stage in rewrite.get(Stages).of.items())
+    if rewrite.has(Blocks):
+        yield f"blocks are measured on %{rewrite.get(Blocks).source.name}"
+    if rewrite.has(Averages):
+        yield from (f"average of %{node.name}: %{value.name}" for node, value in rewrite.get(Averages).values.items())
     if rewrite.has(ReplicaLayout):
         yield from _instances(rewrite.get(ReplicaLayout))
 

@@ -5,21 +5,43 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
+from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.cluster.membership import Membership, all_members
-from autograph_rewrite.runtime.elastic.job_memory import RANK, JobMemory, OwnedMemory
+from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
 from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
-from autograph_rewrite.tools.launcher.agents.alone import Alone
 from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
 from autograph_rewrite.tools.launcher.agents.part import Group, Part, Ports
 from autograph_rewrite.tools.launcher.agents.state import State, Way
-from autograph_rewrite.tools.launcher.agents.view import Bounds, Seat
-from autograph_rewrite.tools.launcher.elastic import Elastic
-from autograph_rewrite.tools.launcher.forked import import_once, run_script
-from autograph_rewrite.tools.launcher.job import Options, say
+from autograph_rewrite.tools.launcher.agents.view import (
+    WORKER,
+    Bounds,
+    Report,
+    Seat,
+    View,
+    asked_for_more,
+    can_join,
+    following,
+    losses,
+)
+from autograph_rewrite.tools.launcher.attempt import Manner, Outcome, Reason, Signals, Started
+from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
+from autograph_rewrite.tools.launcher.job import (
+    Options,
+    Summary,
+    exit_code,
+    explain,
+    noted_signals,
+    say,
+    start,
+)
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.script import environment
 
@@ -75,3 +97,227 @@ def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedM
     state = State(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
     state.restarts, state.servers = args.restart, args.ps or 0
     return Meeting(state, functools.partial(say, options))
+
+
+# Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
+#
+#     generation 1   worker 0   worker 1 ✕   worker 2       killed, stopped, or blamed by those who waited for it
+#                        ▼                       ▼          all are ended: who was expelled cannot write any more
+#     generation 2   worker 0                worker 1       forked, with TensorFlow imported; the script runs again and
+#                                                           is at the snapshot before its first step
+#
+# Who was lost is replaced at the end of an epoch, as often as there are restarts; at once if too few would be left.
+# `agents` decides who goes on: the launcher alone, or with those of other hosts.
+
+
+STOPPED, SILENT = 2.5, 10.0
+"""After how many heartbeats without a sign of life a worker is lost: one that is stopped; any other.
+
+With the half of a heartbeat that is left, who is stopped is known, and ended, within three."""
+
+
+@dataclass
+class Generation:
+    """What became of one generation, for the summary."""
+
+    number: int
+    workers: int
+    began: float = field(default_factory=time.time)
+    stepped: float | None = None
+    ended: float | None = None
+    why: str = ""
+    silent: float = 0.0
+
+    def data(self) -> dict[str, Any]:
+        """The generation as plain data: when it began and ended, seconds to its first step, and why it ended."""
+        to_step = round(self.stepped - self.began, 3) if self.stepped is not None else None
+        found = {"number": self.number, "workers": self.workers, "began": self.began, "ended": self.ended}
+        return {**found, "to_first_step": to_step, "why": self.why, "silent": round(self.silent, 3)}
+
+
+class Elastic:
+    """Runs one host's part of an elastic job.
+
+    Args:
+        tasks: makes the processes of a generation, given this host's part of it and its memory.
+        body: what each process does.
+        options: how to run them.
+        bounds: how many workers there may be.
+    """
+
+    def __init__(
+        self,
+        tasks: Callable[[Part, JobMemory], Sequence[Task]],
+        body: Callable[[Task], int],
+        options: Options,
+        bounds: Bounds,
+    ) -> None:
+        self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
+        self.generations: list[Generation] = []
+
+    def run(self, group: Group, owned: OwnedMemory) -> Summary:
+        """Run the job to its end.
+
+        Args:
+            group: decides who goes on; TensorFlow is imported already.
+            owned: the memory of the job on this host.
+        """
+        began = time.monotonic()
+        deadline = None if self._options.timeout is None else began + self._options.timeout
+        with noted_signals() as signals, _noted_requests(group):
+            try:
+                outcome = self._generations(group, owned, signals, deadline)
+            finally:
+                group.leave()
+        explain(outcome, self._options, signals.received)
+        code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
+        return Summary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
+
+    def _generations(self, group: Group, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
+        outcome, report = Outcome({}), None
+        while True:
+            number = len(self.generations)
+            part = group.meet(report, lambda: signals.received is not None or _is_over(deadline))
+            if number:
+                is_next = part is None or part.generation == self.generations[-1].number + 1
+                self.generations[-1].why = group.why if is_next else "the others went on without this host"
+            if part is None:
+                if _is_over(deadline):
+                    return replace(outcome, late=("the other hosts",))
+                if group.why and outcome.failed is None and signals.received is None:
+                    say(self._options, group.why)
+                    return replace(outcome, reason=Reason(group.why))
+                return outcome
+            if number:
+                counted = _counted(len(part.workers))
+                say(self._options, f"{group.why}: generation {part.generation} goes on with {counted}")
+            outcome, report = self._run(part, group, owned.begin(part.generation, part.lease), signals, deadline)
+            if signals.received is not None or outcome.late:
+                return outcome
+
+    def _run(
+        self, part: Part, group: Group, memory: JobMemory, signals: Signals, deadline: float | None
+    ) -> tuple[Outcome, Report]:
+        """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
+        mine = Generation(part.generation, len(part.workers))
+        self.generations.append(mine)
+        manner = Manner(self._fork, lambda running: self._look(running, memory, group), is_hasty=True)
+        is_first = len(self.generations) == 1
+        outcome = start(self._tasks(part, memory), self._options, signals, deadline, is_first=is_first, manner=manner)
+        mine.ended, mine.stepped = time.time(), memory.stepped
+        return outcome, report_of(outcome, memory)
+
+    def _fork(self, task: Task, _: bool) -> Started:
+        return ForkedChild(task, self._body)
+
+    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> Reason | None:
+        """Return who gives no sign of life, what the others say, or that some can join."""
+        for child in running:
+            silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
+            is_stopped = isinstance(child, ForkedChild) and child.is_stopped()
+            if silence > (STOPPED if is_stopped else SILENT):
+                self.generations[-1].silent = silence * self._bounds.heartbeat
+                how = "is stopped" if is_stopped else "gives no sign of life"
+                return Reason(f"{child.task.name} {how}", child.task.name)
+        told = group.look(memory)
+        if told is not None:
+            return Reason(told)
+        return Reason("others can join") if memory.waits else None
+
+
+def report_of(outcome: Outcome, memory: JobMemory) -> Report:
+    """Return what the other hosts are told of a part.
+
+    Args:
+        outcome: of this host's processes.
+        memory: of the generation.
+    """
+    reason = outcome.reason
+    joins = reason is not None and memory.waits
+    if reason is not None and reason.lost is None and not joins:
+        return Report(has_stepped=memory.stepped is not None)
+    failed = outcome.failed or ""
+    if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
+        return Report(has_stepped=memory.stepped is not None)
+    if not failed and not joins:
+        return Report(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+    alive = [
+        int(name.removeprefix(WORKER))
+        for name, code in outcome.codes.items()
+        if name.startswith(WORKER) and code not in (-signal.SIGKILL, EXPELLED)
+    ]
+    was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
+    blames = {str(rank): memory.blamed(rank) for rank in alive}
+    return Report(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
+
+
+@contextmanager
+def _noted_requests(group: Group) -> Iterator[None]:
+    """Take SIGUSR1 as the request to let as many workers join as there may be."""
+
+    def note(_: int, __: FrameType | None) -> None:
+        group.request()
+
+    before = signal.signal(signal.SIGUSR1, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() > deadline
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} worker" + ("s" if workers != 1 else "")
+
+
+# A job on one host: its launcher decides by itself who goes on.
+
+
+class Alone:
+    """The only agent of a job.
+
+    Args:
+        bounds: how many workers there may be.
+        restarts: how many of them may be restarted.
+        servers: how many parameter servers there are.
+        ports: finds free ones.
+    """
+
+    def __init__(self, bounds: Bounds, restarts: int, servers: int, ports: Ports) -> None:
+        self._bounds, self._servers, self._ports = bounds, servers, ports
+        self._seat = Seat("", LOOPBACK, bounds.most)
+        self._view = View(restarts=restarts)
+        self.why = ""
+
+    def meet(self, report: Report | None, impatient: Callable[[], bool]) -> Part | None:
+        """Decide how many go on."""
+        self.why = ""
+        if report is not None and not report.words:
+            return None
+        lost = losses([report] if report is not None else [])
+        self.why = lost.words
+        has_stepped = report is not None and report.has_stepped
+        view = following(self._view, lost, has_stepped, [self._seat], self._bounds)
+        if view is None:
+            return None
+        self._view = view
+        addresses = [f"{LOOPBACK}:{port}" for port in self._ports(view.workers + self._servers)]
+        return Part(
+            view.generation, range(view.workers), tuple(addresses[: view.workers]), tuple(addresses[view.workers :])
+        )
+
+    def look(self, memory: JobMemory) -> str | None:
+        """Let workers join if there are any."""
+        if not memory.lets_join and can_join(self._view, (), self._bounds):
+            memory.let_join()
+        return None
+
+    def request(self) -> None:
+        """Let all join that were lost."""
+        self._view = asked_for_more(self._view)
+
+    def leave(self) -> None:
+        """Do nothing: nobody else is there."""

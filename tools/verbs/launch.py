@@ -10,8 +10,10 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError, ConfigError
 from autograph_rewrite.tools.launcher.agents.arguments import add_elastic_arguments, check_elastic, seconds
 from autograph_rewrite.tools.launcher.job import Options, supervise
-from autograph_rewrite.tools.launcher.json_lines import json_lines
+from autograph_rewrite.tools.launcher.output import Form
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.script import (
     add_script,
@@ -30,6 +32,7 @@ from autograph_rewrite.tools.launcher.script import (
     require_script,
 )
 from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
+from autograph_rewrite.tools.launcher.status import StatusFolder
 
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Membership
@@ -218,3 +221,36 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65_536:
         raise argparse.ArgumentTypeError(f"'{text}' is no port")
     return int(text)
+
+
+# `launch --log-format json`: each line of a process as an object, with who wrote it, when, and in which step.
+#
+# {"time": "2026-11-23T22:15:04.120Z", "process": "worker 1", "stream": "stderr", "steps": 118, "text": "loss 0.3"}
+
+
+_FRESH = 1.0
+"""Seconds after which the number of steps is looked up again; processes write it as often."""
+
+
+def json_lines(status: StatusFolder) -> Callable[[str, str], Form]:
+    """Return what makes the form of the lines that a process writes to a stream.
+
+    Args:
+        status: of the job.
+    """
+
+    def of(process: str, stream: str) -> Form:
+        steps, looked = None, float("-inf")
+
+        def form(line: bytes) -> bytes:
+            nonlocal steps, looked
+            if time.monotonic() - looked > _FRESH:
+                steps, looked = status.steps(process), time.monotonic()
+            now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            text = line.decode("utf-8", errors="replace")
+            entry = {"time": now, "process": process, "stream": stream, "steps": steps, "text": text}
+            return json.dumps(entry, ensure_ascii=False).encode()
+
+        return form
+
+    return of

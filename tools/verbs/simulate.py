@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.hardware.calibrate import calibrate
     from autograph_rewrite.cost.simulate import network_of
     from autograph_rewrite.inspect.render import memory_chart
-    from autograph_rewrite.inspect.render.ranking_table import ranking_text
+    from autograph_rewrite.inspect.render.table import ranking_text
     from autograph_rewrite.inspect.where_time_goes import where_time_goes
     from autograph_rewrite.normalize.normalize import normalise
     from autograph_rewrite.plan.parts.ranking import ranking

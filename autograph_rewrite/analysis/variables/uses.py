@@ -14,17 +14,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rule_table import TABLE, families
-from autograph_rewrite.analysis.variables.readers import Readers, declared_trained, reads_of, updates_behind
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.shapes.functions import constant
+from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (
     dense_inputs,
     handle_node,
+    handle_uses,
     is_handle,
     is_update,
     storage_key,
@@ -32,8 +35,8 @@ from autograph_rewrite.ir.variable_ops import (
     updates_rows,
     written,
 )
-from autograph_rewrite.ops.traits import has
-from autograph_rewrite.training_graph import Variable
+from autograph_rewrite.ops.traits import SWITCHES, has
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
 """The families of rules through which contents of a slot come to an update, also row by row."""
@@ -308,4 +311,217 @@ def update_regions(
         is_made = not has(node.op, "variables") and node.op != "Placeholder"
         if owner is not None and node not in before[owner] and is_made:
             found[node] = owner
+    return found
+
+
+# The role of a variable in a training step: trained, sparse (its gradient has indexed rows), used in a branch only.
+#
+# Read off the graph alone, before any plan: strategy builders decide by it where a variable lives.
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one variable is.
+
+    Attributes:
+        trained: a step updates it by a gradient.
+        sparse: it is only looked up by row, so that its gradient consists of rows.
+        captured: a branch or a loop uses it.
+    """
+
+    trained: bool
+    sparse: bool = False
+    captured: bool = False
+
+
+def roles(item: TrainingGraph) -> dict[str, Role]:
+    """Return the role of every variable of an item.
+
+    Where nothing says what is trained, it is what a step updates and an output depends on.
+    """
+    graph = item.graph
+    names = (info.tensor.partition(":")[0] for info in item.outputs.values())
+    outputs = [graph.nodes[name] for name in names if name in graph.nodes]
+    uses = plain_uses(list(graph), item.variables, graph, outputs)
+    trains = any(is_update(node) for node in graph)
+    absent = {name: Role(bool(variable.trainable) and not trains) for name, variable in item.variables.items()}
+    return absent | {name: _role(use) for name, use in uses.items()}
+
+
+def _role(use: VariableUse) -> Role:
+    return Role(use.trained, use.sparse, any(has(node.op, "captures") for node, _ in handle_uses(use.handle)))
+
+
+# Whether a variable can be sharded: the uses of it that need the full value, as reasons against.
+#
+# ReadVariableOp, ResourceGather, ResourceApplyAdam, AssignVariableOp      each shard has its own
+# Enter                                                                    a loop captures the handle
+# ResourceStridedSliceAssign, ResourceCountUpTo                            they work on whole variables only
+
+
+class Obstacle(NamedTuple):
+    """A use that needs the whole variable, and why."""
+
+    reason: str
+    node: Node
+
+
+def obstacle(handle: Node, cut: Collection[Node] | None = None) -> Obstacle | None:
+    """Return a use of a variable that no shard could serve, None where it can be cut.
+
+    Args:
+        handle: the node that gives its handle.
+        cut: the handles of all variables that are cut the same way; None where that is not known yet.
+    """
+    for node, index in handle_uses(handle):
+        if has(node.op, "routes") and node.op not in SWITCHES:
+            return Obstacle("a loop captures it", node)
+        if not (has(node.op, "forwards_handle") or _is_known(node, index, cut)):
+            return Obstacle(f"{node.op} needs the whole variable", node)
+    return None
+
+
+def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:
+    if not has(node.op, "writes"):
+        is_known = has(node.op, "reads", "inspects") or node.op == "DestroyResourceOp"
+        return is_known and index == 0
+    handles = [handle_node(value) for value in node.inputs if is_handle(value)]
+    return has(node.op, "writes_blocks") and (cut is None or all(handle in cut for handle in handles))
+
+
+# Who reads each variable, and for what: its own update, or something else.
+#
+#     table ──► ResourceGather ──► loss        sparse: only looked up, so its gradient consists of rows
+#     table ──► MatMul ──────────► loss        dense
+#     moment ──► Mul ──► AssignVariableOp      serves an update only, as the state of an optimizer does
+#
+# Read off the graph alone. What costs a walk over all of it is found when it is first asked for.
+
+
+def declared_trained(variables: Mapping[str, Variable]) -> set[str]:
+    """Return the names of the variables that are said to be trained; none where nobody says anything."""
+    return {name for name, variable in variables.items() if variable.trainable}
+
+
+def reads_of(handle: Node) -> tuple[Use, ...]:
+    """Return what reads a variable's contents, by its handle or as the value that was read; no update is a read."""
+    others = [use for use in _uses_of(handle) if not is_update(use.node)]
+    return tuple(use for use in others if not has(use.node.op, "measures", "inspects"))
+
+
+def _uses_of(handle: Node) -> Iterator[Use]:
+    for use in handle_uses(handle):
+        if use.node.op == "ReadVariableOp":
+            yield from _uses_of_contents(use.node.read_outputs)
+        elif not has(use.node.op, "forwards_handle"):
+            yield use
+
+
+def _uses_of_contents(values: Iterable[Value]) -> Iterator[Use]:
+    pending = list(values)
+    while pending:
+        for use in pending.pop().uses:
+            if has(use.node.op, "forwards"):
+                pending += use.node.read_outputs
+            else:
+                yield use
+
+
+def looks_up(use: Use) -> bool:
+    """Return whether a read takes rows of a variable: a gather along its first axis."""
+    node, index = use
+    if node.op == "ResourceGather":
+        return index == 0
+    if not has(node.op, "gathers") or index != 0:
+        return False
+    if node.op == "Gather":
+        return True
+    axis = constant(node.inputs[2])
+    return axis is not None and not int(axis)
+
+
+@dataclass(frozen=True)
+class Readers:
+    """The readers of all variables of a graph.
+
+    Attributes:
+        graph: the graph.
+        variables: of the item, by name.
+        outputs: nodes that the outside reads.
+        updates: the nodes of the step, or of all of the graph, that write a variable.
+    """
+
+    graph: Graph
+    variables: Mapping[str, Variable]
+    outputs: Collection[Node]
+    updates: Collection[Node]
+
+    def is_trained(self, variable: Variable, reads: Iterable[Use]) -> bool:
+        """Return whether a step updates a variable by a gradient.
+
+        Where nothing says what is trained, it is what a step updates and an output depends on.
+        """
+        if self._declared:
+            trained = bool(variable.trainable)
+        else:
+            inexact = dtypes.NUMBERS.get(variable.dtype) in dtypes.INEXACT
+            used = any(not self._forward or node in self._forward for node, _ in reads)
+            trained = variable.trainable is None and inexact and used
+        return trained and (not self._updated or variable.handle in self._updated)
+
+    def is_sparse(self, variable: Variable, reads: Iterable[Use]) -> bool:
+        """Return whether a variable is only looked up by row, so that its gradient consists of rows."""
+        own = self._bits[variable.handle] | self._state_bits.get(variable.shape, 0)
+        others = [use for use in reads if self._serves.get(use.node, 0) & ~own]
+        return bool(others) and all(looks_up(use) for use in others)
+
+    @cached_property
+    def _declared(self) -> set[str]:
+        return declared_trained(self.variables)
+
+    @cached_property
+    def _forward(self) -> set[Node]:
+        return ancestors(self.outputs, controls=False)
+
+    @cached_property
+    def _updated(self) -> set[str]:
+        return {handle_node(node.inputs[0]).name for node in self.updates if is_update(node)}
+
+    @cached_property
+    def _bits(self) -> dict[str, int]:
+        return {variable.handle: 1 << i for i, variable in enumerate(self.variables.values())}
+
+    @cached_property
+    def _serves(self) -> dict[Node, int]:
+        return updates_behind(topological_order(self.graph), self._bits, 1 << len(self._bits), self.outputs)
+
+    @cached_property
+    def _state_bits(self) -> dict[Shape | None, int]:
+        """By shape, the bits of what may be an optimizer's state."""
+        found: dict[Shape | None, int] = {}
+        for variable in self.variables.values():
+            if not variable.trainable:
+                found[variable.shape] = found.get(variable.shape, 0) | self._bits[variable.handle]
+        return found
+
+
+def updates_behind(
+    order: Iterable[Node], bits: Mapping[str, int], other: int, outputs: Iterable[Node]
+) -> dict[Node, int]:
+    """Return which updates each node serves, as bits.
+
+    Args:
+        order: the nodes, producers first.
+        bits: the bit of the updates of a variable, by the name of the node that gives its handle.
+        other: the bit of other updates, and of outputs.
+        outputs: nodes that the outside reads.
+    """
+    found = dict.fromkeys(outputs, other)
+    for node in reversed(list(order)):
+        mask = found.get(node, 0)
+        if is_update(node) and node._inputs:
+            mask |= bits.get(handle_node(node._inputs[0]).name, other)
+        found[node] = mask
+        for value in node._inputs if mask else ():
+            found[value.node] = found.get(value.node, 0) | mask
     return found

@@ -25,8 +25,8 @@ from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
-from autograph_rewrite.passes.base.context import Context
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
 from autograph_rewrite.passes.tensor_parallel.partition import partition
 from autograph_rewrite.passes.variable_sharding.pieces import pieces_of, shard_variables
@@ -165,7 +165,9 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     plan = neutral(replace(plan, edges=()))
     frames = frames_of(state.order)
     handles = {variable.handle: name for name, variable in item.variables.items()}
-    assign_spans(Context(graph, plan, state, frames, frozenset(handles)))
+    rewrite = Rewrite(Request(item, plan), graph, plan, item, plan)
+    rewrite.put(state)
+    assign_spans(rewrite)
     resolved = edge_list.resolve_edges(plan, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.analysis.variables.roles import roles
+from autograph_rewrite.analysis.variables.uses import roles
 from autograph_rewrite.compile import resolve_plan, with_processes
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config

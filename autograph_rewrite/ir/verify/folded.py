@@ -22,10 +22,10 @@ from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.dtypes import base, dtype_name
 from autograph_rewrite.ir.types.opdefs import OpDef, find_op, get_op, signature
+from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ir.verify.collective_groups import collect
-from autograph_rewrite.ir.verify.containers import unwritten_reads
 from autograph_rewrite.ir.verify.loops import loop_faults
-from autograph_rewrite.ops.traits import ENTERS
+from autograph_rewrite.ops.traits import ENTERS, has, ops_with
 
 SHOWN = 12  # faults in one message
 Types = tuple[tuple[int, ...], tuple[int, ...]]
@@ -371,3 +371,44 @@ INVARIANTS: tuple[Invariant, ...] = (
     anchors_resolve,
     collectives_are_complete,
 )
+
+
+# Invariant of tensor arrays and stacks: who reads one on each replica finds what each replica has put into its own.
+#
+#     TensorArrayV3 each ◄── TensorArrayWriteV3 once (of the first replica's), TensorArrayGatherV3 each      a fault
+#
+# Nobody would miss a value: an array that nothing was put into gives zeros.
+
+
+_WRITES, _READS = ops_with("container_writes"), ops_with("container_reads")
+Container = tuple[Node, bytes]
+"""What makes it, and whose gradients it holds, if any."""
+
+
+def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
+    """Yield the reads of containers that are written less often than they are read, and what is wrong.
+
+    Args:
+        nodes: of a folded graph.
+    """
+    written: dict[Container, Node] = {}
+    reads: list[Node] = []
+    for node in nodes:
+        if node.op in _WRITES:
+            before = written.setdefault(_container(node), node)
+            if node.span.is_rarer_than(before.span):
+                written[_container(node)] = node
+        elif node.op in _READS:
+            reads.append(node)
+    for read in reads:
+        write = written.get(_container(read))
+        if write is not None and write.span.is_rarer_than(read.span):
+            often, rarely = read.span.word, write.span.word
+            yield read, f"'{read.name}' reads {often} what '{write.name}' puts into a container {rarely}"
+
+
+def _container(node: Node) -> Container:
+    maker, source = handle_node(node.inputs[0]), b""
+    while has(maker.op, "container_gradients"):
+        maker, source = handle_node(maker.inputs[0]), maker.attr("source")
+    return maker, source

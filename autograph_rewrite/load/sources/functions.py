@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+import gc
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -14,9 +18,7 @@ from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.load.signature.collections import declared, from_tf_graph
 from autograph_rewrite.load.signature.inputs import describe, named_batches
 from autograph_rewrite.load.signature.keras_library import path_of
-from autograph_rewrite.load.signature.keras_names import keras_variables
 from autograph_rewrite.load.signature.nested_specs import as_spec, leaves, output_leaves
-from autograph_rewrite.load.signature.variable_owners import variables_of
 from autograph_rewrite.load.sources.graphs import read
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph, Variable
@@ -247,3 +249,119 @@ def _variable(capture: Capture) -> Variable:
         synchronization=declared(variable, "synchronization"),
         aggregation=declared(variable, "aggregation"),
     )
+
+
+# Names of Keras variables: the map from tf.Variable to the path by which Keras users know it.
+#
+# A traced function only shows tf.Variables. The Keras objects are found where the function finds them:
+# in its closure, its bound object, its partial arguments and the globals that it names.
+
+
+_DEPTH = 6
+_BUDGET = 20_000
+_SKIPPED = ("tensorflow", "tf_keras", "numpy", "builtins", "typing", "abc")
+
+
+def keras_variables(*roots: Any) -> dict[int, Any]:
+    """Return `id(tf.Variable)` -> Keras variable for what is reachable from `roots`."""
+    found: dict[int, Any] = {}
+    if "keras" not in sys.modules:
+        return found
+    seen: set[int] = set()
+    frontier = list(roots)
+    for _ in range(_DEPTH):
+        following: list[Any] = []
+        for item in frontier:
+            if id(item) in seen or len(seen) > _BUDGET:
+                continue
+            seen.add(id(item))
+            following += _inside(item, found)
+        frontier = following
+    return found
+
+
+def _inside(item: Any, found: dict[int, Any]) -> Iterator[Any]:
+    """Yield what to look at next; Keras objects are asked for their variables instead."""
+    if _is_keras(item):
+        for variable in _variables_of(item):
+            found.setdefault(id(getattr(variable, "value", None)), variable)
+    elif isinstance(item, Mapping):
+        yield from list(item.values())
+    elif isinstance(item, list | tuple | set | frozenset):
+        yield from item
+    elif isinstance(item, functools.partial):
+        yield from (item.func, item.args, item.keywords)
+    elif isinstance(item, types.MethodType):
+        yield from (item.__self__, item.__func__)
+    elif isinstance(item, types.FunctionType):
+        yield from _referenced(item)
+    elif hasattr(item, "python_function"):
+        yield item.python_function
+    elif not isinstance(item, type | types.ModuleType) and not _is_skipped(item):
+        yield from list(getattr(item, "__dict__", {}).values())
+
+
+def _is_keras(item: Any) -> bool:
+    return any(base.__module__.startswith("keras.") for base in type(item).__mro__)
+
+
+def _is_skipped(item: Any) -> bool:
+    """Return whether nothing of Keras 3 is below an object: the variables of tf_keras are TensorFlow's."""
+    return any(base.__module__.partition(".")[0] in _SKIPPED for base in type(item).__mro__ if base is not object)
+
+
+def _variables_of(item: Any) -> Iterator[Any]:
+    if hasattr(item, "path") and hasattr(item, "value"):
+        yield item
+        return
+    for owner in (item, getattr(item, "optimizer", None), *(getattr(item, "metrics", None) or ())):
+        yield from getattr(owner, "variables", None) or ()
+
+
+def _referenced(function: types.FunctionType) -> Iterator[Any]:
+    yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
+    yield from (function.__defaults__ or ())
+    yield getattr(function, "__wrapped__", None)
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+
+# The tf.Variable behind a handle that a function has captured by itself, as optimizers of v1 do with their slots.
+#
+#     tf.raw_ops.ResourceApplyAdagrad(var=w.handle, accum=slot.handle, ...)
+#
+# TensorFlow notes a variable with a function that reads it; of one that only raw ops use, the function has the handle.
+# Who has that handle as its own is found among the objects that refer to it.
+
+
+def variables_of(handles: Iterable[Any]) -> dict[int, Any]:
+    """Return the variables that have some handles, by the ids of the handles; other resources have none.
+
+    Args:
+        handles: eager tensors.
+    """
+    import tensorflow as tf
+
+    wanted = {id(handle): handle for handle in handles if getattr(handle, "dtype", None) == tf.resource}
+    if not wanted:
+        return {}
+    # An object may keep its attributes in a dictionary, which then refers to the handle in its stead.
+    holders = gc.get_referrers(*wanted.values())
+    dictionaries = [one for one in holders if isinstance(one, dict)]
+    holders += gc.get_referrers(*dictionaries) if dictionaries else []
+    found: dict[int, Any] = {}
+    for one in holders:
+        if isinstance(one, tf.Variable) and id(handle := getattr(one, "handle", None)) in wanted:
+            found.setdefault(id(handle), one)
+    return found

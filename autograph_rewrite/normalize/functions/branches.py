@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
@@ -58,7 +59,7 @@ def ordered(graph: Graph, node: Node, value: Value, controls: Sequence[Node]) ->
     """
     if not controls:
         return value
-    return graph.add("Identity", [value], name=f"{node.name}/start", controls=controls, origin=node).output()
+    return Builder.at(node).op("Identity", value, what="start", controls=controls)
 
 
 def boolean(graph: Graph, node: Node, value: Value) -> Value:
@@ -71,17 +72,15 @@ def boolean(graph: Graph, node: Node, value: Value) -> Value:
     """
     if dtypes.base(value.dtype) == dtypes.BOOL:
         return value
-    return graph.add("ToBool", [value], name=f"{node.name}/to_bool", origin=node).output()
+    return Builder.at(node).op("ToBool", value, what="to_bool")
 
 
 def _equals(graph: Graph, node: Node, selector: Value, index: int) -> Value:
     # Made from the selector itself, the constant is alive where the Case is: no pivot is needed.
-    zero = graph.add("ZerosLike", [selector], name=f"{node.name}/zero_{index}", origin=node)
-    number = graph.add(
-        "Const", name=f"{node.name}/index_{index}", controls=[zero], origin=node,
-        attrs={"dtype": dtypes.INT32, "value": np.int32(index)},
-    )  # fmt: skip
-    equal = graph.add("Equal", [selector, number.output()], name=f"{node.name}/is_{index}", origin=node)
+    build = Builder.at(node)
+    zero = build.node("ZerosLike", selector, what=f"zero_{index}")
+    number = build.node("Const", what=f"index_{index}", controls=[zero], dtype=dtypes.INT32, value=np.int32(index))
+    equal = build.node("Equal", selector, number.output(), what=f"is_{index}")
     return equal.output()
 
 
@@ -94,6 +93,7 @@ def _branches(
     arguments: Sequence[Value],
 ) -> tuple[list[Body], list[Node]]:
     """Copy every branch behind its Switches; predicate i decides between branch i and the later ones."""
+    build = Builder.at(node)
     graph = state.graph
     bodies: list[Body] = []
     pivots: list[Node] = []
@@ -101,7 +101,7 @@ def _branches(
     gate: Value | None = None  # alive when no earlier branch was taken
     for i, predicate in enumerate(predicates):
         decision = _switch(graph, node, f"switch_{i}", gate if gate is not None else predicate, predicate)
-        pivot = graph.add("Identity", [decision.output(1)], name=f"{node.name}/{parts[i]}_pivot", origin=node)
+        pivot = build.node("Identity", decision.output(1), what=f"{parts[i]}_pivot")
         switches = [_switch(graph, node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
         taken = [switch.output(1) for switch in switches]
         bodies.append(state.body(node, functions[i], parts[i], taken, Entry(pivot=pivot)))
@@ -109,29 +109,25 @@ def _branches(
         remaining = [switch.output(0) for switch in switches]
         gate = decision.output(0)
     assert gate is not None
-    pivot = graph.add("Identity", [gate], name=f"{node.name}/{parts[-1]}_pivot", origin=node)
+    pivot = build.node("Identity", gate, what=f"{parts[-1]}_pivot")
     bodies.append(state.body(node, functions[-1], parts[-1], remaining, Entry(pivot=pivot)))
     return bodies, [*pivots, pivot]
 
 
 def _switch(graph: Graph, node: Node, name: str, value: Value, predicate: Value) -> Node:
-    return graph.add(
-        "Switch", [value, predicate], name=f"{node.name}/{name}", origin=node, attrs={"T": dtypes.base(value.dtype)}
-    )
+    return Builder.at(node).node("Switch", value, predicate, what=name, T=dtypes.base(value.dtype))
 
 
 def _merge(
     state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
 ) -> None:
     """Join the branches: the results, and one node that says that the branch taken has run its effects."""
-    graph = state.graph
+    build = Builder.at(node)
     shapes = node.attr("_output_shapes") or node.attr("output_shapes") or ()
     results: list[Value] = []
     for i, dtype in enumerate(node.output_dtypes):
         values = [body.returns[i] for body in reversed(bodies)]  # else, then: value_index is the predicate
-        merge = graph.add(
-            "Merge", values, name=f"{node.name}/merge_{i}", origin=node, attrs={"T": dtype, "N": len(values)}
-        )
+        merge = build.node("Merge", *values, what=f"merge_{i}", T=dtype, N=len(values))
         if i < len(shapes):  # the gradient adds outputs later, without always saying their shapes
             record_shapes(merge, [shapes[i], ()])
         if len(predicates) == 1:
@@ -141,6 +137,6 @@ def _merge(
     executed: list[Node] = []
     if effects or not results:
         alive = [pivot.output() for pivot in reversed(pivots)]
-        executed = [graph.add("Merge", alive, name=f"{node.name}/executed", controls=effects, origin=node)]
+        executed = [build.node("Merge", *alive, what="executed", controls=effects)]
     results = [state.gated(node, i, value, executed if effects else []) for i, value in enumerate(results)]
     state.finish(node, results, executed if effects else [], executed or [value.node for value in results])

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Function, Library
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
@@ -41,6 +42,7 @@ def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> 
         node: the loop.
         pivot: node that is alive in each iteration of a loop around; None: there is none.
     """
+    build = Builder.at(node)
     scan, stop, base = _stages(node)
     stages = [one for one in (scan, stop, node) if one is not None]
     if any(_function(one).name not in library for one in stages):
@@ -56,30 +58,29 @@ def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> 
     absorbed = {one for one in (scan, stop) if one is not None}
     controls = [one for one in node.controls if one not in absorbed] + ([pivot] if pivot is not None else [])
     attrs = {key: value for key, (_, value) in element.items()}
-    name = f"{node.name}/iterator"
-    iterator = graph.add("AnonymousIteratorV3", name=name, controls=controls, attrs=attrs, origin=node).output()
-    made = graph.add("MakeIterator", [base, iterator], name=f"{name}/made", controls=controls, origin=node)
-    going = graph.add(
-        "Const", name=f"{node.name}/going", controls=controls, origin=node,
-        attrs={"dtype": dtypes.BOOL, "value": np.bool_(True)},
-    )  # fmt: skip
+    iterator = build.op("AnonymousIteratorV3", what="iterator", controls=controls, **attrs)
+    made = build.node("MakeIterator", base, iterator, what="iterator/made", controls=controls)
+    going = build.const(True, what="going", controls=controls)
     carried = list(node.inputs[1 : 1 + _states(node)])
     scanned = list(scan.inputs[1 : 1 + _states(scan)]) if scan is not None else []
     others = [value for one in stages for value in one.inputs[1 + _states(one) :]]
-    values = [*carried, going.output(), *scanned, iterator, *others]
+    values = [*carried, going, *scanned, iterator, *others]
     types = tuple(dtypes.base(value.dtype) for value in values)
     functions = _Functions(library, node.name, element, scan, stop, node)
     condition, body = functions.condition_and_body([(f"value_{i}", dtype) for i, dtype in enumerate(types)])
     known = [*(node.attr("output_shapes") or [None] * len(carried)), ()]
     known += shapes[:count] if scan is not None else []
-    loop = {
-        "T": types,
-        "cond": FunctionName(condition),
-        "body": FunctionName(body),
-        "output_shapes": tuple(known) + (None,) * (len(values) - len(known)),
-        "parallel_iterations": 1,
-    }
-    return graph.add("While", values, name=f"{node.name}/loop", controls=[made, *controls], attrs=loop, origin=node)
+    return build.node(
+        "While",
+        *values,
+        what="loop",
+        controls=[made, *controls],
+        T=types,
+        cond=FunctionName(condition),
+        body=FunctionName(body),
+        output_shapes=tuple(known) + (None,) * (len(values) - len(known)),
+        parallel_iterations=1,
+    )
 
 
 def _stages(node: Node) -> tuple[Node | None, Node | None, Value]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Library
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types.attrs import FunctionName
@@ -83,10 +84,9 @@ class Lowering:
         """
         if not effects or not node.output(index).uses:
             return value
-        gate = self.graph.add(
-            "Identity", [value], name=f"{node.name}/output_{index}", controls=effects, origin=node,
-            attrs={"T": node.output_dtypes[index]},
-        )  # fmt: skip
+        gate = Builder.at(node).node(
+            "Identity", value, what=f"output_{index}", controls=effects, T=node.output_dtypes[index]
+        )
         self.gates.append(gate)
         return gate.output()
 
@@ -102,7 +102,7 @@ class Lowering:
         if pivot is None or not is_invariant(value):
             return value
         name = f"{node.name}/through_{index}"
-        return self.graph.add("Identity", [value], name=name, controls=[pivot], origin=node).output()
+        return Builder(self.graph, name, node).op("Identity", value, controls=[pivot])
 
     def finish(self, node: Node, results: Sequence[Value], effects: Sequence[Node], done: Sequence[Node]) -> None:
         """Let `results` take the place of a lowered node, keep its name resolvable, and remove it.
@@ -118,7 +118,7 @@ class Lowering:
         done = list(dict.fromkeys(done))
         users = node.control_users
         if users and len(done) > 1:
-            done = [self.graph.add("NoOp", name=f"{name}/done", controls=done, origin=origin)]
+            done = [Builder(self.graph, f"{name}/done", origin).node("NoOp", controls=done)]
         for user in users:
             user.remove_control(node)
             for one in done:
@@ -134,8 +134,8 @@ class Lowering:
     ) -> None:
         """Keep a name of the original graph; nobody inside the graph reads it."""
         if not results or name in self.run_only:
-            self.graph.add("NoOp", name=name, controls=effects or done)
+            Builder(self.graph, name).node("NoOp", controls=effects or done)
         elif len(results) == 1:
-            self.graph.add("Identity", results, name=name, attrs={"T": dtypes[0]}, controls=effects)
+            Builder(self.graph, name).node("Identity", *results, controls=effects, T=dtypes[0])
         else:
-            self.graph.add("IdentityN", results, name=name, attrs={"T": tuple(dtypes)}, controls=effects)
+            Builder(self.graph, name).node("IdentityN", *results, controls=effects, T=tuple(dtypes))

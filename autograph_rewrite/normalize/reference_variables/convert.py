@@ -12,21 +12,22 @@ update (`normalize.reference_variables.late_reads`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.copying import copy_node
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.shapes.recorded import static_shape
+from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
-from autograph_rewrite.normalize.reference_variables.aliases import Aliases
-from autograph_rewrite.normalize.reference_variables.late_reads import notes, races, read_late
-from autograph_rewrite.normalize.reference_variables.routes import read_before_routes
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 _SPECIAL = {
     "Assign": "AssignVariableOp",
@@ -111,17 +112,13 @@ def _handle(graph: Graph, node: Node, taken: set[bytes]) -> Node:
         shared += "_ref"
     taken.add(shared.encode())
     loose = any(use.node.op == "Assign" and not use.node.attr("validate_shape") for use in node.output().uses)
-    return graph.add(
+    return Builder.at(node, device=node.device).node(
         "VarHandleOp",
-        name=f"{node.name}/handle",
-        device=node.device,
-        origin=node,
-        attrs={
-            "dtype": node.attr("dtype"),
-            "shape": None if loose else node.attr("shape"),
-            "container": node.attr("container", b""),
-            "shared_name": shared,
-        },
+        what="handle",
+        dtype=node.attr("dtype"),
+        shape=None if loose else node.attr("shape"),
+        container=node.attr("container", b""),
+        shared_name=shared,
     )
 
 
@@ -218,20 +215,17 @@ def _to_resource_form(node: Node, inputs: list[Value]) -> None:
 
 def _read(node: Node, index: int, reference: _Reference, updates: dict[Node, Node]) -> Value:
     """Return the value that `node` sees: its own read when it waits for something, else the one they share."""
-    graph = node.graph
     source = reference.after[-1] if reference.after else reference.variable
     if not node.controls and reference.handle.node.op == "VarHandleOp":
         return source.output()
     after = [updates.get(one, one) for one in reference.after]
-    return graph.add(
+    return Builder.at(node, device=reference.variable.device).op(
         "ReadVariableOp",
-        [reference.handle],
-        name=f"{node.name}/read_{index}",
+        reference.handle,
+        what=f"read_{index}",
         controls=[*node.controls, *after],
-        device=reference.variable.device,
-        attrs={"dtype": reference.variable.attr("dtype")},
-        origin=node,
-    ).output()
+        dtype=reference.variable.attr("dtype"),
+    )
 
 
 def _wait(node: Node, after: Iterable[Node]) -> None:
@@ -247,3 +241,372 @@ def _read_after(old: Node, update: Node, references: dict[Value, _Reference]) ->
     for control in old.controls:
         old.remove_control(control)
     old.add_control(update)
+
+
+# Add a read behind an update for each reader that ran there, so that reads need not alias buffers.
+#
+#     before   w/read ──► Mul          train ──^──► Mul            Mul sees what train has written
+#     after    w ──► Identity ──► Mul  train ──^──► Identity       so it does, whatever w/read gave before
+#
+# Whether a reader runs behind an update follows from the graph's edges, within an iteration of a loop or from one to
+# the next. Where no edge decides, the original is a race; its usual winner, the early read, is kept, and noted.
+
+
+Race = tuple[Node, Node, Node]
+"""A variable, what reads it, and an update that no edge orders with the reader."""
+_KEPT_READS = 3  # readers that one note names
+
+
+def read_late(graph: Graph, aliases: Aliases) -> int:
+    """Give readers behind updates reads of their own, in place; return how many readers there were."""
+    read = {variable for node, index in aliases.readers for variable in aliases.variables[node.inputs[index]]}
+    marks = _marks(aliases, read)
+    if not marks:
+        return 0
+    behind = _Behind(graph, marks)
+    found = [(node, index, waits) for node, index in aliases.readers if (waits := _waits(behind, aliases, node, index))]
+    copies = _Copies(graph, aliases)
+    for node, index, waits in found:
+        node.set_input(index, copies.of(node.inputs[index], f"{node.name}/read_{index}", waits))
+    return len(found)
+
+
+def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[Race]:
+    """Return which readers of a step no edge orders with an update of the step.
+
+    Args:
+        graph: with reference variables.
+        aliases: which values are their buffers.
+        step: nodes of one step.
+    """
+    readers = {one: 1 << i for i, one in enumerate(dict.fromkeys(n for n, _ in aliases.readers if n in step))}
+    order = topological_order(graph)
+    before_update = marks_before(order, readers)
+    updates = {one for members in aliases.updates.values() for one in members if one in step}
+    marks = {one: 1 << i for i, one in enumerate(sorted(updates, key=lambda node: node.name))}
+    before_reader = marks_before(order, marks)
+    found: dict[Race, None] = {}
+    for node, index in aliases.readers:
+        for variable in aliases.variables[node.inputs[index]] if node in step else ():
+            for update in aliases.updates.get(variable, ()):
+                if update not in marks or update is node:
+                    continue
+                if not before_reader[node] & marks[update] and not before_update[update] & readers[node]:
+                    found[variable, node, update] = None
+    return list(found)
+
+
+def notes(found: Iterable[Race]) -> list[tuple[str, str, str]]:
+    """Return what to say of races: node, op and text, one for each variable."""
+    by_variable: dict[Node, dict[str, str]] = {}
+    for variable, reader, update in found:
+        by_variable.setdefault(variable, {})[reader.name] = update.name
+    said = []
+    for variable, readers in by_variable.items():
+        listed = ", ".join(f"'{name}'" for name in list(readers)[:_KEPT_READS])
+        more = f" and {len(readers) - _KEPT_READS} more" if len(readers) > _KEPT_READS else ""
+        written = next(iter(readers.values()))
+        text = f"no edge orders its readers {listed}{more} with its update '{written}': they read it before"
+        said.append((variable.name, variable.op, text))
+    return said
+
+
+def _marks(aliases: Aliases, read: Collection[Node]) -> dict[Node, int]:
+    """Return a bit for each update of a variable that somebody reads."""
+    updates = dict.fromkeys(one for variable, members in aliases.updates.items() if variable in read for one in members)
+    return {one: 1 << i for i, one in enumerate(updates)}
+
+
+class _Behind:
+    """Which updates run before a node: in its own iteration, and in this or an earlier one."""
+
+    def __init__(self, graph: Graph, marks: Mapping[Node, int]) -> None:
+        self.marks = marks
+        order = topological_order(graph)
+        self._within = marks_before(order, marks)
+        self._across = dict(self._within)
+        changed = any(node.op in BACK_EDGES for node in order)
+        while changed:
+            changed = False
+            for node in order:
+                mask = self._across[node]
+                for producer in (*[value.node for value in node.inputs], *node.controls):
+                    mask |= self._across[producer] | marks.get(producer, 0)
+                if mask != self._across[node]:
+                    self._across[node] = mask
+                    changed = True
+
+    def of(self, node: Node) -> tuple[int, int]:
+        """Return the updates before a node, as two masks."""
+        return self._within[node], self._across[node]
+
+    def and_self(self, node: Node) -> tuple[int, int]:
+        """Return the updates before a node and the node itself, if it is one."""
+        own = self.marks.get(node, 0)
+        return self._within[node] | own, self._across[node] | own
+
+
+def _waits(behind: _Behind, aliases: Aliases, node: Node, index: int) -> tuple[Node, ...]:
+    """Return what a read for a reader has to wait for; nothing where the reader sees what the present read gives."""
+    value = node.inputs[index]
+    if node.op in ("Merge", "Exit"):  # they take what a route of the loop gives them, nothing else
+        return ()
+    own = 0
+    for variable in aliases.variables[value]:
+        for update in aliases.updates.get(variable, ()):
+            own |= behind.marks.get(update, 0)
+    missed = 0, 0
+    for read in _reads(aliases, value):
+        seen = behind.and_self(read.node) if isinstance(read, Value) else behind.of(read)
+        now = behind.of(node)
+        missed = missed[0] | now[0] & ~seen[0], missed[1] | now[1] & ~seen[1]
+    if not (missed[0] | missed[1]) & own:
+        return ()
+    producers = dict.fromkeys((*[one.node for one in node.inputs], *node.controls))
+    return tuple(p for p in producers if (behind.and_self(p)[0] | behind.and_self(p)[1]) & own)
+
+
+def _reads(aliases: Aliases, value: Value) -> list[Node | Value]:
+    """Return where the buffer is read as things are: by a node, or right behind what gives a reference."""
+    if value.dtype > dtypes.REF_OFFSET:
+        return [value]
+    found: list[Node | Value] = []
+    stack, seen = [value], {value}
+    while stack:
+        node = stack.pop().node
+        for given in node.inputs:
+            if given not in aliases.variables or given in seen:
+                continue
+            seen.add(given)
+            if given.dtype <= dtypes.REF_OFFSET:
+                stack.append(given)
+            else:
+                found.append(node if node.op == "Identity" else given)
+    return found
+
+
+class _Copies:
+    """Copies chains of aliases, each beginning with a read that waits for something."""
+
+    def __init__(self, graph: Graph, aliases: Aliases) -> None:
+        self._graph = graph
+        self._aliases = aliases
+        self._made: dict[tuple[Value, frozenset[Node], tuple[Node, ...]], Value] = {}
+
+    def of(self, value: Value, name: str, waits: Iterable[Node], enters: tuple[Node, ...] = ()) -> Value:
+        """Return a value like `value`, read anew behind `waits`.
+
+        Args:
+            value: an alias.
+            name: of the read.
+            waits: nodes in the reader's loop.
+            enters: what leads from the value's loop into the reader's, outermost first.
+        """
+        key = value, frozenset(waits), enters
+        if key not in self._made:
+            self._made[key] = self._copy(value, name, tuple(waits), enters)
+        return self._made[key]
+
+    def _copy(self, value: Value, name: str, waits: tuple[Node, ...], enters: tuple[Node, ...]) -> Value:
+        node = value.node
+        if node.op in ENTERS:
+            return self.of(node.inputs[0], name, waits, (node, *enters))
+        routed = node.op in SWITCHES
+        if value.dtype > dtypes.REF_OFFSET and not routed:
+            return self._read(self._aliases.variables[value][0], name, waits, enters)
+        inputs = []
+        for given in node.inputs:
+            if given not in self._aliases.variables:
+                inputs.append(self._entered(given, enters))
+                continue
+            branch = (given.node,) if node.op == "Merge" and not enters else ()  # alive in its branch only
+            inputs.append(self.of(given, name, (*waits, *branch), enters))
+        copy_name = f"{name}/{node.name.rpartition('/')[2]}"
+        controls, op = () if enters else node.controls, "Switch" if routed else ""
+        copy = copy_node(self._graph, node, inputs, name=copy_name, controls=controls, variant=Variant(op))
+        return copy.output(value.index)
+
+    def _read(self, variable: Node, name: str, waits: Iterable[Node], enters: Iterable[Node]) -> Value:
+        value = variable.output()
+        for enter in enters:
+            value = Builder(self._graph, f"{name}/enter", variable).op("RefEnter", value, **_entering(enter))
+        return Builder(self._graph, name, variable, device=variable.device).op(
+            "Identity", value, controls=waits, T=dtypes.base(variable.attr("dtype"))
+        )
+
+    def _entered(self, value: Value, enters: Iterable[Node]) -> Value:
+        for enter in enters:
+            value = Builder.at(value.node).op("Enter", value, what="enter", **_entering(enter))
+        return value
+
+
+def _entering(enter: Node) -> dict[str, Any]:
+    return {
+        "frame_name": enter.attr("frame_name"),
+        "is_constant": True,
+        "parallel_iterations": enter.attr("parallel_iterations"),
+    }
+
+
+# Dereference references that pass through control flow and are not updated behind it.
+#
+#     before   RefMerge(Assign(w, a), Assign(w, b)) ──► Mul
+#     after    Merge(Identity(Assign(w, a)), Identity(Assign(w, b))) ──► Mul
+#
+# That is what branches and loops make that return assignments. Only a Switch or an Enter has a form for handles that
+# leads to one variable, so what is updated behind another route stays, and is refused later.
+
+
+def read_before_routes(graph: Graph) -> int:
+    """Make the references values, in place; return how many routes were changed."""
+    routes = [node for node in graph if has(node.op, "reference_routes")]
+    if not any(has(node.op, "joins_references") for node in routes):
+        return 0
+    needed: set[Node] = set()  # by an update behind them
+    changed = True
+    while changed:
+        more = [node for node in routes if node not in needed and _is_needed(node, needed)]
+        needed.update(more)
+        changed = bool(more)
+    found = dict.fromkeys(n for n in routes if has(n.op, "joins_references") and n not in needed)
+    pending = list(found)
+    while pending:
+        node = pending.pop()
+        users = [use.node for value in node.outputs for use in value.uses if has(use.node.op, "reference_routes")]
+        pending += [user for user in users if user not in found]
+        found |= dict.fromkeys(users)
+    for node in found:
+        node_type = node.attr("T")
+        become(node, node.op.removeprefix("Ref"), node.inputs, {"T": dtypes.base(node_type)})
+    for node in found:
+        for index, value in enumerate(node.inputs):
+            if value.dtype > dtypes.REF_OFFSET:
+                read = Builder.at(node).node("Identity", value, what=f"read_{index}")
+                node.set_input(index, read.output())
+    return len(found)
+
+
+def _is_needed(node: Node, needed: set[Node]) -> bool:
+    """Return whether something takes an output of a route as a reference, and is no route that could do without."""
+    return any(
+        use.node in needed or not has(use.node.op, "reference_routes")
+        for value in node.outputs
+        for use in value.uses
+        if use.node.input_dtypes[use.index] > dtypes.REF_OFFSET
+    )
+
+
+# Alias analysis of TensorFlow 1 graphs: which values are the buffer of a reference variable, and which copies.
+#
+#     w = VariableV2 ─► w/read = Identity ─► Reshape ─► Switch ─► Merge        all one buffer
+#                                               └─► Mul                         reads it, when it runs
+#
+# Kernels of the ops below hand their input's buffer on (measured on TensorFlow 2.21), so a reader behind an update sees
+# the new value, however early `w/read` ran.
+
+
+_SINGLE = {"Pack": ("N", 0), "AddN": ("N", 0), "Split": ("num_split", 1), "SplitV": ("num_split", 0)}
+
+
+def is_reference(node: Node, index: int) -> bool:
+    """Return whether a node takes an input as a legacy reference."""
+    return node.input_dtypes[index] > dtypes.REF_OFFSET
+
+
+def is_loop_head(node: Node) -> bool:
+    """Return whether a Merge joins a loop's iterations."""
+    return any(value.node.op in BACK_EDGES for value in node.inputs)
+
+
+def handed_on(node: Node, index: int) -> Iterable[Value]:
+    """Return the outputs that are the buffer of an input."""
+    op = node.op
+    if has(op, "keeps_buffer"):
+        return [node.output()] if index == 0 else ()
+    if has(op, "switches") or op == "RefEnter":
+        return node.outputs if index == 0 else ()
+    if op == "IdentityN":
+        return [node.output(index)]
+    if op == "Merge":
+        return () if is_loop_head(node) else [node.output()]
+    if op == "Enter":
+        return [node.output()] if node.attr("is_constant") else ()
+    if op in _SINGLE:
+        count, place = _SINGLE[op]
+        return [node.output()] if index == place and node.attr(count) == 1 else ()
+    if op == "Cast":
+        return [node.output()] if node.attr("SrcT") == node.attr("DstT") else ()
+    if has(op, "keeps_buffer_of_size") and index == 0:
+        return [node.output()] if _size(node.inputs[0]) == _size(node.output()) is not None else ()
+    if has(op, "writes") and is_reference(node, index):
+        return node.outputs if index == 0 else ()
+    return ()
+
+
+def _size(value: Value) -> int | None:
+    shape = static_shape(value)
+    return None if shape is None or None in shape else math.prod(size or 0 for size in shape)
+
+
+class Aliases:
+    """The aliases of every reference variable of a graph.
+
+    Attributes:
+        variables: the variables whose buffer a value may be.
+        readers: the inputs of nodes that read a buffer: node, index.
+        updates: the nodes that write each variable.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.variables: dict[Value, tuple[Node, ...]] = {}
+        self.readers: dict[tuple[Node, int], None] = {}
+        self.updates: dict[Node, list[Node]] = {}
+        pending = deque(node.output() for node in graph if has(node.op, "reference_variables"))
+        self.variables |= {value: (value.node,) for value in pending}
+        while pending:
+            value = pending.popleft()
+            for node, index in value.uses:
+                if has(node.op, "writes") and is_reference(node, index):
+                    self._updated_by(node, value)
+                outputs = handed_on(node, index)
+                pending.extend(out for out in outputs if self._is_new(out, value))
+                if not outputs and not is_reference(node, index):
+                    self.readers[node, index] = None
+
+    def _updated_by(self, node: Node, value: Value) -> None:
+        for variable in self.variables[value]:
+            known = self.updates.setdefault(variable, [])
+            if node not in known:
+                known.append(node)
+
+    def _is_new(self, out: Value, value: Value) -> bool:
+        known = self.variables.get(out, ())
+        joined = tuple(dict.fromkeys((*known, *self.variables[value])))
+        self.variables[out] = joined
+        return joined != known
+
+    def sources(self, value: Value) -> Iterator[Value]:
+        """Yield the references, which are no values yet, that a value comes from without a node that reads them."""
+        stack, seen = [value], {value}
+        while stack:
+            one = stack.pop()
+            if one.dtype > dtypes.REF_OFFSET:
+                yield one
+                continue
+            for given in one.node.inputs:
+                if given in self.variables and given not in seen:
+                    seen.add(given)
+                    stack.append(given)
+
+    def unchanged(self, variable: Node) -> Iterator[Value]:
+        """Yield what holds just the value of a variable: itself, updates of it, and what repeats them."""
+        stack, seen = [variable.output()], {variable.output()}
+        while stack:
+            value = stack.pop()
+            yield value
+            for node, index in value.uses:
+                updates = has(node.op, "writes") and is_reference(node, index)
+                for out in handed_on(node, index) if has(node.op, "keeps_value") or updates else ():
+                    if out not in seen:
+                        seen.add(out)
+                        stack.append(out)

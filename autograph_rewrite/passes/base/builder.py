@@ -1,4 +1,4 @@
-"""Builder: adds the folded nodes of one conversion under one name, for the node that they serve.
+"""FoldedBuilder: adds the folded nodes of one conversion under one name, for the node that they serve.
 
 The members of an exchange are the replicas, or the processes where each has added up what its replicas hold: then the
 value runs once, and so does what is done with it before the exchange. A builder's span is that of such a member.
@@ -12,22 +12,21 @@ from typing import Any
 
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 
 
 @dataclass(frozen=True)
-class Builder:
+class FoldedBuilder:
     """Adds nodes for one value.
 
     Attributes:
-        context: the rewrite.
         near: the value that they work on: constants live in its loop.
         name: prefix of their names.
         span: how often they run.
         origin: the node that they serve.
     """
 
-    context: Context
+    rewrite: Rewrite
     near: Value
     name: str
     span: Span
@@ -35,19 +34,18 @@ class Builder:
 
     @classmethod
     def of(
-        cls, context: Context, near: Value, name: str = "", *, span: Span | None = None, origin: Node | None = None
-    ) -> Builder:
+        cls, rewrite: Rewrite, near: Value, name: str = "", *, span: Span | None = None, origin: Node | None = None
+    ) -> FoldedBuilder:
         """Return a builder for a value: by default under its name, as often as it runs, for the node that makes it.
 
         Args:
-            context: the rewrite, whose graph is edited.
             near: the value that is converted.
             name: prefix of the nodes' names; "": the name of the node that makes the value.
             span: how often nodes run; None: as often as the value is made.
             origin: the original node that they serve; None: the one that makes the value.
         """
         node = near.node
-        return cls(context, near, name or node.name, node.span if span is None else span, origin or node)
+        return cls(rewrite, near, name or node.name, node.span if span is None else span, origin or node)
 
     def op(
         self,
@@ -69,7 +67,7 @@ class Builder:
             attrs: what the op and its inputs do not say already.
         """
         site = Site(f"{self.name}/{what}", self.span, self.origin)
-        return self.context.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()
+        return self.rewrite.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs as often as replicated values are made; return its first output.
@@ -80,7 +78,7 @@ class Builder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        return replace(self, span=self.context.common_span).op(op, *inputs, what=what, **attrs)
+        return replace(self, span=self.rewrite.common_span).op(op, *inputs, what=what, **attrs)
 
     def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
         """Add a node that runs once and reads all instances of `value`; return its first output.
@@ -92,7 +90,7 @@ class Builder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        count = self.context.taken(Span.ONCE, value.node.span)
+        count = self.rewrite.taken(Span.ONCE, value.node.span)
         return replace(self, span=Span.ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
@@ -103,7 +101,7 @@ class Builder:
             dtype: number of TensorFlow's type.
             what: told after the builder's name.
         """
-        return self.context.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
+        return self.rewrite.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
 
     def numbers(self, content: Any, what: str) -> Value:
         """Add a constant of int32: axes, sizes, positions."""

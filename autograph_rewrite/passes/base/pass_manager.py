@@ -50,6 +50,7 @@ class Pass:
         when: whether it has anything to do in a rewrite; what it has not run for stands in no record.
         needs: results of other passes that it reads.
         gives: results that it leaves.
+        is_whole: whether the graph keeps its invariants after it; a later pass restores them otherwise.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Pass:
     when: Callable[[Rewrite], bool] = always
     needs: tuple[type, ...] = ()
     gives: tuple[type, ...] = ()
+    is_whole: bool = True
 
     @property
     def summary(self) -> str:
@@ -86,7 +88,7 @@ def run_passes(
                     observe.after_pass(one.name, rewrite)
                 else:
                     observe(one.name, rewrite.graph)
-            if rewrite.request.certificate is not None:
+            if rewrite.request.certificate is not None and one.is_whole:
                 rewrite.request.certificate.check(one.name, rewrite.graph)
 
 
@@ -104,8 +106,8 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
     try:
         one.run(rewrite)
-        if verify and graph.edits != rewrite.verified:
-            check_folded(graph, rewrite.instances, rewrite.job.all_devices, rewrite.micro)
+        if verify and one.is_whole and graph.edits != rewrite.verified:
+            check_folded(graph, rewrite.instances, rewrite.job.all_devices, 1 if rewrite.is_rolled else rewrite.micro)
             rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.diagnostics.amounts import size
+from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.notebook import NotebookView, table, text
-from autograph_rewrite.passes.base.compression_record import Compressed
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
 from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.training_graph import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -139,3 +141,61 @@ class Report(NotebookView):
         lines += [f"whole: {line}" for line in self.covered.lines()]
         lines += [f"note: {note}" for note in self.plan.notes if not note.startswith(NOTE)]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What is known of the step before anything is converted.
+
+    Attributes:
+        notes: what costs speed.
+        inexact: what is another quantity than on one device.
+        shared: batch inputs that every replica has all of.
+        covered: how much of the step is divided.
+    """
+
+    notes: tuple[Note, ...]
+    inexact: tuple[Note, ...]
+    shared: tuple[TensorInfo, ...]
+    covered: Coverage
+
+
+# Record of compressed gradients: the tensors from which `ar.verify` checks the compressed sums.
+
+
+class Compressed(NamedTuple):
+    """One compressed sum, by tensors of the folded graph.
+
+    Attributes:
+        owner: the variable.
+        compressor: what compressed it.
+        lowering: how what was left travelled.
+        gradient: one replica's contribution.
+        before: one replica's residual before the step; empty without error feedback.
+        after: the same after the step.
+        result: the sum that the variable's update gets.
+    """
+
+    owner: str
+    compressor: str
+    lowering: str
+    gradient: str
+    before: str
+    after: str
+    result: str
+
+
+class CompressedSum(NamedTuple):
+    """The same while passes work; nodes may still be renamed."""
+
+    edge: EdgePlan
+    gradient: Value
+    before: Value | None
+    after: Value | None
+    result: Value
+
+    def named(self) -> Compressed:
+        """Return the record."""
+        edge, gradient, before, after, result = self
+        states = [value.name if value is not None else "" for value in (before, after)]
+        return Compressed(edge.owner, edge.compressor, edge.lowering, gradient.name, states[0], states[1], result.name)

@@ -9,17 +9,37 @@ A result that no pass has found yet is an error that names the pass to run first
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
+from autograph_rewrite.analysis.barriers import late_nodes
+from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.claims import Certifier
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.types import attrs as raw_attrs
+from autograph_rewrite.ir.types.dtypes import from_numpy
+from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, outputs_of
 from autograph_rewrite.passes.base.report import PassRecord
-from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.base.report import CompressedSum
+    from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
+
 
 Result = TypeVar("Result")
 
@@ -43,6 +63,20 @@ class Request:
     training: bool = True
     batch: int | None = None
     certificate: Certifier | None = None
+
+
+class Site(NamedTuple):
+    """Where a new node stands.
+
+    Attributes:
+        name: the wanted name.
+        span: how often it runs.
+        origin: the node that it serves; of one that a pass has made, what that one serves.
+    """
+
+    name: str
+    span: Span
+    origin: Node
 
 
 @dataclass
@@ -78,6 +112,17 @@ class Rewrite:
     verified: int = -1
     records: list[PassRecord] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
+    future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
+    aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
+    converted: dict[Value, Placement] = field(default_factory=dict)  # what conversions hand to readers
+    slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
+    open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # of dimensions that all blocks share
+    added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made
+    compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
+    frames: dict[Node, Frame] = field(default_factory=dict)  # loop of each node that is in one
+    _originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
+    _home: str | None = None  # where nodes that run once are added now
+    _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
     _results: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
@@ -131,11 +176,6 @@ class Rewrite:
         return self.plan.replicas_each if self.is_rolled else self.job.instances_each
 
     @property
-    def micro(self) -> int:
-        """How many of them belong to one replica."""
-        return 1 if self.is_rolled else self.plan.microbatches
-
-    @property
     def outputs(self) -> list[Value]:
         """The declared outputs, wherever they are now."""
         return outputs_of(self.graph, self.item)
@@ -156,3 +196,224 @@ class Rewrite:
         for variable in item.variables.values():
             names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
         return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
+
+    # ------------------------------------------------------------------------------- once every node has its span
+
+    @property
+    def state(self) -> Propagation:
+        """The placements of the original nodes."""
+        return self.get(Propagation)
+
+    @property
+    def server_region(self) -> ServerRegion:
+        """What runs where a variable lives."""
+        region: ServerRegion = self._results.setdefault(ServerRegion, ServerRegion())
+        return region
+
+    @property
+    def handles(self) -> frozenset[str]:
+        """The names of the nodes that give variable handles."""
+        return frozenset(variable.handle for variable in self.item.variables.values())
+
+    @property
+    def rank(self) -> int:
+        """Which worker of the job this is: `task`, unless workers do not wait for each other."""
+        return self.request.task
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job has."""
+        return len(self.job.processes)
+
+    @cached_property
+    def edges(self) -> dict[tuple[str, str], EdgePlan]:
+        """The edges of the resolved plan, by value and placement."""
+        return {(edge.value, edge.to): edge for edge in self.plan.edges if not edge.role}
+
+    @cached_property
+    def early(self) -> set[Node]:
+        """The original nodes that certainly run, outside of loops, and neither need a variable nor wait for one."""
+        order = self.state.order
+        return unconditional_nodes(order) - late_nodes(order)
+
+    @property
+    def replicas(self) -> int:
+        """How many instances an EACH node has in all processes: replicas, times micro-batches."""
+        return self.plan.instances
+
+    @property
+    def local(self) -> int:
+        """How many instances an EACH node has in this process."""
+        return self.plan.instances_each
+
+    @property
+    def micro(self) -> int:
+        """How many of them follow each other on the device of one replica."""
+        return self.plan.microbatches
+
+    @property
+    def processes(self) -> int:
+        """Number of processes."""
+        return len(self.plan.processes)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The instances of this process."""
+        return Mesh(self.plan.replicas_each, self.plan.microbatches)
+
+    def own(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of this process's replicas, of a list that has one for every replica."""
+        return entries[self.task * self.local : (self.task + 1) * self.local]
+
+    @property
+    def captures(self) -> bool:
+        """Whether variables live outside the graph, which then gets their handles as arguments."""
+        return any(variable.captured for variable in self.item.variables.values())
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether each device has its own copy of every variable."""
+        return self.plan.mode == "mirrored"
+
+    @property
+    def common_span(self) -> Span:
+        """How often a node with a replicated value runs."""
+        if not self.mirrored:
+            return Span.ONCE
+        return Span.REPLICA if self.micro > 1 else Span.EACH
+
+    def taken(self, reader: Span, producer: Span) -> int:
+        """Return how many instances of a producer in this process one instance of a reader stands for."""
+        return self.mesh.count(producer) // self.mesh.count(reader)
+
+    def current(self, value: Value) -> Value:
+        """Return what stands for an original value now."""
+        return self.aliases.get(value, value)
+
+    def fact(self, value: Value) -> Fact:
+        """Return what an original value, or what took its place, is where it is produced."""
+        return self.state.source(self._originals.get(value, value))
+
+    def take_place(self, value: Value, new: Value) -> None:
+        """Let a new value stand for an original one."""
+        self.aliases[value] = new
+        self._originals[new] = value
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        site: Site,
+        *,
+        gather: Collection[int] = (),
+        attrs: Mapping[str, Any] | None = None,
+        controls: Iterable[Node] = (),
+    ) -> Node:
+        """Add a folded node: in the innermost loop of what it reads and waits for, into which it brings the rest.
+
+        Args:
+            op: op type.
+            inputs: values; where the node runs less often than one of them, the first instance of that is read.
+            site: its name, how often it runs, and what it serves.
+            gather: input positions that read all instances instead of the first.
+            attrs: attributes.
+            controls: nodes to wait for.
+        """
+        controls = list(controls)
+        frame = max((self.frames.get(one, ()) for one in (*(v.node for v in inputs), *controls)), key=len, default=())
+        inputs = [self._brought(value, frame) for value in inputs]
+        selects = {
+            i: Select.ALL if i in gather else Select.FIRST
+            for i, value in enumerate(inputs)
+            if site.span.is_rarer_than(value.node.span)
+        }
+        build = Builder(self.graph, site.name, site.origin, site.span)
+        node = build.node(op, *inputs, controls=controls, selects=selects, **(attrs or {}))
+        if frame:
+            self.frames[node] = frame
+        if self._home is not None and site.span is Span.ONCE:
+            self.server_region.devices[node] = self._home
+        return node
+
+    @contextmanager
+    def at(self, home: str | None) -> Iterator[None]:
+        """Add nodes that run once on a device; None: where they always are."""
+        before, self._home = self._home, home
+        try:
+            yield
+        finally:
+            self._home = before
+
+    def once(self, value: Value) -> Value:
+        """Return the first replica's value as one that is made once."""
+        if value.node.span is Span.ONCE:
+            return value
+        return self.add("Identity", [value], Site(f"{value.node.name}/once", Span.ONCE, value.node)).output()
+
+    def of_replica(self, value: Value) -> Value:
+        """Return a value that all instances have alike as one that each replica has: its first micro-batch's."""
+        if value.node.span is not Span.EACH or self.micro == 1:
+            return value
+        site = Site(f"{value.node.name}/of_replica", Span.REPLICA, value.node)
+        return self.add("Identity", [value], site).output()
+
+    def of_worker_0(self, value: Value) -> Value:
+        """Return a value in worker 0 and zeros in the others, by one name: workers tell each other what they run."""
+        op, name = "Identity" if self.task == 0 else "ZerosLike", f"{value.node.name}/of_worker_0"
+        return self.add(op, [value], Site(name, value.node.span, value.node)).output()
+
+    def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that lives in the loop of `near`.
+
+        Args:
+            content: a number, nested lists or an array.
+            dtype: a numpy type.
+            name: wanted name.
+            near: the value that it is read with.
+        """
+        array = np.asarray(content, dtype=dtype)
+        span = near.node.span if self.frames.get(near.node) else self.common_span
+        return self._const(array.dtype, array, name, near, span)
+
+    def const_each(self, contents: Sequence[Any], dtype: Any, *, name: str, near: Value) -> Value:
+        """Add a constant that differs between replicas; `contents` has one entry for every replica.
+
+        Args:
+            contents: one for every replica of the job.
+            dtype: a numpy type.
+            name: wanted name.
+            near: the value that it is read with.
+        """
+        arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
+        raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
+        return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
+
+    def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
+        node = Builder(self.graph, name, near.node, span).node("Const", value=content, dtype=from_numpy(dtype))
+        frame = self.frames.get(near.node, ())
+        if frame:
+            # A node without inputs would run outside of the loop.
+            node.add_control(near.node)
+            self.frames[node] = frame
+        return node.output()
+
+    def _brought(self, value: Value, frame: Frame) -> Value:
+        """Return a value that is made outside of a loop as a constant of it."""
+        for depth in range(len(self.frames.get(value.node, ())), len(frame)):
+            key = (value, frame[: depth + 1])
+            if key not in self._entered:
+                node = Builder.at(value.node, "enter", span=value.node.span).node(
+                    "Enter",
+                    value,
+                    frame_name=frame[depth],
+                    is_constant=True,
+                    parallel_iterations=self._parallel(key[1]),
+                )
+                self.frames[node] = key[1]
+                self._entered[key] = node.output()
+            value = self._entered[key]
+        return value
+
+    def _parallel(self, frame: Frame) -> int:
+        enters = (n for n, f in self.frames.items() if f == frame and n.op == "Enter")
+        return int(next((n.attr("parallel_iterations", 10) for n in enters), 10))

@@ -20,24 +20,26 @@ from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 STRIDE = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""
 SEED_INPUTS = ("seed", "key")
 
 
-def decorrelate_randomness(context: Context) -> None:
+def decorrelate_randomness(rewrite: Rewrite) -> None:
     """Seed the random ops that draw block by block; what is drawn whole is left alone."""
-    for node in context.state.order:
-        if node.op not in random.RULES or not context.fact(node.output()).placement.differs:
+    for node in rewrite.state.order:
+        if node.op not in random.RULES or not rewrite.fact(node.output()).placement.differs:
             continue
         names = [argument.name for argument in get_op(node.op).inputs]
         index = next((names.index(name) for name in SEED_INPUTS if name in names), None)
-        if index is not None and context.fact(node.inputs[index]).placement != OWN_VALUE:
-            _give_own_key(context, node, index)
+        if index is not None and rewrite.fact(node.inputs[index]).placement != OWN_VALUE:
+            _give_own_key(rewrite, node, index)
         elif index is None:
-            _give_own_seed(context, node)
+            _give_own_seed(rewrite, node)
 
 
 def own_bits(replica: int, width: int) -> int:
@@ -46,25 +48,33 @@ def own_bits(replica: int, width: int) -> int:
     return bits - 2**width if bits >= 2 ** (width - 1) else bits
 
 
-def _give_own_seed(context: Context, node: Node) -> None:
+def _give_own_seed(rewrite: Rewrite, node: Node) -> None:
     first, second = node.attr("seed", 0), node.attr("seed2", 0)
     if first == 0 == second:
         return
     # Two zeros would mean: no seed.
-    seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(context.replicas)]
-    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in context.own(seeds))))
+    seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(rewrite.replicas)]
+    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in rewrite.own(seeds))))
 
 
-def _give_own_key(context: Context, node: Node, index: int) -> None:
+def _give_own_key(rewrite: Rewrite, node: Node, index: int) -> None:
     seed = node.inputs[index]
     dtype = dtypes.numpy_dtype(seed.dtype)
     assert dtype is not None  # an integer, by the op's definition
     name = f"{node.name}/{'key' if seed.dtype == dtypes.UINT64 else 'seed'}"
     width = 8 * dtype.itemsize
-    numbers = [own_bits(r, width) % 2**width for r in range(context.replicas)]
+    numbers = [own_bits(r, width) % 2**width for r in range(rewrite.replicas)]
     # A seed is a pair, of which the second number is mixed; a key is a single one.
     unsigned = np.dtype(f"u{dtype.itemsize}")
     contents = [np.array([n] if seed.dtype == dtypes.UINT64 else [0, n], unsigned).view(dtype) for n in numbers]
-    own = context.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
-    mixed = context.add("BitwiseXor", [seed, own], Site(name, Span.EACH, node))
+    own = rewrite.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
+    mixed = rewrite.add("BitwiseXor", [seed, own], Site(name, Span.EACH, node))
     node.set_input(index, mixed.output())
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Give each replica's random ops seeds of their own (`random: independent`)."""
+    decorrelate_randomness(rewrite)
+
+
+DECORRELATE_RANDOMNESS = Pass("decorrelate-randomness", _run, needs=(ServerRegion,))

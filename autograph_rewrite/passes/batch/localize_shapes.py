@@ -16,8 +16,10 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 SHAPES_OF_ELEMENTS = {
     "TensorArrayV3": ("element_shape", 0),
@@ -27,35 +29,35 @@ SHAPES_OF_ELEMENTS = {
 """The attribute, and how many leading dimensions of an element it leaves out."""
 
 
-def localize_shapes(context: Context) -> None:
+def localize_shapes(rewrite: Rewrite) -> None:
     """Restate the element shapes of arrays and lists that hold blocks."""
-    if context.processes > 1 and context.state.semantics.batch is not None:
-        _state_part_shapes(context)
-    for node in context.state.order:
-        if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in context.future_splits:
-            _state_list_shape(context, node)
+    if rewrite.processes > 1 and rewrite.state.semantics.batch is not None:
+        _state_part_shapes(rewrite)
+    for node in rewrite.state.order:
+        if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in rewrite.future_splits:
+            _state_list_shape(rewrite, node)
         if node.span is not Span.EACH or node.op not in SHAPES_OF_ELEMENTS:
             continue
         name, left_out = SHAPES_OF_ELEMENTS[node.op]
-        stated, dim = node.attr(name), _split_dimension(context, node)
+        stated, dim = node.attr(name), _split_dimension(rewrite, node)
         if stated is None or dim is None or not left_out <= dim < left_out + len(stated):
             continue
-        batch, parts = context.state.semantics.batch, (context.replicas, context.processes)
+        batch, parts = rewrite.state.semantics.batch, (rewrite.replicas, rewrite.processes)
         shapes = shapes_of_blocks(stated, dim - left_out, batch, *parts)
-        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in context.own(shapes))))
+        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in rewrite.own(shapes))))
 
 
-def _state_part_shapes(context: Context) -> None:
+def _state_part_shapes(rewrite: Rewrite) -> None:
     """Let the batch inputs be as long as this process's part, where the graph states the size of the whole batch.
 
     Raises:
         PassError: the input is no placeholder, so nobody can be asked for a part.
     """
-    batch = context.state.semantics.batch
+    batch = rewrite.state.semantics.batch
     assert batch is not None
-    ends = limits(batch, context.processes, 1)
-    own = ends[context.task + 1] - ends[context.task]
-    for value, axis in context.state.whole_inputs.items():
+    ends = limits(batch, rewrite.processes, 1)
+    own = ends[rewrite.task + 1] - ends[rewrite.task]
+    for value, axis in rewrite.state.whole_inputs.items():
         node = value.node
         if PINNED in node.attrs:  # this process's rows of what all of them make alike
             continue
@@ -70,25 +72,25 @@ def _state_part_shapes(context: Context) -> None:
             node.set_attr("shape", (*stated[:axis], own, *stated[axis + 1 :]))
 
 
-def _state_list_shape(context: Context, node: Node) -> None:
+def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
     """Give each replica's list the shape of its blocks, where the graph states one."""
     operand = node.inputs[0]
-    stated, dim = context.state.facts[operand].value, context.future_splits[node.output()]
-    if stated is None or context.state.facts[operand].shape == () or not all(isinstance(d, int) for d in stated):
+    stated, dim = rewrite.state.facts[operand].value, rewrite.future_splits[node.output()]
+    if stated is None or rewrite.state.facts[operand].shape == () or not all(isinstance(d, int) for d in stated):
         return
     shape = [d if isinstance(d, int) and d >= 0 else None for d in stated]
     if dim >= len(shape):
         return
-    blocks = shapes_of_blocks(shape, dim, context.state.semantics.batch, context.replicas, context.processes)
+    blocks = shapes_of_blocks(shape, dim, rewrite.state.semantics.batch, rewrite.replicas, rewrite.processes)
     contents = [[-1 if size is None else size for size in block] for block in blocks]
     dtype = dtypes.numpy_dtype(operand.dtype)
-    node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
+    node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
 
 
-def _split_dimension(context: Context, node: Node) -> int | None:
+def _split_dimension(rewrite: Rewrite, node: Node) -> int | None:
     """Return the dimension along which the elements of an array are cut."""
     handle = node.output() if node.op == "TensorArrayV3" else node.inputs[0]
-    content = context.state.cells.get(context.state.facts[handle].cell)
+    content = rewrite.state.cells.get(rewrite.state.facts[handle].cell)
     return content.placement.dim if content is not None and content.placement.is_split else None
 
 
@@ -110,3 +112,11 @@ def shapes_of_blocks(
         ends = limits(batch, processes, replicas // processes)
         sizes = [(b - a) * (whole // batch) for a, b in pairwise(ends)]
     return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """State the shapes of blocks in the attributes of tensor arrays and lists."""
+    localize_shapes(rewrite)
+
+
+LOCALIZE_SHAPES = Pass("localize-shapes", _run, needs=(ServerRegion,))

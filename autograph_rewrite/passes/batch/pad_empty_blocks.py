@@ -25,30 +25,33 @@ from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.local_sgd.train_alone import trains_alone
+from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
 
-def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node], Blocks]) -> None:
+def pad_empty_blocks(rewrite: Rewrite, blocks: Blocks, blocks_at: Callable[[Node], Blocks]) -> None:
     """Insert the guards; runs after the reshards, so that the inputs are the blocks that the kernels see.
 
     Args:
-        context: the rewrite.
         blocks: of the batch.
         blocks_at: of the batch inputs by whose size a node goes.
     """
     if blocks.static is not None:
         return
-    guard = _Guard(context, blocks_at)
-    for node in context.state.order:
+    guard = _Guard(rewrite, blocks_at)
+    for node in rewrite.state.order:
         if node.span is not Span.EACH:
             continue
-        if has(node.op, "refuses_empty") or (has(node.op, "needs_a_row") and _is_one_dnn(context, node)):
+        if has(node.op, "refuses_empty") or (has(node.op, "needs_a_row") and _is_one_dnn(rewrite, node)):
             guard.give_a_row(node)
-        elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(context, node):
+        elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(rewrite, node):
             guard.give_a_row_with_bias(node)
         elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
             for index in (1, 2):
@@ -58,30 +61,30 @@ def pad_empty_blocks(context: Context, blocks: Blocks, blocks_at: Callable[[Node
         elif node.attr(OF_BLOCK, b"") in (AVERAGE.encode(), MEAN.encode()):
             guard.average_of_filled(node.inputs[0], only=node)
         elif has(node.op, "undefined_when_empty"):
-            for index, fact in enumerate(context.state.transfers[node].outputs):
+            for index, fact in enumerate(rewrite.state.transfers[node].outputs):
                 if fact.placement == PARTIAL:
                     guard.zeros_when_empty(node.output(index))
 
 
-def _is_one_dnn(context: Context, node: Node) -> bool:
+def _is_one_dnn(rewrite: Rewrite, node: Node) -> bool:
     """Return whether a convolution's kernel is oneDNN's."""
-    return context.state.facts[node.output()].dtype in ONEDNN_TYPES
+    return rewrite.state.facts[node.output()].dtype in ONEDNN_TYPES
 
 
 class _Guard:
     """Makes the guards; values that several ops need are padded once."""
 
-    def __init__(self, context: Context, blocks_at: Callable[[Node], Blocks]) -> None:
-        self._context = context
+    def __init__(self, rewrite: Rewrite, blocks_at: Callable[[Node], Blocks]) -> None:
+        self._rewrite = rewrite
         self._blocks_at = blocks_at
         self._padded: dict[Value, Value] = {}
 
     def give_a_row(self, node: Node) -> None:
         """Pad the split inputs of `node` to at least one row and cut its split outputs."""
-        state = self._context.state
+        state = self._rewrite.state
         transferred = state.transfers[node]
         inputs = {}
-        for index, value in enumerate(answer_inputs(self._context, node)):
+        for index, value in enumerate(answer_inputs(self._rewrite, node)):
             if value.placement.is_split:
                 inputs[index] = value
         outputs = {i: fact for i, fact in enumerate(transferred.outputs) if fact.placement.is_split}
@@ -103,10 +106,10 @@ class _Guard:
             bias.set_input(0, node.inputs[2])  # so that they are still merged
 
     def _add(self, op: str, inputs: list[Value], near: Value, what: str, **attrs: Any) -> Value:
-        return Builder.of(self._context, near, span=Span.EACH).op(op, *inputs, what=what, **attrs)
+        return FoldedBuilder.of(self._rewrite, near, span=Span.EACH).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, near: Value, what: str) -> Value:
-        return self._context.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
+        return self._rewrite.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
 
     def _rows(self, node: Node, value: Value, fact: Fact) -> Value:
         """Return the number of rows of a block: so many for each example, or measured."""
@@ -126,7 +129,7 @@ class _Guard:
             one, zero = self._const(1, value, "one"), self._const(0, value, "none")
             missing = self._add("Maximum", [self._add("Sub", [one, rows], value, "lack"), zero], value, "missing")
             paddings = self._add("Mul", [missing, self._const(end, value, "end")], value, "paddings")
-            nothing = self._context.const(0, np.float32, name=f"{value.node.name}/nothing", near=value)
+            nothing = self._rewrite.const(0, np.float32, name=f"{value.node.name}/nothing", near=value)
             if fact.dtype != dtypes.FLOAT:
                 nothing = self._add("Cast", [nothing], value, "nothing", DstT=fact.dtype)
             # oneDNN would merge a `Pad` into the convolution, which minds the paddings of height and width only.
@@ -144,14 +147,14 @@ class _Guard:
         inputs = [value, begin, end, step]
         kept = self._add("StridedSlice", inputs, value, "rows_of_block", begin_mask=before, end_mask=before)
         value.replace_all_uses_with(kept, keep={kept.node})
-        self._context.take_place(value, kept)
+        self._rewrite.take_place(value, kept)
         self._padded[kept] = value  # the next guarded op reads the padded value as it is
 
     def zeros_when_empty(self, value: Value) -> None:
         """Replace a contribution by zeros where the block is empty."""
         chosen, zeros = self._or_zeros(value)
         value.replace_all_uses_with(chosen, keep={chosen.node, zeros.node})
-        self._context.take_place(value, chosen)
+        self._rewrite.take_place(value, chosen)
 
     def average_of_filled(self, value: Value, only: Node | None = None) -> None:
         """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
@@ -161,14 +164,14 @@ class _Guard:
             only: what averages it; left out, that is whatever reads it but its own gradient.
         """
         chosen, zeros = self._or_zeros(value)
-        context, name, blocks = self._context, value.node.name, self._blocks_at(value.node)
-        replicas = context.const(context.replicas, np.int32, name=f"{name}/replicas", near=blocks.batch)
+        rewrite, name, blocks = self._rewrite, value.node.name, self._blocks_at(value.node)
+        replicas = rewrite.const(rewrite.replicas, np.int32, name=f"{name}/replicas", near=blocks.batch)
 
-        once = Builder.of(context, value, span=Span.ONCE).op
-        if context.processes == 1:
+        once = FoldedBuilder.of(rewrite, value, span=Span.ONCE).op
+        if rewrite.processes == 1:
             filled = once("Minimum", blocks.batch, replicas, what="filled")
         else:
-            one, axis = (context.const(n, np.int32, name=f"{name}/{n}", near=blocks.batch) for n in (1, 0))
+            one, axis = (rewrite.const(n, np.int32, name=f"{name}/{n}", near=blocks.batch) for n in (1, 0))
             filled = once("Sum", once("Minimum", blocks.lengths, one, what="is_filled"), axis, what="filled")
         numbers = [once("Cast", n, what="number", DstT=value.dtype) for n in (replicas, filled)]
         share = once("RealDiv", *numbers, what="share")
@@ -178,7 +181,7 @@ class _Guard:
             return
         gradients = {use.node for use in value.uses if use.node.op.startswith("FusedBatchNormGrad")}
         value.replace_all_uses_with(scaled, keep={chosen.node, zeros.node, *gradients})
-        context.take_place(value, scaled)
+        rewrite.take_place(value, scaled)
 
     def _or_zeros(self, value: Value) -> tuple[Value, Value]:
         count = self._blocks_at(value.node).count
@@ -187,14 +190,25 @@ class _Guard:
         return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros
 
 
-def answer_inputs(context: Context, node: Node) -> list[Fact]:
+def answer_inputs(rewrite: Rewrite, node: Node) -> list[Fact]:
     """Return what is known about the inputs of an original node as they are after conversion.
 
     Args:
-        context: the rewrite.
         node: a node of the original graph.
     """
     return [
-        convert(fact, reshard, context.state.semantics.batch) if reshard is not None else fact
-        for fact, reshard in context.state.seen_inputs(node)
+        convert(fact, reshard, rewrite.state.semantics.batch) if reshard is not None else fact
+        for fact, reshard in rewrite.state.seen_inputs(node)
     ]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
+    pad_empty_blocks(rewrite, rewrite.get(Blocks), rewrite.get(ReshardInserter).blocks_at)
+
+
+def _may_be_empty(rewrite: Rewrite) -> bool:
+    return not trains_alone(rewrite)
+
+
+PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (ServerRegion, Blocks, ReshardInserter))

@@ -9,19 +9,24 @@ pipeline that draws without a seed is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.input_determinism import chances
 from autograph_rewrite.analysis.rules.base import PINNED
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ops.traits import operands
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import block_begin, limits
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
@@ -60,12 +65,11 @@ class _Part:
     """Adds the nodes that cut one value; they run once in each process."""
 
     def __init__(self, graph: Graph, value: Value, axis: int, processes: int, task: int) -> None:
-        self._graph = graph
         self._value = value
         self._axis = axis
         self._processes = processes
         self._task = task
-        self._name = f"{value.node.name}/own_part" + (f"_{value.index}" if value.index else "")
+        self._build = Builder.at(value.node, "own_part" + (f"_{value.index}" if value.index else ""))
 
     def of_static(self, size: int) -> Node:
         """Return the part of a batch of known size."""
@@ -100,19 +104,15 @@ class _Part:
         masks = {"begin_mask": before, "end_mask": before}
         part = self._add("StridedSlice", "", self._value, begin, end, step, **masks)
         for reader, index in readers:
-            if not reader.name.startswith(self._name):
+            if not reader.name.startswith(self._build.scope):
                 reader.set_input(index, part)
         return part.node
 
     def _const(self, what: str, content: int | Sequence[int]) -> Value:
-        attrs = {"value": np.array(content, np.int32), "dtype": dtypes.INT32}
-        return self._graph.add("Const", name=f"{self._name}/{what}", attrs=attrs, origin=self._value.node).output()
+        return self._build.const(content, dtypes.INT32, what)
 
     def _add(self, op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-        name = f"{self._name}/{what}" if what else self._name
-        node = self._graph.add(op, inputs, name=name, attrs=attrs, origin=self._value.node)
-        node.set_raw_attr(PINNED, encode("bool", True))
-        return node.output()
+        return self._build.op(op, *inputs, what=what, marks={PINNED: encode("bool", True)}, **attrs)
 
 
 def _require_alike(graph: Graph, source: Node) -> None:
@@ -128,3 +128,71 @@ def _require_alike(graph: Graph, source: Node) -> None:
             hint="give it a seed, or set tf.compat.v1.set_random_seed before it is made; where each process reads "
             "data of its own, set input: per_worker",
         )
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Slice batch inputs that every process produces in full to this process's rows."""
+    rewrite.item = slice_batch_inputs(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+
+
+def _has_whole_inputs(rewrite: Rewrite) -> bool:
+    return any(given.whole for given in rewrite.plan.batch_inputs)
+
+
+SLICE_BATCH_INPUTS = Pass("slice-batch-inputs", _run, _has_whole_inputs)
+
+
+# Sources of randomness in an input pipeline, because of which two processes that build it alike get different data.
+
+
+class _Op(NamedTuple):
+    """A node, of the graph or of a function."""
+
+    name: str
+    op: str
+    inputs: Sequence[str]
+    attrs: Mapping[str, object]
+
+
+def chances(graph: Graph, source: Node) -> Iterator[str]:
+    """Yield the ops, as messages call them, that make what an iterator gives differ from run to run.
+
+    Args:
+        graph: holds the pipeline, if not a function of its does.
+        source: takes the next element of the iterator.
+    """
+    library = Library(graph.library)
+    handles = {value.node for value in source.inputs}
+    makers = [node for node in graph if node.op == "MakeIterator" and handles & {value.node for value in node.inputs}]
+    nodes = ancestors([source, *makers])
+    bodies = [[_Op(n.name, n.op, [value.name for value in n.inputs], n.attrs) for n in nodes]]
+    seen: set[str] = set()
+    while bodies:
+        body = bodies.pop()
+        known = {op.name: op for op in body}
+        for op in body:
+            if why := _chance(op, known):
+                yield f"the {op.op} '{op.name}' {why}"
+            for name in called(op.op, op.attrs, library):
+                if name not in seen and name in library:
+                    seen.add(name)
+                    bodies.append([_Op(n.name, n.op, n.inputs, n.attrs) for n in library.get(name).nodes])
+
+
+def _chance(op: _Op, known: Mapping[str, _Op]) -> str:
+    """Return what is left to chance; empty if nothing is."""
+    for first in operands(op.op, "dataset_seeds"):
+        if all(_is_zero(known.get(name.partition(":")[0])) for name in op.inputs[first : first + 2]):
+            return "has no seed"
+    seeds = [decode(raw) for key in ("seed", "seed2") if isinstance(raw := op.attrs.get(key), bytes)]
+    if len(seeds) == 2 and not any(seeds):
+        return "has no seed"
+    order = op.attrs.get("deterministic")
+    if isinstance(order, bytes) and decode(order) in (b"false", "false"):
+        return "does not keep the order (deterministic=False)"
+    return ""
+
+
+def _is_zero(op: _Op | None) -> bool:
+    raw = op.attrs.get("value") if op is not None and op.op == "Const" else None
+    return isinstance(raw, bytes) and not np.any(decode(raw))

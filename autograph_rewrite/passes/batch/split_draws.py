@@ -13,7 +13,10 @@ from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.arrays.random import SHAPES
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def split_draws(state: Propagation) -> Propagation:
@@ -47,7 +50,7 @@ def _is_drawn_whole(state: Propagation, node: Node) -> bool:
 
 def _cut(state: Propagation, node: Node) -> Node:
     drawn, shape = node.output(), node.inputs[SHAPES[node.op]]
-    cut = state.graph.add("BroadcastTo", [drawn, shape], name=f"{node.name}/rows", origin=node)
+    cut = Builder.at(node).node("BroadcastTo", drawn, shape, what="rows")
     for reader, index in drawn.uses:
         if reader is not cut:
             reader.set_input(index, cut.output())
@@ -61,3 +64,11 @@ def _give_back(state: Propagation, node: Node, cut: Node) -> bool:
     for reader, index in back:
         reader.set_input(index, node.output())
     return bool(back)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Replicate random numbers only where they are drawn, and split them afterwards."""
+    rewrite.put(split_draws(rewrite.get(Propagation)))
+
+
+SPLIT_DRAWS = Pass("split-draws", _run, needs=(Propagation,), gives=(Propagation,))

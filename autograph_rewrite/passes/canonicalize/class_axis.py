@@ -16,6 +16,8 @@ The formulas are those of TensorFlow's kernels; the vocabulary-parallel loss is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +25,79 @@ from autograph_rewrite.analysis.facts.placement import Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import to_global, unit
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import has, ops_with
-from autograph_rewrite.passes.canonicalize.class_pieces import Axis, ClassPieces, is_read
-from autograph_rewrite.passes.canonicalize.class_top_k import in_top_k, top_k
-from autograph_rewrite.passes.canonicalize.pieces import finish
+
+# Decompose the best of classes that are cut: each device finds its own, and the best of those are the best of all.
+#
+#     before   TopKV2(z, k)                                      z [n, C], of which C is cut into U blocks
+#     after    TopKV2(z as [n, U, C / U], k) ─► [n, U k]         each device its own: k candidates
+#              TopKV2(candidates, k), GatherV2(their classes)    of U k values, instead of C
+#
+#     before   InTopK(z, labels, k)
+#     after    z at label > 0 of others: Sum(z > Sum(z where class == label)) < k, and All(z is finite)
+#
+# Candidates stand in the order of their classes, so that of equal ones the first counts, as in the kernel of TopKV2.
+
+
+def top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
+    """Return the best values and their classes.
+
+    Args:
+        pieces: adds nodes; of a matrix, whose blocks have more than one class.
+        node: a TopKV2 or TopK that sorts.
+    """
+    values, best, (units, block) = node.inputs[0], best_of(pieces, node), pieces.blocks
+    each = min(best, block)
+    index_type = node.output_dtypes[1]
+    apart = pieces.op("Reshape", values, pieces.const([-1, units, block], dtypes.INT32, "apart"), what="blocks")
+    found = pieces.op("TopKV2", apart, pieces.const(each, dtypes.INT32, "each"), what="own", index_type=index_type)
+    joined = pieces.const([-1, units * each], dtypes.INT32, "joined")
+    candidates = pieces.op("Reshape", found, joined, what="candidates")
+    first = pieces.const(np.arange(units).reshape(1, units, 1) * block, index_type, "first_classes")
+    pieces.numbered[first] = 1
+    own = pieces.op("AddV2", found.node.output(1), first, what="own_classes")
+    classes = pieces.op("Reshape", own, joined, what="classes")
+    count = pieces.const(best, dtypes.INT32, "k")
+    chosen = pieces.op("TopKV2", candidates, count, what="best", index_type=index_type)
+    results = {0: chosen} if is_read(node, 0) else {}
+    if is_read(node, 1):
+        axis = pieces.const(1, dtypes.INT32, "axis")
+        results[1] = pieces.op("GatherV2", classes, chosen.node.output(1), axis, what="best_classes", batch_dims=1)
+    return results
+
+
+def in_top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
+    """Return whether each label is among the best; it is not where some value is no finite number.
+
+    Args:
+        pieces: adds nodes.
+        node: an InTopK or InTopKV2.
+    """
+    values, labels = node.inputs[:2]
+    column = pieces.op("ExpandDims", labels, pieces.const(1, dtypes.INT32, "last"), what="label_of_row")
+    mask = pieces.op("Equal", column, pieces.numbers(labels.dtype), what="is_label")
+    own = pieces.reduce("Sum", pieces.only(mask, values, "picked"), "of_label")
+    better = pieces.cast(pieces.op("Greater", values, own, what="better"), dtypes.INT32, "counted")
+    count = pieces.reduce("Sum", better, "count", keep=False)
+    few = pieces.op("Less", count, pieces.const(best_of(pieces, node), dtypes.INT32, "k"), what="few")
+    finite = pieces.reduce("All", pieces.op("IsFinite", values, what="is_finite"), "finite", keep=False)
+    known = pieces.reduce("Any", mask, "known", keep=False)
+    return {0: pieces.op("LogicalAnd", few, pieces.op("LogicalAnd", finite, known, what="valid"), what="among")}
+
+
+def best_of(pieces: ClassPieces, node: Node) -> int:
+    """Return how many are the best.
+
+    Args:
+        pieces: those of the node.
+        node: whose constant operand, or attribute, says it.
+    """
+    return pieces.count if pieces.count is not None else int(node.attr("k"))
+
 
 _FLOATS = (dtypes.FLOAT, dtypes.DOUBLE)
 _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
@@ -53,8 +122,8 @@ def decompose_classes(graph: Graph, node: Node, axis: Axis) -> dict[Value, int]:
         node: what works along the classes.
         axis: of its first operand, that of the classes.
     """
-    pieces = ClassPieces(graph, node, axis)
-    finish(graph, node, _DECOMPOSITIONS[node.op](pieces, node))
+    pieces = ClassPieces(graph, node.name, node, Span.ONCE, "", None, *axis)
+    replace_outputs(graph, node, _DECOMPOSITIONS[node.op](pieces, node))
     return pieces.numbered
 
 
@@ -94,12 +163,12 @@ def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
 
 def _softmax(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     _, powers, total = pieces.exponentials(node.inputs[0])
-    return {0: pieces("RealDiv", powers, total, name="softmax")}
+    return {0: pieces.op("RealDiv", powers, total, what="softmax")}
 
 
 def _log_softmax(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     shifted, _, total = pieces.exponentials(node.inputs[0])
-    return {0: pieces("Sub", shifted, pieces("Log", total, name="log"), name="log_softmax")}
+    return {0: pieces.op("Sub", shifted, pieces.op("Log", total, what="log"), what="log_softmax")}
 
 
 def _cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
@@ -107,10 +176,10 @@ def _cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     shifted, powers, total = pieces.exponentials(logits)
     found = {}
     if is_read(node, 0):
-        unlikely = pieces("Sub", pieces("Log", total, name="log"), shifted, name="unlikely")
-        found[0] = pieces.reduce("Sum", pieces("Mul", labels, unlikely, name="terms"), "loss", keep=False)
+        unlikely = pieces.op("Sub", pieces.op("Log", total, what="log"), shifted, what="unlikely")
+        found[0] = pieces.reduce("Sum", pieces.op("Mul", labels, unlikely, what="terms"), "loss", keep=False)
     if is_read(node, 1):
-        found[1] = pieces("Sub", pieces("RealDiv", powers, total, name="softmax"), labels, name="gradient")
+        found[1] = pieces.op("Sub", pieces.op("RealDiv", powers, total, what="softmax"), labels, what="gradient")
     return found
 
 
@@ -119,17 +188,17 @@ def _sparse_cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     shifted, powers, total = pieces.exponentials(logits)
     # A gather of each number refuses what is none, as the kernel of the loss does.
     every = pieces.const(np.arange(pieces.classes), labels.dtype, "valid")
-    label = pieces("GatherV2", every, labels, pieces.const(0, dtypes.INT32, "first"), name="label")
-    label = pieces("ExpandDims", label, pieces.const(1, dtypes.INT32, "last"), name="label_of_row")
-    mask = pieces("Equal", label, pieces.numbers(labels.dtype), name="is_label")
+    label = pieces.op("GatherV2", every, labels, pieces.const(0, dtypes.INT32, "first"), what="label")
+    label = pieces.op("ExpandDims", label, pieces.const(1, dtypes.INT32, "last"), what="label_of_row")
+    mask = pieces.op("Equal", label, pieces.numbers(labels.dtype), what="is_label")
     found = {}
     if is_read(node, 0):
         picked = pieces.reduce("Sum", pieces.only(mask, shifted, "picked"), "of_label", keep=False)
-        log = pieces("Log", pieces("Squeeze", total, name="total", squeeze_dims=(1,)), name="log")
-        found[0] = pieces("Sub", log, picked, name="loss")
+        log = pieces.op("Log", pieces.op("Squeeze", total, what="total", squeeze_dims=(1,)), what="log")
+        found[0] = pieces.op("Sub", log, picked, what="loss")
     if is_read(node, 1):
-        softmax = pieces("RealDiv", powers, total, name="softmax")
-        found[1] = pieces("Sub", softmax, pieces.cast(mask, logits.dtype, "one_hot"), name="gradient")
+        softmax = pieces.op("RealDiv", powers, total, what="softmax")
+        found[1] = pieces.op("Sub", softmax, pieces.cast(mask, logits.dtype, "one_hot"), what="gradient")
     return found
 
 
@@ -138,11 +207,11 @@ def _extreme(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     values, most = node.inputs[0], node.op == "ArgMax"
     if values.dtype in _FLOATS:
         worst = pieces.const(-np.inf if most else np.inf, values.dtype, "worst")
-        values = pieces("SelectV2", pieces("IsNan", values, name="is_nan"), worst, values, name="numbers")
+        values = pieces.op("SelectV2", pieces.op("IsNan", values, what="is_nan"), worst, values, what="numbers")
     extreme = pieces.reduce("Max" if most else "Min", values, "extreme")
-    mask = pieces("Equal", values, extreme, name="is_extreme")
+    mask = pieces.op("Equal", values, extreme, what="is_extreme")
     none = pieces.const(pieces.classes, dtypes.INT32, "none")
-    candidates = pieces("SelectV2", mask, pieces.numbers(dtypes.INT32), none, name="candidates")
+    candidates = pieces.op("SelectV2", mask, pieces.numbers(dtypes.INT32), none, what="candidates")
     first = pieces.reduce("Min", candidates, "first", keep=False)
     return {0: pieces.cast(first, node.output_dtypes[0], "narrow")}
 
@@ -156,3 +225,96 @@ _DECOMPOSITIONS: Mapping[str, Callable[[ClassPieces, Node], dict[int, Value]]] =
     **dict.fromkeys(ops_with("top"), top_k),
     **dict.fromkeys(ops_with("in_top"), in_top_k),
 }
+
+
+# The pieces of what works along a dimension of classes: reductions along it, and the number of each class.
+#
+#     numbers      [[0, 1, ..., C - 1]]      each device has those of its block
+#     only(m, z)   z where m is set, else 0
+#
+# What stands along the classes of a block is made for that block.
+
+
+class Axis(NamedTuple):
+    """The dimension of the classes.
+
+    Attributes:
+        dim: which of the operand it is.
+        rank: of the operand.
+        classes: how many there are.
+        blocks: how many blocks can be told apart, and how many classes each has.
+        asked: how many classes a node is to find, where an operand says it.
+    """
+
+    dim: int
+    rank: int
+    classes: int
+    blocks: tuple[int, int]
+    asked: int | None = None
+
+
+@dataclass(frozen=True)
+class ClassPieces(Builder):
+    """Adds pieces that work along classes.
+
+    Attributes:
+        dim: which dimension of the operand that of the classes is.
+        rank: of the operand.
+        classes: how many there are.
+        blocks: how many blocks can be told apart, and how many classes each has.
+        count: how many classes the node is asked for, where an operand says it.
+        numbered: the numbers of classes that were made, with the dimension along which they stand.
+    """
+
+    dim: int = 0
+    rank: int = 0
+    classes: int = 0
+    blocks: tuple[int, int] = (1, 1)
+    count: int | None = None
+    numbered: dict[Value, int] = field(default_factory=dict)
+
+    def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
+        """Reduce along the classes.
+
+        Args:
+            op: Sum, Max or Min.
+            value: what is reduced.
+            name: of the result.
+            keep: whether the dimension stays, as 1.
+        """
+        axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
+        return self.op(op, value, axis, what=name, keep_dims=keep)
+
+    def numbers(self, dtype: int) -> Value:
+        """Return the number of each class, along their dimension."""
+        shape = [self.classes if dim == self.dim else 1 for dim in range(self.rank)]
+        made = self.const(np.arange(self.classes).reshape(shape), dtype, "classes")
+        self.numbered[made] = self.dim
+        return made
+
+    def exponentials(self, logits: Value) -> tuple[Value, Value, Value]:
+        """Return logits less their maximum, the exponentials of that, and the sum of these."""
+        shifted = self.op("Sub", logits, self.reduce("Max", logits, "max"), what="shifted")
+        powers = self.op("Exp", shifted, what="exp")
+        return shifted, powers, self.reduce("Sum", powers, "sum")
+
+    def only(self, mask: Value, value: Value, name: str) -> Value:
+        """Return a value where a mask is set, else zero.
+
+        Args:
+            mask: of the value's shape.
+            value: of numbers.
+            name: of the result.
+        """
+        return self.op("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), what=name)
+
+
+def is_read(node: Node, index: int) -> bool:
+    """Return whether somebody reads an output, or asks for it by its name.
+
+    Args:
+        node: what makes it.
+        index: its number.
+    """
+    value = node.output(index)
+    return bool(value.uses) or value in value.node.graph.anchors.values()

@@ -31,17 +31,21 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, to_global
+from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.analysis.rules.shapes.sizes import rows_of_operands
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.traits import ops_with
-from autograph_rewrite.passes.canonicalize.pieces import Pieces, finish
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 SUMMED_AS = {
     **dict.fromkeys((dtypes.HALF, dtypes.BFLOAT16), dtypes.FLOAT),
@@ -49,6 +53,11 @@ SUMMED_AS = {
     **dict.fromkeys((dtypes.UINT8, dtypes.UINT16), dtypes.UINT64),
 }
 """The type in which TensorFlow's kernel of a mean sums narrow numbers."""
+
+
+def pieces_of(node: Node, in_loop: bool) -> Builder:
+    """Return a builder of what stands for a node; in a loop, constants are tied to its iterations."""
+    return Builder.at(node, tied=node.inputs[0].node if in_loop else None)
 
 
 def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -60,28 +69,28 @@ def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     x, axes = node.inputs
-    build = Pieces(graph, node, in_loop)
+    build = pieces_of(node, in_loop)
     dtype = x.dtype
     wide = SUMMED_AS.get(dtype, dtype)
-    total = build("Sum", build.cast(x, wide, "widen"), axes, name="sum", keep_dims=bool(node.attr("keep_dims")))
+    total = build.op("Sum", build.cast(x, wide, "widen"), axes, what="sum", keep_dims=bool(node.attr("keep_dims")))
     count = _count(build, x, axes, wide)
     divide = "TruncateDiv" if wide in dtypes.INTEGER else "RealDiv"
-    result = build.cast(build(divide, total, count, name="mean"), dtype, "narrow")
-    finish(graph, node, {0: result})
+    result = build.cast(build.op(divide, total, count, what="mean"), dtype, "narrow")
+    replace_outputs(graph, node, {0: result})
 
 
-def _count(build: Pieces, x: Value, axes: Value, dtype: int) -> Value:
+def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
     """Return how many elements are reduced; its size turns global by propagation."""
     # A mean takes axes that are counted from the end, a gather does not.
     content = axes.node.attr("value") if axes.node.op == "Const" else None
     if not isinstance(content, np.ndarray) or (content < 0).any():
-        rank = build.cast(build("Rank", x, name="rank"), axes.dtype, "rank_of_axes")
-        axes = build("FloorMod", axes, rank, name="axes")
-    sizes = build(
-        "GatherV2", build("Shape", x, name="shape"), axes, build.const(0, dtypes.INT32, "first"), name="sizes"
+        rank = build.cast(build.op("Rank", x, what="rank"), axes.dtype, "rank_of_axes")
+        axes = build.op("FloorMod", axes, rank, what="axes")
+    sizes = build.op(
+        "GatherV2", build.op("Shape", x, what="shape"), axes, build.const(0, dtypes.INT32, "first"), what="sizes"
     )
-    sizes = build("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), name="reduced_sizes")
-    count = build("Prod", sizes, build.const([0], dtypes.INT32, "all"), name="count", keep_dims=False)
+    sizes = build.op("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), what="reduced_sizes")
+    count = build.op("Prod", sizes, build.const([0], dtypes.INT32, "all"), what="count", keep_dims=False)
     return build.cast(count, dtype, "count_as_number")
 
 
@@ -89,7 +98,7 @@ class _Normalisation:
     """What the forward and the gradient of a batch normalisation share."""
 
     def __init__(self, graph: Graph, node: Node, in_loop: bool, scale: Value) -> None:
-        self.build = Pieces(graph, node, in_loop)
+        self.build = pieces_of(node, in_loop)
         layout = node.attr("data_format").decode()
         channels_first = layout.startswith("NC")
         rank = len(layout)
@@ -104,12 +113,14 @@ class _Normalisation:
         if self.spread is None:
             return value
         shape = self.build.const(self.spread, dtypes.INT32, f"{name}_shape")
-        return self.build("Reshape", value, shape, name=f"{name}_spread")
+        return self.build.op("Reshape", value, shape, what=f"{name}_spread")
 
     def inverse_deviation(self, variance: Value) -> Value:
         """1 / sqrt(variance + epsilon)."""
         epsilon = self.build.const(self.epsilon, self.dtype, "epsilon")
-        return self.build("Rsqrt", self.build("AddV2", variance, epsilon, name="shifted"), name="inverse_deviation")
+        return self.build.op(
+            "Rsqrt", self.build.op("AddV2", variance, epsilon, what="shifted"), what="inverse_deviation"
+        )
 
 
 def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -124,17 +135,24 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     norm = _Normalisation(graph, node, in_loop, scale)
     build, dtype = norm.build, norm.dtype
     wide = build.cast(x, dtype, "widen")
-    mean = build("Mean", wide, norm.reduced, name="mean", keep_dims=False)
+    mean = build.op("Mean", wide, norm.reduced, what="mean", keep_dims=False)
     centre = norm.per_channel(mean, "mean")
-    spread = build("SquaredDifference", wide, centre, name="squared_difference")
-    variance = build("Mean", spread, norm.reduced, name="variance", keep_dims=False)
-    factor = build("Mul", norm.inverse_deviation(variance), scale, name="factor")
-    scaled = build("Mul", build("Sub", wide, centre, name="centred"), norm.per_channel(factor, "factor"), name="scaled")
-    y = build.cast(build("AddV2", scaled, norm.per_channel(offset, "offset"), name="y"), x.dtype, "narrow")
+    spread = build.op("SquaredDifference", wide, centre, what="squared_difference")
+    variance = build.op("Mean", spread, norm.reduced, what="variance", keep_dims=False)
+    factor = build.op("Mul", norm.inverse_deviation(variance), scale, what="factor")
+    scaled = build.op(
+        "Mul", build.op("Sub", wide, centre, what="centred"), norm.per_channel(factor, "factor"), what="scaled"
+    )
+    y = build.cast(build.op("AddV2", scaled, norm.per_channel(offset, "offset"), what="y"), x.dtype, "narrow")
     count = _count(build, x, norm.reduced, dtype)
     one = build.const(1, dtype, "one")
-    bessel = build("RealDiv", count, build("Maximum", build("Sub", count, one, name="less"), one), name="bessel")
-    unbiased = build("Mul", variance, bessel, name="unbiased")
+    bessel = build.op(
+        "RealDiv",
+        count,
+        build.op("Maximum", build.op("Sub", count, one, what="less"), one, what="Maximum"),
+        what="bessel",
+    )
+    unbiased = build.op("Mul", variance, bessel, what="unbiased")
     rate = node.attr("exponential_avg_factor", 1.0) if "exponential_avg_factor" in node.attrs else 1.0
     results = {
         0: y,
@@ -144,7 +162,7 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     results |= {3: mean, 4: variance}
     if len(node.output_dtypes) > 5:
         results[5] = build.const(np.zeros(0), dtype, "reserve")
-    finish(graph, node, results)
+    replace_outputs(graph, node, results)
 
 
 def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
@@ -162,26 +180,24 @@ def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> 
     wanted = stated[dim]
     if size == wanted:
         return
-    build, (value,) = Pieces(graph, node, in_loop), node.inputs
+    build, (value,) = pieces_of(node, in_loop), node.inputs
     limits = [build.const([at], dtypes.INT32, what) for at, what in ((dim, "dim"), (dim + 1, "behind"), (1, "step"))]
-    shape = build("Shape", value, name="shape")
-    found = build("StridedSlice", shape, *limits, name="size", shrink_axis_mask=1)
-    fits = build("Equal", found, build.const(wanted, dtypes.INT32, "stated"), name="fits")
+    shape = build.op("Shape", value, what="shape")
+    found = build.op("StridedSlice", shape, *limits, what="size", shrink_axis_mask=1)
+    fits = build.op("Equal", found, build.const(wanted, dtypes.INT32, "stated"), what="fits")
     text = f"'{node.name}' ensures that dimension {dim} of '{value.name}' has {wanted} rows; over all replicas it has"
     words = build.const(text.encode(), dtypes.STRING, "words")
-    check = graph.add(
-        "Assert", [fits, words, found], name=f"{node.name}/check", attrs={"T": (words.dtype, found.dtype)}, origin=node
-    )
+    check = Builder.at(node).node("Assert", fits, words, found, what="check", T=(words.dtype, found.dtype))
     node.add_control(check)
 
 
-def _blend(build: Pieces, old: Value, new: Value, rate: float, name: str) -> Value:
+def _blend(build: Builder, old: Value, new: Value, rate: float, name: str) -> Value:
     """Return old * (1 - rate) + new * rate."""
     if rate == 1.0:
         return new
-    kept = build("Mul", old, build.const(1.0 - rate, old.dtype, f"{name}_kept"), name=f"{name}_old")
-    added = build("Mul", new, build.const(rate, old.dtype, f"{name}_rate"), name=f"{name}_new")
-    return build("AddV2", kept, added, name=f"running_{name}")
+    kept = build.op("Mul", old, build.const(1.0 - rate, old.dtype, f"{name}_kept"), what=f"{name}_old")
+    added = build.op("Mul", new, build.const(rate, old.dtype, f"{name}_rate"), what=f"{name}_new")
+    return build.op("AddV2", kept, added, what=f"running_{name}")
 
 
 def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -197,20 +213,20 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
     build, dtype = norm.build, norm.dtype
     wide_x, wide_dy = build.cast(x, dtype, "widen_x"), build.cast(dy, dtype, "widen_dy")
     inverse = norm.inverse_deviation(variance)
-    centred = build("Sub", wide_x, norm.per_channel(mean, "mean"), name="centred")
-    normal = build("Mul", centred, norm.per_channel(inverse, "inverse"), name="normal")
-    product = build("Mul", wide_dy, normal, name="product")
-    d_scale = build("Sum", product, norm.reduced, name="d_scale", keep_dims=False)
-    d_offset = build("Sum", wide_dy, norm.reduced, name="d_offset", keep_dims=False)
+    centred = build.op("Sub", wide_x, norm.per_channel(mean, "mean"), what="centred")
+    normal = build.op("Mul", centred, norm.per_channel(inverse, "inverse"), what="normal")
+    product = build.op("Mul", wide_dy, normal, what="product")
+    d_scale = build.op("Sum", product, norm.reduced, what="d_scale", keep_dims=False)
+    d_offset = build.op("Sum", wide_dy, norm.reduced, what="d_offset", keep_dims=False)
     count = _count(build, x, norm.reduced, dtype)
-    shift = norm.per_channel(build("RealDiv", d_offset, count, name="mean_d"), "shift")
-    slope = norm.per_channel(build("RealDiv", d_scale, count, name="mean_product"), "slope")
-    inner = build("Sub", wide_dy, shift, name="shifted")
-    inner = build("Sub", inner, build("Mul", normal, slope, name="sloped"), name="inner")
-    factor = norm.per_channel(build("Mul", inverse, scale, name="factor"), "factor")
-    dx = build.cast(build("Mul", inner, factor, name="dx"), x.dtype, "narrow")
+    shift = norm.per_channel(build.op("RealDiv", d_offset, count, what="mean_d"), "shift")
+    slope = norm.per_channel(build.op("RealDiv", d_scale, count, what="mean_product"), "slope")
+    inner = build.op("Sub", wide_dy, shift, what="shifted")
+    inner = build.op("Sub", inner, build.op("Mul", normal, slope, what="sloped"), what="inner")
+    factor = norm.per_channel(build.op("Mul", inverse, scale, what="factor"), "factor")
+    dx = build.cast(build.op("Mul", inner, factor, what="dx"), x.dtype, "narrow")
     empty = build.const(np.zeros(0), dtype, "reserve")
-    finish(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
+    replace_outputs(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
 
 
 def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -238,11 +254,11 @@ def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
         node: its result has the shape of its first operand.
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
-    build = Pieces(graph, node, in_loop)
-    moved = build(node.op, *node.inputs, name="moved")
+    build = pieces_of(node, in_loop)
+    moved = build.op(node.op, *node.inputs, what="moved")
     moved.node.set_raw_attr(WHOLE, encode("string", "it changes the order of examples"))
-    shape = build("Shape", node.inputs[0], name="shape", out_type=dtypes.INT32)
-    finish(graph, node, {0: build("BroadcastTo", moved, shape, name="cut")})
+    shape = build.op("Shape", node.inputs[0], what="shape", out_type=dtypes.INT32)
+    replace_outputs(graph, node, {0: build.op("BroadcastTo", moved, shape, what="cut")})
 
 
 def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
@@ -256,12 +272,12 @@ def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, F
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
         facts: of its operands.
     """
-    build = Pieces(graph, node, in_loop)
+    build = pieces_of(node, in_loop)
     operands = [facts[value].value or () for value in node.inputs]
     for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
         if any(rows):
             rest = build.const([int(not is_row) for is_row in rows], value.dtype, f"no_rows_{index}")
-            node.set_input(index, build("Mul", value, rest, name=f"without_rows_{index}"))
+            node.set_input(index, build.op("Mul", value, rest, what=f"without_rows_{index}"))
 
 
 DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
@@ -340,12 +356,41 @@ def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: boo
     node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
     if node.op.startswith("FusedBatchNormGrad"):
         return
-    build = Pieces(graph, node, in_loop)
+    build = pieces_of(node, in_loop)
     for index in (1, 2):
         value = node.output(index)
         readers = [use.node for use in value.uses if not use.node.op.startswith("FusedBatchNormGrad")]
         if readers:
             share = build.const(1.0 / replicas, value.dtype, f"share_{index}")
-            average = build("Mul", value, share, name=f"average_{index}")
+            average = build.op("Mul", value, share, what=f"average_{index}")
             gradients = {use.node for use in value.uses} - set(readers)
             value.replace_all_uses_with(average, keep={average.node, *gradients})
+
+
+MAX_DECOMPOSITIONS = 8
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Turn ops that mix examples (mean, batch norm...) into sums that add up."""
+    for _ in range(MAX_DECOMPOSITIONS):
+        state, marked = rewrite.get(Propagation), _marked(rewrite)
+        if not marked:
+            return
+        own = rewrite.plan.semantics.batch_norm == "local"
+        blocks = Blocks(rewrite.plan.instances, state.semantics.batch, own)
+        decompose(rewrite.graph, marked, facts=state.facts, looped=state.looped, blocks=blocks)
+        rewrite.put(revise(state))
+    if marked := _marked(rewrite):
+        raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])
+
+
+def _marked(rewrite: Rewrite) -> list[Node]:
+    """Return the nodes that mix examples."""
+    return [node for node, transferred in rewrite.get(Propagation).transfers.items() if transferred.decompose]
+
+
+def _mixes_examples(rewrite: Rewrite) -> bool:
+    return bool(_marked(rewrite))
+
+
+DECOMPOSE = Pass("decompose", _run, _mixes_examples, (Propagation,), (Propagation,))

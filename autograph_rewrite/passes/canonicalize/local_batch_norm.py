@@ -10,19 +10,28 @@ that feeds a moving average is averaged.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 
-from autograph_rewrite.analysis.batch_norms import BatchNorm, batch_norms, moments_of
+from autograph_rewrite.analysis.facts.symbolic_dims import to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
 from autograph_rewrite.analysis.rules.nn.normalization import BLOCK_STATISTICS
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.canonicalize.local_batch_norm_static import restate_sizes
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
@@ -103,11 +112,9 @@ def _require_apart(state: Propagation) -> None:
 
 def _divide_by_own_size(state: Propagation, division: Node) -> None:
     size = division.inputs[1].node
-    own = state.graph.add(
-        "Cast", size.inputs, name=f"{size.name}/of_block", attrs={"DstT": size.output_dtypes[0]}, origin=size
-    )
-    own.set_raw_attr(OF_BLOCK, encode("string", OWN))
-    division.set_input(1, own.output())
+    mark = {OF_BLOCK: encode("string", OWN)}
+    own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=mark, DstT=size.output_dtypes[0])
+    division.set_input(1, own)
 
 
 def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instances: int) -> None:
@@ -129,10 +136,419 @@ def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instanc
 
 
 def _exit(state: Propagation, value: Value, kind: str, instances: int) -> Node:
-    graph, node = state.graph, value.node
+    build = Builder.at(value.node)
     if kind == SUM:
-        return graph.add("Identity", [value], name=f"{node.name}/contribution", origin=node)
-    array = np.asarray(1 / instances, dtypes.numpy_dtype(value.dtype))
-    attrs = {"value": array, "dtype": value.dtype}
-    share = graph.add("Const", name=f"{node.name}/share", attrs=attrs, origin=node).output()
-    return graph.add("Mul", [value, share], name=f"{node.name}/average", origin=node)
+        return build.node("Identity", value, what="contribution")
+    return build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
+
+
+# Replace constant sizes in the gradients of batch statistics by shapes, for graphs with a static batch.
+#
+#     before   RealDiv(Tile(dv, [8, 5, 5, 1]), 200.0)
+#     after    RealDiv(BroadcastTo(dv, Shape(x)), Cast(Prod(Gather(Shape(x), [0, 1, 2]))))
+#
+# The same numbers for the whole batch; for a block, those of the block.
+
+
+def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
+    """Rewrite the gradients of some means over the batch; return how many.
+
+    Args:
+        state: placements of a graph with a static batch.
+        means: statistics of the batch.
+    """
+    groups: dict[tuple[tuple[int, ...], int], list[Node]] = {}
+    for mean in means:
+        whole, axes = _whole_shape(state, mean.inputs[0]), _const(mean.inputs[1])
+        if whole is not None and axes is not None:
+            count = math.prod(whole[int(axis)] for axis in axes.ravel())
+            groups.setdefault((tuple(whole), count), []).append(mean)
+    after = descendants([mean for group in groups.values() for mean in group], controls=False)
+    tiles = [node for node in state.order if node.op == "Tile" and node in after]
+    done = 0
+    for (shape, count), group in groups.items():
+        fitting = [(tile, found) for tile in tiles if (found := _divisions(state, tile, list(shape), count))]
+        # Gradients come in the opposite order: that of a later layer goes into that of an earlier one.
+        owners = group[::-1] if len(fitting) == len(group) else group[:1] * len(fitting)
+        for mean, (tile, divisions) in zip(owners, fitting, strict=True):
+            _restate(state, mean, tile, divisions)
+            done += 1
+    return done
+
+
+def _whole_shape(state: Propagation, value: Value) -> list[int] | None:
+    shape = state.facts[value].shape
+    dims = [to_global(dim, state.semantics.batch) for dim in shape] if shape is not None else [None]
+    return [dim for dim in dims if isinstance(dim, int)] if all(isinstance(dim, int) for dim in dims) else None
+
+
+def _const(value: Value) -> np.ndarray[Any, Any] | None:
+    content = value.node.attr("value") if value.node.op == "Const" else None
+    return content if isinstance(content, np.ndarray) else None
+
+
+def _divisions(state: Propagation, tile: Node, whole: list[int], count: int) -> list[Node]:
+    """Return what divides a spread gradient by the size of a mean; nothing if it is another mean's."""
+    given, times = state.facts[tile.inputs[0]].shape, _const(tile.inputs[1])
+    if given is None or times is None or len(given) != len(whole) or tile not in state.transfers:
+        return []
+    if any(not isinstance(dim, int) or dim * int(n) != size for dim, n, size in zip(given, times, whole, strict=True)):
+        return []
+    users = [use for use in tile.output().uses if use.node in state.transfers]
+    sizes = [_const(use.node.inputs[1]) if use.node.op == "RealDiv" and use.index == 0 else None for use in users]
+    fits = all(size is not None and size.size == 1 and float(size.ravel()[0]) == count for size in sizes)
+    return [use.node for use in users] if users and fits else []
+
+
+def _restate(state: Propagation, mean: Node, tile: Node, divisions: list[Node]) -> None:
+    x, add = mean.inputs[0], Builder.at(tile).op
+
+    def const(content: object, what: str) -> Value:
+        return Builder.at(tile).const(content, dtypes.INT32, what)
+
+    shape = add("Shape", x, what="shape")
+    tile.output().replace_all_uses_with(add("BroadcastTo", tile.inputs[0], shape, what="spread"))
+    sizes = add("GatherV2", shape, mean.inputs[1], const(0, "first"), what="sizes")
+    count = add("Prod", sizes, const([0], "all"), what="count", keep_dims=False)
+    for division in divisions:
+        division.set_input(1, add("Cast", count, what="number", DstT=division.output_dtypes[0]))
+
+
+# Recognise hand-written batch normalisation: its batch statistics, and the nodes that compute with them.
+#
+#     m = Mean(x)   v = Mean((x - m)^2)   y = (x - m) * rsqrt(v) * scale + offset
+#     average += rate * (m - average)
+#     dv ──► BroadcastTo(dv, Shape(x)) / size(x) ──► dx       dv: sums over examples, times statistics
+#
+# A mean and a variance of the same values are those of a batch normalisation if variables have gone into the values, if
+# they normalise them, with a scale or an offset that is a variable or with moving averages, and if nothing else becomes
+# of them: a loss on a variance, or a spread of labels, is another quantity. Where anything is not understood, it is no
+# batch normalisation.
+
+
+CHAIN_LENGTH = 6
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The mean and the variance of the same values over the batch."""
+
+    mean: Node
+    variance: Node
+
+    @property
+    def values(self) -> Value:
+        """What they are the statistics of."""
+        return self.mean.inputs[0]
+
+    @property
+    def both(self) -> tuple[Node, Node]:
+        """The two nodes."""
+        return self.mean, self.variance
+
+
+@dataclass
+class BatchNorm:
+    """A batch normalisation.
+
+    Attributes:
+        moments: its statistics.
+        forward: what is computed from them without the examples, and used with them, in both directions.
+        backward: sums over the examples, and what follows from them, that are gradients of statistics or parameters.
+        split: what reads these for each example.
+        divisions: of the gradients of statistics by the number of examples.
+    """
+
+    moments: Moments
+    forward: set[Node] = field(default_factory=set)
+    backward: set[Node] = field(default_factory=set)
+    split: set[Node] = field(default_factory=set)
+    divisions: list[Node] = field(default_factory=list)
+
+
+def moments_of(state: Propagation) -> list[Moments]:
+    """Return the means and variances over the batch of values that variables have gone into."""
+    learnt, found = variable_dependent_nodes(state.order), []
+    for variance in state.order:
+        if variance.op != "Mean" or not state.transfers[variance].decompose or variance not in learnt:
+            continue
+        squares = variance.inputs[0].node
+        if squares.op == "SquaredDifference":
+            terms = squares.inputs
+        elif squares.op == "Square" or (squares.op == "Mul" and squares.inputs[0] is squares.inputs[1]):
+            terms = squares.inputs[0].node.inputs if squares.inputs[0].node.op == "Sub" else ()
+        else:
+            continue
+        for x, centre in (terms, terms[::-1]) if len(terms) == 2 else ():
+            mean = _behind_copies(centre.node)
+            if mean.op == "Mean" and state.transfers[mean].decompose and mean.inputs[0] is x:
+                found.append(Moments(mean, variance))
+                break
+    return found
+
+
+def batch_norms(state: Propagation, moments: Iterable[Moments]) -> list[BatchNorm]:
+    """Return those of some moments that are a batch normalisation's, with what computes with them.
+
+    Args:
+        state: placements, with the means not yet taken apart.
+        moments: of its graph.
+    """
+    moments = list(moments)
+    found = [norm for one in moments if (norm := _Tracer(state, one).trace()) is not None]
+    if state.semantics.batch is not None and len(found) < len(moments):
+        return []  # which gradient is whose follows from shapes that are constants there, and alike
+    while True:  # what is not understood must not be in the middle of what is
+        others = [one for one in moments if all(norm.moments is not one for norm in found)]
+        statistics = {node for one in others for node in one.both}
+        kept = [norm for norm in found if statistics.isdisjoint(norm.forward | norm.backward | norm.split)]
+        if len(kept) == len(found):
+            return found
+        found = kept
+
+
+def _behind_copies(node: Node) -> Node:
+    while has(node.op, "copies") and node.op != "ExpandDims":
+        node = node.inputs[0].node
+    return node
+
+
+def is_split(state: Propagation, node: Node) -> bool:
+    """Return whether a node makes a value of which each replica has a block."""
+    transferred = state.transfers.get(node)
+    return transferred is not None and any(fact.placement.is_split for fact in transferred.outputs)
+
+
+def users_of(nodes: Iterable[Node]) -> set[Node]:
+    """Return what reads some nodes."""
+    return {use.node for node in nodes for value in node.read_outputs for use in value.uses}
+
+
+NOTHING, STATISTIC, SUMMED = range(3)
+"""What a value holds: nothing of the batch; what follows from statistics alone; a sum over examples, times such."""
+
+
+class _Tracer:
+    """Finds what belongs to one pair of moments."""
+
+    def __init__(self, state: Propagation, moments: Moments) -> None:
+        self._state = state
+        self._norm = BatchNorm(moments)
+        self._after = descendants(moments.both, controls=False)
+        self._kinds: dict[Node, int | None] = {}
+
+    def trace(self) -> BatchNorm | None:
+        """Return the batch normalisation; None where it is none, or where something of it is not understood."""
+        norm, state = self._norm, self._state
+        for mean in norm.moments.both:
+            for spread in self._spread_gradients(mean):
+                if not self._divided_by_size(spread) or self._kind(spread.inputs[0].node) is not SUMMED:
+                    return None
+        norm.backward = {node for node, kind in self._kinds.items() if kind is SUMMED}
+        reached = self._closure()
+        if reached is None:
+            return None
+        useful = _leading_to(reached, lambda node: node in norm.backward or is_split(state, node))
+        norm.forward = (useful | set(norm.moments.both)) - norm.backward
+        self._add_products()
+        own = norm.forward | norm.backward
+        norm.split |= {node for node in users_of(own) if is_split(state, node)}
+        if any(state.transfers[node].note for node in own | norm.split) or not self._has_root():
+            return None
+        averages = self._moving_averages(own | norm.split)
+        if averages is None or not (averages or self._is_scaled()):
+            return None
+        return norm
+
+    def _spread_gradients(self, mean: Node) -> list[Node]:
+        """Return what gives each example its part of the gradient of a mean."""
+        state = self._state
+        shapes = [use.node for use in mean.inputs[0].uses if use.node.op == "Shape"]
+        users = [use for shape in shapes for use in shape.output().uses]
+        spread = [use.node for use in users if has(use.node.op, "broadcasts") and use.index == 1]
+        return [node for node in spread if node in self._after and node in state.transfers and is_split(state, node)]
+
+    def _divided_by_size(self, spread: Node) -> bool:
+        """Find the division of a spread gradient by the number of elements of the mean."""
+        state = self._state
+        users = [use for use in spread.output().uses if use.node in state.transfers]
+        divisions = [use.node for use in users if use.node.op == "RealDiv" and use.index == 0]
+        sizes = [node.inputs[1].node for node in divisions]
+        if len(divisions) != len(users) or any(size.op != "Cast" for size in sizes):
+            return False
+        if any(not state.facts[size.inputs[0]].is_local for size in sizes):
+            return False
+        self._norm.divisions += divisions
+        self._norm.split |= {spread, *divisions}
+        return True
+
+    def _kind(self, start: Node) -> int | None:
+        """Return what a gradient of a statistic holds, by all that it is computed from; None: not understood."""
+        pending = [start]
+        while pending:
+            node = pending[-1]
+            if node in self._kinds:
+                pending.pop()
+                continue
+            needed = self._needed(node)
+            waiting = [one for one in needed if one not in self._kinds]
+            if waiting:
+                pending += waiting
+                continue
+            self._kinds[node] = self._kind_by(node, [self._kinds[one] for one in needed])
+        return self._kinds[start]
+
+    def _needed(self, node: Node) -> list[Node]:
+        """Return the inputs on which the kind of a node depends."""
+        if node in self._norm.moments.both or self._reads_examples(node) or not self._is_traced(node):
+            return []
+        inputs = [value.node for value in node.inputs]
+        return inputs[:1] if has(node.op, "linear") else inputs
+
+    def _is_traced(self, node: Node) -> bool:
+        """Return whether what a node holds depends on what it is computed from."""
+        transferred = self._state.transfers.get(node)
+        return node in self._after or (
+            transferred is not None and any(f.placement.is_partial for f in transferred.outputs)
+        )
+
+    def _reads_examples(self, node: Node) -> bool:
+        return any(is_split(self._state, value.node) for value in node.inputs)
+
+    def _kind_by(self, node: Node, kinds: list[int | None]) -> int | None:
+        if node in self._norm.moments.both:
+            return STATISTIC
+        if is_split(self._state, node):
+            return None
+        if self._reads_examples(node):
+            plain = node.op in ("Sum", "BiasAddGrad") and not self._state.transfers[node].operand_reshards
+            return SUMMED if plain else None
+        if not self._is_traced(node):
+            return NOTHING
+        if None in kinds:
+            return None
+        if has(node.op, "linear"):
+            return kinds[0]
+        sums = kinds.count(SUMMED)
+        if not sums:
+            return STATISTIC if STATISTIC in kinds else NOTHING
+        if has(node.op, "terms"):
+            zero = [self._state.facts[value].zero for value in node.inputs]
+            return SUMMED if all(k is SUMMED or z for k, z in zip(kinds, zero, strict=True)) else None
+        if has(node.op, "factors"):
+            return SUMMED if sums == 1 and (node.op == "Mul" or kinds[0] is SUMMED) else None
+        return SUMMED if has(node.op, "linear_in_second") and sums == 1 and kinds[1] is SUMMED else None
+
+    def _closure(self) -> set[Node] | None:
+        """Return the statistics, and what is computed from them alone; None where examples come in another way."""
+        state, summed = self._state, descendants(self._norm.backward, controls=False)
+        seen = set(self._norm.moments.both)
+        pending = list(seen)
+        while pending:
+            for user in users_of([pending.pop()]) - summed:
+                if user in seen or user not in state.transfers or is_split(state, user) or not _has_values(user):
+                    continue
+                if self._reads_examples(user):
+                    return None
+                seen.add(user)
+                pending.append(user)
+        return seen
+
+    def _add_products(self) -> None:
+        """Add what multiplies a gradient by a statistic, as the gradient of a scale does: a block's contribution."""
+        norm, state = self._norm, self._state
+        pending = True
+        while pending:
+            users = {node for node in users_of(norm.backward) if node not in norm.backward and node in state.transfers}
+            new = {n for n in users if not is_split(state, n) and any(v.node in norm.forward for v in n.inputs)}
+            norm.backward |= new
+            pending = bool(new)
+
+    def _has_root(self) -> bool:
+        """Return whether something is divided by a deviation."""
+        return any(has(node.op, "roots") for node in self._norm.forward)
+
+    def _moving_averages(self, marked: Collection[Node]) -> list[Node] | None:
+        """Return the updates that the statistics go into; None where they go into anything else."""
+        forward = self._norm.forward
+        if any(self._is_told(node) for node in forward):
+            return None
+        updates: list[Node] = []
+        seen = {user for user in users_of(forward) if user not in marked and not has(user.op, "measures")}
+        pending = list(seen)
+        while pending:
+            user = pending.pop()
+            if is_update(user):
+                updates.append(user)
+                continue
+            averages = has(user.op, "scales") or user.op in ("Switch", "Merge")
+            if not averages or user in marked or is_split(self._state, user) or self._is_told(user):
+                return None
+            new = users_of([user]) - seen
+            seen |= new
+            pending += new
+        return updates
+
+    def _is_told(self, node: Node) -> bool:
+        """Return whether the outside is given what follows from the statistics, other than themselves."""
+        if _behind_copies(node) in self._norm.moments.both:
+            return False
+        return any(anchor.node is node for anchor in self._state.graph.anchors.values())
+
+    def _is_scaled(self) -> bool:
+        """Return whether a variable scales or shifts what is normalised: before the examples come in, or behind."""
+        learnt = variable_dependent_nodes(self._state.order)
+        forward = self._norm.forward
+        if any(self._is_parameter(v, learnt) for node in forward if has(node.op, "scales") for v in node.inputs):
+            return True
+        seen: set[Node] = set()
+        pending = {node for node in users_of(forward) if is_split(self._state, node)}
+        for _ in range(CHAIN_LENGTH):
+            pending = {node for node in pending if has(node.op, "scales") and node not in seen}
+            if any(self._is_parameter(value, learnt) for node in pending for value in node.inputs):
+                return True
+            seen |= pending
+            pending = {node for node in users_of(pending) if is_split(self._state, node)}
+        return False
+
+    def _is_parameter(self, value: Value, learnt: Collection[Node]) -> bool:
+        """Return whether a value is computed from variables, and not from the examples; of as many numbers, or one."""
+        if value.node not in learnt or value.node in self._after or is_split(self._state, value.node):
+            return False
+        return self._state.facts[value].placement.kind == "replicated" and self._fits(value)
+
+    def _fits(self, value: Value) -> bool:
+        one, other = (self._state.facts[v].shape for v in (value, self._norm.moments.mean.output()))
+        if one is None or other is None:
+            return True
+        return [size for size in one if size != 1] == [size for size in other if size != 1]
+
+
+def _has_values(node: Node) -> bool:
+    return bool(node.output_dtypes) and dtypes.base(node.output_dtypes[0]) in dtypes.FLOATING
+
+
+def _leading_to(nodes: set[Node], is_end: object) -> set[Node]:
+    """Return those of the nodes from which an end is read, directly or through others of them."""
+    assert callable(is_end)
+    useful = {node for node in nodes if any(is_end(user) for user in users_of([node]))}
+    pending = list(useful)
+    while pending:
+        for value in pending.pop().inputs:
+            if value.node in nodes and value.node not in useful:
+                useful.add(value.node)
+                pending.append(value.node)
+    return useful
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
+    rewrite.put(localize_batch_norm(rewrite.get(Propagation), rewrite.plan.instances))
+
+
+def _has_local_statistics(rewrite: Rewrite) -> bool:
+    """Replicas alone divide fused batch norms only."""
+    return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
+
+
+LOCAL_BATCH_NORM = Pass("local-batch-norm", _run, _has_local_statistics, (Propagation,), (Propagation,))

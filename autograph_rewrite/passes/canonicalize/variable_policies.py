@@ -11,25 +11,30 @@ step, Python) reads that, and what is written from outside becomes the component
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
+from autograph_rewrite.analysis.rule_table import TABLE, families
+from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.canonicalize.replica_context import ReplicaContext
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
     once_for_each_replica,
@@ -157,16 +162,14 @@ class _Policies:
         self._require_plain(name, accesses)
         first = next(node for node in accesses if is_update(node))
         dtype = _dtype(accesses)
-        read = self._graph.add(
+        read = Builder(self._graph, f"{name}/component/total", first).node(
             "ReadVariableOp",
-            [first.inputs[0]],
-            name=f"{name}/component/total",
-            attrs={"dtype": dtype},
-            origin=first,
+            first.inputs[0],
             controls=first.controls if not any(is_update(c) for c in first.controls) else (),
+            dtype=dtype,
         )
-        component = self._graph.add("Identity", [read.output()], name=f"{name}/component", origin=first)
-        component.set_raw_attr(VARYING, encode("string", PART))
+        mark = {VARYING: encode("string", PART)}
+        component = Builder(self._graph, f"{name}/component", first).node("Identity", read.output(), marks=mark)
         self._current |= {node: component.output() for node in accesses if node.op == "ReadVariableOp"}
         return component
 
@@ -199,37 +202,26 @@ class _Policies:
 
     def _changed(self, current: Value, update: Node) -> Value:
         """Return the component behind an update."""
+        build = Builder.at(update)
         assert self._of_each is not None
         value = self._of_each.of(update.inputs[1])
         if update.op in ADDS:
-            value = self._graph.add(
-                ADDS[update.op], [current, value], name=f"{update.name}/component", origin=update
-            ).output()
+            value = build.op(ADDS[update.op], current, value, what="component")
         value = self._own(value, update)
         if not is_of_batch(self._state, value) or (self._state.semantics.batch or 0) >= self._plan.instances:
             return value
         filled = self._has_examples(update)
-        return self._graph.add(
-            "SelectV2", [filled, value, current], name=f"{update.name}/if_any", origin=update
-        ).output()
+        return build.op("SelectV2", filled, value, current, what="if_any")
 
     def _has_examples(self, update: Node) -> Value:
         """Return whether a replica's block has examples: what it made of none is no value."""
-        graph, (source, axis) = self._graph, next(iter(self._state.whole_inputs.items()))
-        name = f"{update.name}/has_examples"
-
-        def number(content: object, what: str) -> Value:
-            array = np.asarray(content, np.int32)
-            attrs = {"value": array, "dtype": dtypes.INT32}
-            return graph.add("Const", name=f"{name}/{what}", attrs=attrs, origin=update).output()
-
-        shape = graph.add("Shape", [source], name=f"{name}/shape", attrs={"out_type": dtypes.INT32}, origin=update)
-        limits = [number([axis], "begin"), number([axis + 1], "end"), number([1], "step")]
-        inputs = [shape.output(), *limits]
-        rows = graph.add("StridedSlice", inputs, name=f"{name}/rows", attrs={"shrink_axis_mask": 1}, origin=update)
-        filled = graph.add("Greater", [rows.output(), number(0, "none")], name=name, origin=update)
-        filled.set_raw_attr(OF_BLOCK, encode("string", OF_ONE))
-        return filled.output()
+        (source, axis), build = next(iter(self._state.whole_inputs.items())), Builder.at(update, "has_examples")
+        shape = build.op("Shape", source, what="shape", out_type=dtypes.INT32)
+        limits = {"begin": [axis], "end": [axis + 1], "step": [1]}
+        inputs = [build.const(at, dtypes.INT32, what) for what, at in limits.items()]
+        rows = build.op("StridedSlice", shape, *inputs, what="rows", shrink_axis_mask=1)
+        none = build.const(0, dtypes.INT32, "none")
+        return build.op("Greater", rows, none, marks={OF_BLOCK: encode("string", OF_ONE)})
 
     def _see(self, update: Node, current: Value) -> None:
         """Let reads behind an update see the component as it is then."""
@@ -287,10 +279,7 @@ class _Policies:
 
     def _own(self, value: Value, update: Node) -> Value:
         """Return a value as each replica's own, also where all have the same."""
-        name = f"{update.name}/of_each"
-        own = self._graph.add("Identity", [value], name=name, origin=update)
-        own.set_raw_attr(VARYING, encode("string", PART))
-        return own.output()
+        return Builder.at(update).op("Identity", value, what="of_each", marks={VARYING: encode("string", PART)})
 
     def _merged(self, policy: Policy, value: Value, update: Node) -> Value:
         """Return what a value of each replica's own comes to."""
@@ -303,15 +292,13 @@ class _Policies:
             exit_, mark = self._share(value, count, name), MEAN if of_batch else TOTAL
         else:
             value = value if kind == "sum" else only_where(graph, value, IS_FIRST)
-            exit_, mark = graph.add("Identity", [value], name=name, origin=update), SUM if of_batch else TOTAL
+            exit_, mark = Builder(graph, name, update).node("Identity", value), SUM if of_batch else TOTAL
         exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
         return exit_.output()
 
     def _share(self, value: Value, count: int, name: str) -> Node:
-        array = np.asarray(1 / count, dtypes.numpy_dtype(value.dtype))
-        attrs = {"value": array, "dtype": value.dtype}
-        share = self._graph.add("Const", name=f"{name}/share", attrs=attrs, origin=value.node)
-        return self._graph.add("Mul", [value, share.output()], name=name, origin=value.node)
+        build = Builder(self._graph, name, value.node)
+        return build.node("Mul", value, build.const(1 / count, value.dtype, "share"))
 
 
 def _is_access(node: Node) -> bool:
@@ -322,3 +309,135 @@ def _dtype(accesses: list[Node]) -> int:
     node = next(node for node in accesses if node.op == "ReadVariableOp" or has(node.op, "assigns_dense"))
     dtype: int = node.attr("dtype")
     return dtype
+
+
+# What a value is for each replica alone, as if its block were the whole batch: copies of what mixes examples.
+#
+#     before   m = Mean(x)   v = Mean((x - m)^2)        x: split(0); m and v of the whole batch
+#     after    m' = Mean(x)  v' = Mean((x - m')^2)      of the block: own
+#
+# What comes in front of the values that are mixed (convolutions, products: all that is no elementwise op) stays that of
+# the exact step. A variable with components is read as the replica's own.
+
+
+_ELEMENTWISE = families("elementwise", "ensure_shape")
+Component = Callable[[Node], Value | None]
+"""Returns what a replica has of a variable, in the place of what a node reads of it; None: all have the same."""
+
+
+class ReplicaContext:
+    """Makes such copies, each once.
+
+    Args:
+        state: placements of the graph, which is edited; the means not yet taken apart.
+        component: what is read of variables with components.
+        reads: the nodes that read such variables.
+    """
+
+    def __init__(self, state: Propagation, component: Component, reads: set[Node]) -> None:
+        self._state, self._component, self._reads = state, component, reads
+        sources = {value.node for value in state.whole_inputs} | reads
+        sources |= {node for node in state.order if VARYING in node.attrs}
+        self._moving = descendants(sources, controls=False) | sources
+        self._copied: dict[Node, bool] = {}
+        self._copies: dict[Node, Node] = {}
+
+    def of(self, value: Value) -> Value:
+        """Return a value as a replica has it alone; what all have alike, as it is.
+
+        Raises:
+            GraphError: it is made in a branch or a loop, or of what only one run can make.
+        """
+        for node in self._in_order(value.node):
+            self._copied[node] = self._is_copied(node)
+            if self._copied[node]:
+                self._copy(node)
+        return self._replaced(value)
+
+    def _in_order(self, start: Node) -> list[Node]:
+        """Return the nodes that decide, producers first."""
+        order: list[Node] = []
+        seen: set[Node] = set()
+        stack = [(start, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen and node not in self._copied:
+                seen.add(node)
+                stack.append((node, True))
+                stack += [(value.node, False) for value in node.inputs if self._looks_behind(node)]
+        return order
+
+    def _looks_behind(self, node: Node) -> bool:
+        return node in self._moving and not self._ends(node)
+
+    def _ends(self, node: Node) -> bool:
+        """Return whether a replica takes what a node makes as it is."""
+        if node in self._reads or VARYING in node.attrs or (self._is_split(node) and not _is_elementwise(node)):
+            return True
+        facts = [self._state.facts[node.output(i)] for i in range(len(self._state.transfers[node].outputs))]
+        return not facts or any(fact.is_local for fact in facts) or node in {v.node for v in self._state.whole_inputs}
+
+    def _is_split(self, node: Node) -> bool:
+        return any(fact.placement.is_split for fact in self._state.transfers[node].outputs)
+
+    def _is_copied(self, node: Node) -> bool:
+        if node not in self._moving or self._ends(node):
+            return False
+        mixes = not self._is_split(node) and any(self._state.facts[v].placement.differs for v in node.inputs)
+        if not (mixes or any(self._is_replaced(value) for value in node.inputs)):
+            return False
+        rule_pins = is_pinned(node) or not is_pure(node.op)
+        if has(node.op, "routes") or rule_pins or any(_is_handle(v) for v in (*node.inputs, *node.outputs)):
+            raise GraphError(
+                f"'{node.name}' ({node.op}) runs once for all replicas, and a policy asks for the value of each",
+                node=node,
+                hint="compute what the variable is updated with outside of branches and loops, or leave it out",
+            )
+        return True
+
+    def _is_replaced(self, value: Value) -> bool:
+        return self._copied.get(value.node, False) or (
+            value.node in self._reads and self._component(value.node) is not None
+        )
+
+    def _replaced(self, value: Value) -> Value:
+        if value.node in self._reads:
+            return self._component(value.node) or value
+        copy = self._copies.get(value.node)
+        return value if copy is None else copy.output(value.index)
+
+    def _copy(self, node: Node) -> None:
+        copy = copy_node(
+            self._state.graph, node, [self._replaced(v) for v in node.inputs], name=f"{node.name}/of_replica"
+        )
+        copy.set_raw_attr(OF_BLOCK, encode("string", OWN if self._is_split(node) else OF_ONE))
+        self._copies[node] = copy
+
+
+def _is_elementwise(node: Node) -> bool:
+    rule = TABLE.get(node.op)
+    return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
+
+
+def _is_handle(value: Value) -> bool:
+    return dtypes.base(value.dtype) in (dtypes.RESOURCE, dtypes.VARIANT)
+
+
+def _follow(rewrite: Rewrite) -> None:
+    """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
+    item = rewrite.item
+    step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
+    state, found = follow_policies(rewrite.get(Propagation), rewrite.plan, item.variables, step)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(revise(state))
+    rewrite.put(found)
+
+
+def _has_policies(rewrite: Rewrite) -> bool:
+    return bool(rewrite.plan.policies)
+
+
+VARIABLE_POLICIES = Pass("variable-policies", _follow, _has_policies, (Propagation,), (Propagation, Components))

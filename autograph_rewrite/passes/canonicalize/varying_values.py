@@ -16,6 +16,7 @@ from autograph_rewrite.analysis.facts.placement import REPLICATED
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
@@ -34,8 +35,10 @@ from autograph_rewrite.ir.types.replica_marks import (
 )
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.traits import SWITCHES, has
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
 
@@ -150,13 +153,10 @@ def only_where(graph: Graph, value: Value, which: str) -> Value:
         value: of each replica's own.
         which: `IS_FIRST` or `IS_FIRST_PART`.
     """
-    name, near = f"{value.node.name}/{which}", value.node
-    attrs = {"dtype": dtypes.BOOL, "value": np.asarray(True)}
-    one = graph.add("Const", name=f"{name}/of_one", attrs=attrs, origin=near)
-    mine = graph.add("Identity", [one.output()], name=name, origin=near)
-    mine.set_raw_attr(VARYING, encode("string", which))
-    zeros = graph.add("ZerosLike", [value], name=f"{name}/zeros", origin=near)
-    return graph.add("SelectV2", [mine.output(), value, zeros.output()], name=f"{name}/or_zeros", origin=near).output()
+    build = Builder.at(value.node, which)
+    mine = build.op("Identity", build.const(True, what="of_one"), marks={VARYING: encode("string", which)})
+    zeros = build.op("ZerosLike", value, what="zeros")
+    return build.op("SelectV2", mine, value, zeros, what="or_zeros")
 
 
 def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:
@@ -208,20 +208,51 @@ def uses_of_ids(state: Propagation) -> list[Node]:
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
 
-def fill_in(context: Context) -> None:
-    """Give each instance what it is: the number of its replica, or whether it is the first.
-
-    Args:
-        context: the rewrite.
-    """
-    micro = context.micro
+def fill_in(rewrite: Rewrite) -> None:
+    """Give each instance what it is: the number of its replica, or whether it is the first."""
+    micro = rewrite.micro
     meant: dict[str, tuple[list[int], type]] = {
-        ID: ([i // micro for i in range(context.replicas)], np.int32),
-        IS_FIRST: ([i == 0 for i in range(context.replicas)], np.bool_),
-        IS_FIRST_PART: ([i % micro == 0 for i in range(context.replicas)], np.bool_),
+        ID: ([i // micro for i in range(rewrite.replicas)], np.int32),
+        IS_FIRST: ([i == 0 for i in range(rewrite.replicas)], np.bool_),
+        IS_FIRST_PART: ([i % micro == 0 for i in range(rewrite.replicas)], np.bool_),
     }
-    for node in context.state.order:
+    for node in rewrite.state.order:
         what = (node.attr(VARYING, b"") or b"").decode()
         if what in meant:
             contents, dtype = meant[what]
-            node.set_input(0, context.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
+            node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
+
+
+def _mark(rewrite: Rewrite) -> None:
+    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    mark_replicas(rewrite.graph, rewrite.plan)
+
+
+def _asks_about_replicas(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph)
+
+
+def _merge(rewrite: Rewrite) -> None:
+    """Add up what differs between replicas where `ar.all_reduce` says so; refuse it where one value counts for all."""
+    state = add_up(rewrite.get(Propagation), rewrite.plan)
+    owners = {variable.handle: name for name, variable in rewrite.item.variables.items()}
+    require_apart(state, rewrite.outputs, owners)
+    rewrite.put(state)
+
+
+def _may_vary(rewrite: Rewrite) -> bool:
+    return has_marks(rewrite.graph) or bool(rewrite.plan.policies)
+
+
+def _number(rewrite: Rewrite) -> None:
+    """Give each replica its number where the program asks for it."""
+    fill_in(rewrite)
+
+
+def _has_varying_values(rewrite: Rewrite) -> bool:
+    return any(VARYING in node.attrs for node in rewrite.get(Propagation).order)
+
+
+MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
+MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
+NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (ServerRegion,))

@@ -21,12 +21,11 @@ from autograph_rewrite.analysis.facts.symbolic_dims import has_rows_of_each_exam
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import attrs, dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
-from autograph_rewrite.passes.collectives.pad_lengths import pad_lengths
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
 from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
@@ -67,7 +66,7 @@ class Blocked(NamedTuple):
 
 def _by_ops(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
     """Join the blocks of this process's replicas on its first device."""
-    whole = gather_local(exchange.context, value, blocked.fact)
+    whole = gather_local(exchange.rewrite, value, blocked.fact)
     return _restored(exchange, whole, blocked) if blocked.blocks.interleaved else whole
 
 
@@ -77,8 +76,8 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     Raises:
         PassError: nobody knows which row belongs to which example.
     """
-    context, edge, dim, blocks, per_example = (
-        exchange.context,
+    rewrite, edge, dim, blocks, per_example = (
+        exchange.rewrite,
         exchange.edge,
         blocked.dim,
         blocked.blocks,
@@ -86,10 +85,10 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     )
     if per_example is not None or has_rows_of_each_example(blocked.fact.split_size):
         where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
-        restored = rows_at(context, joined, where, dim, "restored", Span.ONCE)
+        restored = rows_at(rewrite, joined, where, dim, "restored", Span.ONCE)
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
-    if edge is not None and edge.owner != STEP and _another_is_unordered(context, edge):
+    if edge is not None and edge.owner != STEP and _another_is_unordered(rewrite, edge):
         return joined  # the rows of a sparse gradient may come in any order, which is one for values and indices
     raise PassError(
         f"the rows of '{joined.node.name}' do not follow from the number of examples, so they have no order to restore",
@@ -98,10 +97,10 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     )
 
 
-def _another_is_unordered(context: Context, edge: EdgePlan) -> bool:
+def _another_is_unordered(rewrite: Rewrite, edge: EdgePlan) -> bool:
     """Return whether something else of the same sparse gradient has rows without an order: values for its indices."""
-    others = (one for one in context.edges.values() if one.owner == edge.owner and one.value != edge.value)
-    facts = [context.fact(context.graph.value(one.value)) for one in others if one.to == edge.to]
+    others = (one for one in rewrite.edges.values() if one.owner == edge.owner and one.value != edge.value)
+    facts = [rewrite.fact(rewrite.graph.value(one.value)) for one in others if one.to == edge.to]
     return any(
         fact.placement.is_split
         and rows_per_example(fact.split_size) is None
@@ -132,77 +131,77 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
     Raises:
         PassError: the rank is not known.
     """
-    context, name, rank, dim = exchange.context, part.node.name, blocked.fact.rank, blocked.dim
+    rewrite, name, rank, dim = exchange.rewrite, part.node.name, blocked.fact.rank, blocked.dim
     if rank is None:
         raise PassError(
             f"'{part.name}' has to be whole in every process, but its rank is not known",
             node=part.node,
             hint="set its shape with tf.ensure_shape, or do not use it across examples",
         )
-    order, build = [dim, *(i for i in range(rank) if i != dim)], Builder.of(context, part, span=Span.ONCE)
+    order, build = [dim, *(i for i in range(rank) if i != dim)], FoldedBuilder.of(rewrite, part, span=Span.ONCE)
     first = transposed(part, order, build, "rows_first", "rows_first_axes") if dim else part
     if part.dtype == dtypes.STRING:
         rows, longest = _rows_and_bytes(exchange, first, blocked)
-        coded = bytes_of_texts(Builder.of(context, first), first, longest)
+        coded = bytes_of_texts(FoldedBuilder.of(rewrite, first), first, longest)
         gathered = gather_padded(exchange, coded, rank + 1, rows, changing=True)
-        whole = texts_of_bytes(Builder.of(context, gathered, name), gathered)
+        whole = texts_of_bytes(FoldedBuilder.of(rewrite, gathered, name), gathered)
     else:
-        coded = encode(context, first, "gather", name)
+        coded = encode(rewrite, first, "gather", name)
         changing = blocked.changing or blocked.per_example is None
         rows = _rows_of_parts(exchange, coded, blocked)
         rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
         gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
-        whole = decode(context, gathered, part.dtype, name)
+        whole = decode(rewrite, gathered, part.dtype, name)
     return transposed(whole, np.argsort(order).tolist(), build, "rows_back", "rows_back_axes") if dim else whole
 
 
 def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
     """Return the rows of each process: known from the batch, or else counted and exchanged."""
-    context, blocks, per_example, name = exchange.context, blocked.blocks, blocked.per_example, part.node.name
+    rewrite, blocks, per_example, name = exchange.rewrite, blocked.blocks, blocked.per_example, part.node.name
     if per_example is not None:
         parts = blocks.rows("parts", per_example)
-        axis = context.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
-        longest = _longest(context, parts, axis, part)
+        axis = rewrite.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
+        longest = _longest(rewrite, parts, axis, part)
         return Rows(blocks.rows("part", per_example), parts, longest)
-    build = Builder.of(context, part, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
     mine = _rows_of(part, build)
-    lengths = blocks.of_each_process(mine, context.edges[exchange.planned.value, SIZES], part)
-    return Rows(mine, lengths, _longest(context, lengths, build.numbers(0, "lengths_axis"), part))
+    lengths = blocks.of_each_process(mine, rewrite.edges[exchange.planned.value, SIZES], part)
+    return Rows(mine, lengths, _longest(rewrite, lengths, build.numbers(0, "lengths_axis"), part))
 
 
 def _rows_and_bytes(exchange: Exchange, part: Value, blocked: Blocked) -> tuple[Rows, Value]:
     """Return the rows of each process, and how many bytes the longest text of all has: counted and exchanged."""
-    context = exchange.context
-    build = Builder.of(context, part, span=Span.ONCE)
+    rewrite = exchange.rewrite
+    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
     mine, axis, line = _rows_of(part, build), build.numbers(0, "lengths_axis"), build.numbers([-1], "texts_line")
     sizes = build.op("Reshape", build.op("StringLength", part, what="sizes_of_texts"), line, what="sizes_in_line")
     most = build.op("Maximum", build.op("Max", sizes, axis, what="most"), axis, what="bytes_of_longest")
     row = build.op("ExpandDims", build.op("Pack", mine, most, what="measured", N=2), axis, what="measured_row")
     # By a key of its size: an input may be what the whole batch is measured on, too, and has one such edge.
-    edge = replace(context.edges[exchange.planned.value, SIZES], lowering="host_reduce", bucket=0)
+    edge = replace(rewrite.edges[exchange.planned.value, SIZES], lowering="host_reduce", bucket=0)
     table = blocked.blocks.of_each_process(row, edge, part, is_row=True, changing=True)
     lengths, bytes_ = (
         build.op("GatherV2", table, build.numbers(i, f"column_{i}"), build.numbers(1, "columns"), what=what)
         for i, what in enumerate(("rows_of_each", "bytes_of_each"))
     )
-    return Rows(mine, lengths, _longest(context, lengths, axis, part)), _longest(context, bytes_, axis, part)
+    return Rows(mine, lengths, _longest(rewrite, lengths, axis, part)), _longest(rewrite, bytes_, axis, part)
 
 
-def _rows_of(part: Value, build: Builder) -> Value:
+def _rows_of(part: Value, build: FoldedBuilder) -> Value:
     """Return how many rows a value has."""
     ends = [build.numbers([i], what) for i, what in ((0, "from"), (1, "to"), (1, "by"))]
     return build.op("StridedSlice", build.op("Shape", part, what="extent"), *ends, what="rows", shrink_axis_mask=1)
 
 
-def _longest(context: Context, lengths: Value, axis: Value, part: Value) -> Value:
+def _longest(rewrite: Rewrite, lengths: Value, axis: Value, part: Value) -> Value:
     """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
-    build = Builder.of(context, part, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
     longest = build.op("Max", lengths, axis, what="longest")
     return build.op("Maximum", longest, build.numbers(1, "least"), what="padded")
 
 
 def _by_queues(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return gather_at_server(exchange.context, value, blocked.dim, blocked.fact.rank, exchange.planned)
+    return gather_at_server(exchange.rewrite, value, blocked.dim, blocked.fact.rank, exchange.planned)
 
 
 Gatherer = Callable[[Exchange, Hop, Value, Blocked], Value]
@@ -257,5 +256,53 @@ def vectors_of_members(exchange: Exchange, vector: Value, name: str) -> Value:
         name: prefix of the names of new nodes.
     """
     if exchange.planned.lowered.is_local:
-        return joined(exchange.context, vector, 0, name)
+        return joined(exchange.rewrite, vector, 0, name)
     return gather_equal(exchange, vector, vector, changing=False, name=name)
+
+
+# Padded outputs: blocks of other lengths are padded with zeros to the longest process's, before they are gathered.
+#
+#     process 0   logits [2, 3, 10] ─┐ lengths    ┌─► Pad ─► [2, 5, 10] ─┐ gathered
+#     process 1   logits [6, 5, 10] ─┘ exchanged ─┴──────► [6, 5, 10] ─┴───────► [8, 5, 10]
+#
+# Nothing is computed on the zeros: only the outside reads these values. As in TensorFlow's dynamic padding for TPUs,
+# with `padding: power_of_two` a length is the next power of two from 2 on, so that few shapes turn up.
+
+
+_BITS = 31
+"""Of a length that is not negative."""
+
+
+def pad_lengths(exchange: Exchange, part: Value, rank: int, blocks: Blocks) -> Value:
+    """Return this process's part as long as the longest in the dimensions that the edge names.
+
+    Args:
+        exchange: the edge.
+        part: of this process, made once.
+        rank: of it.
+        blocks: exchange sizes.
+    """
+    rewrite, edge = exchange.rewrite, exchange.planned
+    if not edge.padded:
+        return part
+    build = FoldedBuilder.of(rewrite, part, f"{part.node.name}/lengths", span=Span.ONCE)
+    shape = build.op("Shape", part, what="shape")
+    row = build.op("Reshape", shape, build.numbers([1, rank], "as_row"), what="row")
+    table = blocks.of_each_process(row, rewrite.edges[edge.value, SIZES], part, is_row=True)
+    longest = build.op("Max", table, build.numbers(0, "processes"), what="longest")
+    if rewrite.plan.padding == "power_of_two":
+        longest = _next_power_of_two(build, longest)
+    missing = build.op("Sub", longest, shape, what="missing")
+    chosen = np.zeros((rank, 1), np.int32)
+    chosen[list(edge.padded)] = 1
+    column = build.op("Reshape", missing, build.numbers([rank, 1], "as_column"), what="column")
+    behind = build.op("Mul", column, build.numbers(chosen * [[0, 1]], "behind"), what="paddings")
+    return build.op("Pad", part, behind, what="padded")
+
+
+def _next_power_of_two(build: FoldedBuilder, lengths: Value) -> Value:
+    """Return for each length the next power of two, at least 2: as many doublings as powers from 2 on are smaller."""
+    powers = build.numbers([[2**bit] for bit in range(1, _BITS)], "powers")
+    smaller = build.op("Cast", build.op("Less", powers, lengths, what="smaller"), what="each", DstT=dtypes.INT32)
+    doublings = build.op("Sum", smaller, build.numbers(0, "powers_axis"), what="doublings")
+    return build.op("LeftShift", build.numbers(2, "two"), doublings, what="rounded")

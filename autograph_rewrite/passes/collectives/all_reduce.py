@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes, span_behind
 from autograph_rewrite.passes.collectives.key_operands import collective_attrs
@@ -53,7 +53,7 @@ class ReduceSpec(NamedTuple):
 
 def _by_ops(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
     role, name = exchange.edge.role if exchange.edge is not None else "", reduction.name_for(value)
-    return local_ops.reduce_local(exchange.context, value, reduction.op, name, role, span=span_behind(hop))
+    return local_ops.reduce_local(exchange.rewrite, value, reduction.op, name, role, span=span_behind(hop))
 
 
 def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
@@ -62,16 +62,16 @@ def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: Reduce
     Raises:
         PassError: no collective can combine values of this type.
     """
-    context, edge, build = exchange.context, exchange.planned, Builder.of(exchange.context, value, reduction.name)
+    rewrite, edge, build = exchange.rewrite, exchange.planned, FoldedBuilder.of(exchange.rewrite, value, reduction.name)
     name = value.node.name
-    coded = encode(context, value, reduction.op, name)
-    ready = flat(context, coded) if reduction.changing else coded
-    keys = exchange.keys(context, edge, ready, changing=reduction.changing)
-    attrs = collective_attrs(context, edge) | {"merge_op": MERGES[reduction.op], "final_op": "Id"}
+    coded = encode(rewrite, value, reduction.op, name)
+    ready = flat(rewrite, coded) if reduction.changing else coded
+    keys = exchange.keys(rewrite, edge, ready, changing=reduction.changing)
+    attrs = collective_attrs(rewrite, edge) | {"merge_op": MERGES[reduction.op], "final_op": "Id"}
     total = build.op("CollectiveReduceV2", ready, *keys, what="all_reduce", **attrs)
     if reduction.changing:
         total = build.op("Reshape", total, build.op("Shape", coded, what="shape"), what="unflat")
-    return decode(context, total, value.dtype, name)
+    return decode(rewrite, total, value.dtype, name)
 
 
 def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
@@ -80,10 +80,10 @@ def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSp
     Raises:
         PassError: no collective can carry values of this type.
     """
-    context, name = exchange.context, value.node.name
-    build = Builder.of(context, value, reduction.name)
-    coded = encode(context, value, reduction.op, name)
-    line = flat(context, coded)
+    rewrite, name = exchange.rewrite, value.node.name
+    build = FoldedBuilder.of(rewrite, value, reduction.name)
+    coded = encode(rewrite, value, reduction.op, name)
+    line = flat(rewrite, coded)
     gathered = gather_equal(exchange, line, value, changing=reduction.changing, name=build.name)
     if reduction.op == "sum":  # by AddN, whose order of additions does not depend on the processor
         parts = build.op("Split", build.numbers(0, "axis"), gathered, what="parts", num_split=exchange.members).node
@@ -93,15 +93,15 @@ def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSp
         rows = build.op("Reshape", gathered, build.numbers([exchange.members, -1], "members"), what="parts")
         total = build.op(local_ops.FOLDS[reduction.op], rows, build.numbers(0, "axis"), what="fold")
     total = build.op("Reshape", total, build.op("Shape", coded, what="shape"), what="unflat")
-    return decode(context, total, value.dtype, name)
+    return decode(rewrite, total, value.dtype, name)
 
 
 def _by_accumulator(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    return accumulate_at_server(exchange.context, value, exchange.planned)
+    return accumulate_at_server(exchange.rewrite, value, exchange.planned)
 
 
 def _by_queues(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    return reduce_at_server(exchange.context, value, reduction.op, exchange.planned)
+    return reduce_at_server(exchange.rewrite, value, reduction.op, exchange.planned)
 
 
 Reducer = Callable[[Exchange, Hop, Value, ReduceSpec], Value]
@@ -143,12 +143,12 @@ def all_reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
     Raises:
         PassError: a hop cannot combine values of this type.
     """
-    context, op, name = exchange.context, fact.placement.op, value.node.name
+    rewrite, op, name = exchange.rewrite, fact.placement.op, value.node.name
     hops = exchange.hops(ANY_REDUCTION)
-    wide = cast(context, value, wire_type(fact.dtype, op), f"{name}/widen")
+    wide = cast(rewrite, value, wire_type(fact.dtype, op), f"{name}/widen")
     first = name if hops[0].medium is Medium.OPS else ""
     total = reduce_hops(exchange, hops, wide, ReduceSpec(op, may_change(fact), first))
-    return cast(context, total, fact.dtype, f"{name}/narrow")
+    return cast(rewrite, total, fact.dtype, f"{name}/narrow")
 
 
 def reduce_between_processes(exchange: Exchange, value: Value, op: str, *, changing: bool) -> Value:
@@ -172,7 +172,7 @@ def contribution(exchange: Exchange, value: Value, fact: Fact, hops: tuple[Hop, 
         fact: about them.
         hops: that come before the last.
     """
-    wide = cast(exchange.context, value, wire_type(fact.dtype, "sum"), f"{value.node.name}/widen")
+    wide = cast(exchange.rewrite, value, wire_type(fact.dtype, "sum"), f"{value.node.name}/widen")
     return reduce_hops(exchange, hops, wide, ReduceSpec("sum", name=value.node.name))
 
 

@@ -29,9 +29,8 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context, Site
-from autograph_rewrite.passes.collectives import halves
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
@@ -45,43 +44,42 @@ class Blocks:
     """Scalar int32 values about the batch, for all who need them.
 
     Args:
-        context: the rewrite.
         source: the batch input that is measured: whole in one process, else this process's part.
         axis: its batch dimension.
         keys: of collectives.
     """
 
-    def __init__(self, context: Context, source: Value, axis: int, keys: Keys) -> None:
-        self._context = context
+    def __init__(self, rewrite: Rewrite, source: Value, axis: int, keys: Keys) -> None:
+        self._rewrite = rewrite
         self.source = source
         self._axis = axis
         self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
         self._orders: dict[tuple[int, ...], Value] = {}
         self._heard: Value | None = None  # what all have sent, where it has come with a bucket
-        self.interleaved = context.plan.microbatches > 1 and context.plan.interleaved
+        self.interleaved = rewrite.plan.microbatches > 1 and rewrite.plan.interleaved
 
     @property
     def static(self) -> int | None:
         """The size of the whole batch where it is known."""
-        return self._context.state.semantics.batch
+        return self._rewrite.state.semantics.batch
 
     @property
     def even(self) -> bool:
         """Whether all blocks certainly are equally long."""
-        return self.static is not None and self.static % self._context.replicas == 0
+        return self.static is not None and self.static % self._rewrite.replicas == 0
 
     @cached_property
     def _limits(self) -> list[int]:
         assert self.static is not None
-        return limits(self.static, self._context.processes, self._context.local)
+        return limits(self.static, self._rewrite.processes, self._rewrite.local)
 
     @cached_property
     def part(self) -> Value:
         """The number of examples that this process is given (scalar, runs once)."""
-        context, source = self._context, self.source
+        rewrite, source = self._rewrite, self.source
         if self.static is not None:
-            first, last = context.task * context.local, (context.task + 1) * context.local
+            first, last = rewrite.task * rewrite.local, (rewrite.task + 1) * rewrite.local
             return self._const("size", self._limits[last] - self._limits[first])
         shape = self._once("Shape", "shape", source)
         ends = [self._vector(n, [v]) for n, v in (("axis", self._axis), ("next", self._axis + 1), ("one", 1))]
@@ -90,9 +88,9 @@ class Blocks:
     @cached_property
     def parts(self) -> Value:
         """The number of examples of each process (vector, runs once)."""
-        context = self._context
+        rewrite = self._rewrite
         if self.static is not None:
-            sizes = [b - a for a, b in pairwise(bounds(self.static, context.processes))]
+            sizes = [b - a for a, b in pairwise(bounds(self.static, rewrite.processes))]
             return self._vector("parts", sizes)
         return self._once("GatherV2", "parts", self._table, self._const("size_column", 0), self._const("columns", 1))
 
@@ -105,7 +103,7 @@ class Blocks:
     @cached_property
     def _table(self) -> Value:
         """The number of examples, and the digest, of each process (matrix, runs once)."""
-        edge = self._context.edges[self.source.name, SIZES]
+        edge = self._rewrite.edges[self.source.name, SIZES]
         if not edge.bucket:
             return self.of_each_process(self._row, edge, self.source, is_row=True)
         # The plan took the sizes for what nobody needs before the bucket is there; its key is the bucket's.
@@ -126,7 +124,7 @@ class Blocks:
     @property
     def row_length(self) -> int:
         """How many numbers `row_in_halves` has."""
-        return 2 * (1 + DIGEST) * self._context.processes
+        return 2 * (1 + DIGEST) * self._rewrite.processes
 
     def row_in_halves(self, dtype: int) -> Value:
         """Return this process's row at its place among those of all, in halves (vector, runs once).
@@ -134,13 +132,13 @@ class Blocks:
         Args:
             dtype: a floating-point type.
         """
-        build = Builder.of(self._context, self._row, f"{SCOPE}/told", span=Span.ONCE)
-        return halves.split_row(build, self._row, dtype, (self._context.task, self._context.processes))
+        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/told", span=Span.ONCE)
+        return split_row(build, self._row, dtype, (self._rewrite.task, self._rewrite.processes))
 
     def take_halves(self, total: Value) -> None:
         """Take the rows of all processes, as `row_in_halves` made them, added up (vector)."""
-        build = Builder.of(self._context, self._row, f"{SCOPE}/heard", span=Span.ONCE)
-        self._heard = halves.join_rows(build, self._context.once(total), (self._context.processes, 1 + DIGEST))
+        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/heard", span=Span.ONCE)
+        self._heard = join_rows(build, self._rewrite.once(total), (self._rewrite.processes, 1 + DIGEST))
 
     def of_each_process(
         self, number: Value, edge: EdgePlan, near: Value, *, is_row: bool = False, changing: bool = False
@@ -156,17 +154,17 @@ class Blocks:
             is_row: whether `number` is a row.
             changing: whether the key is to follow from the size.
         """
-        context = self._context
-        mine = np.zeros((context.processes, 1) if is_row else context.processes, np.int32)
-        mine[context.task] = 1
-        build = Builder.of(context, near, f"{near.node.name}/{SIZES}", span=Span.ONCE)
+        rewrite = self._rewrite
+        mine = np.zeros((rewrite.processes, 1) if is_row else rewrite.processes, np.int32)
+        mine[rewrite.task] = 1
+        build = FoldedBuilder.of(rewrite, near, f"{near.node.name}/{SIZES}", span=Span.ONCE)
         placed = build.op("Mul", number, build.numbers(mine, "own"), what="mine")
-        return reduce_between_processes(Exchange(context, self._keys, edge), placed, "sum", changing=changing)
+        return reduce_between_processes(Exchange(rewrite, self._keys, edge), placed, "sum", changing=changing)
 
     @cached_property
     def batch(self) -> Value:
         """The number of examples of the whole batch (scalar, runs once)."""
-        if self._context.processes == 1:
+        if self._rewrite.processes == 1:
             return self.part
         if self.static is not None:
             return self._const("whole_size", self.static)
@@ -175,23 +173,23 @@ class Blocks:
     @cached_property
     def offset(self) -> Value:
         """The first example of this process's part (scalar, runs once)."""
-        context = self._context
+        rewrite = self._rewrite
         if self.static is not None:
-            return self._const("offset", self._limits[context.task * context.local])
-        before = self._vector("before", [int(task < context.task) for task in range(context.processes)])
+            return self._const("offset", self._limits[rewrite.task * rewrite.local])
+        before = self._vector("before", [int(task < rewrite.task) for task in range(rewrite.processes)])
         return self._once("Sum", "offset", self._once("Mul", "earlier", self.parts, before), self._const("axis_0", 0))
 
     @cached_property
     def lengths(self) -> Value:
         """The number of examples of each replica of all processes (vector, runs once)."""
-        context = self._context
+        rewrite = self._rewrite
         if self.static is not None:
             return self._vector("lengths", [b - a for a, b in pairwise(self._limits)])
-        each = self._const("each", context.local)
+        each = self._const("each", rewrite.local)
         sizes = self.part
-        if context.processes > 1:
+        if rewrite.processes > 1:
             sizes = self._once("ExpandDims", "rows", self.parts, self._const("column", 1))
-        ranks = self._vector("ranks", list(range(context.local)))
+        ranks = self._vector("ranks", list(range(rewrite.local)))
         longer = self._once("Less", "is_longer", ranks, self._once("FloorMod", "left", sizes, each))
         more = self._once("Cast", "longer", longer, DstT=dtypes.INT32)
         table = self._once("AddV2", "table", self._once("FloorDiv", "share", sizes, each), more)
@@ -209,12 +207,12 @@ class Blocks:
         return self._once("Maximum", "padded", longest, self._const("least", 1))
 
     def _vector(self, name: str, entries: Sequence[int]) -> Value:
-        vector = self._context.const(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+        vector = self._rewrite.const(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
         vector.node.set_span(Span.ONCE)
         return vector
 
     def _const(self, name: str, entry: int) -> Value:
-        return self._context.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+        return self._rewrite.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _once(self, op: str, name: str, *inputs: Value, **attrs: Any) -> Value:
         return self._add(Span.ONCE, op, name, inputs, attrs)
@@ -223,22 +221,22 @@ class Blocks:
         return self._add(Span.EACH, op, name, inputs, {})
 
     def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
-        return self._context.add(
+        return self._rewrite.add(
             op, inputs, Site(f"{SCOPE}/{name}", span, self.source.node), attrs=attrs or None
         ).output()
 
     def _own(self, name: str, entries: Sequence[int]) -> Value:
         """Return each replica's entry of a list that has one for every replica of all processes."""
-        return self._context.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
+        return self._rewrite.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
         """Return r -> start of block r + offset within this process's part; of blocks of `micro` blocks each."""
-        context = self._context
-        places = [r // micro * micro + offset * micro for r in range(context.replicas)]
+        rewrite = self._rewrite
+        places = [r // micro * micro + offset * micro for r in range(rewrite.replicas)]
         if self.static is not None:
-            starts = [self._limits[r // context.local * context.local] for r in range(context.replicas)]
+            starts = [self._limits[r // rewrite.local * rewrite.local] for r in range(rewrite.replicas)]
             return self._own(name, [self._limits[at] - start for at, start in zip(places, starts, strict=True)])
-        firsts = [r // context.local * context.local for r in range(context.replicas)]
+        firsts = [r // rewrite.local * rewrite.local for r in range(rewrite.replicas)]
         index = self._own(f"{name}_index", [at - first for at, first in zip(places, firsts, strict=True)])
         names = {"Mul": f"{name}_whole", "Minimum": f"{name}_extra", "AddV2": f"{name}_limit"}
         begin: Value = block_begin(
@@ -248,11 +246,11 @@ class Blocks:
 
     @cached_property
     def _quotient(self) -> Value:
-        return self._once("FloorDiv", "quotient", self.part, self._const("quotient_replicas", self._context.local))
+        return self._once("FloorDiv", "quotient", self.part, self._const("quotient_replicas", self._rewrite.local))
 
     @cached_property
     def _remainder(self) -> Value:
-        return self._once("FloorMod", "remainder", self.part, self._const("remainder_replicas", self._context.local))
+        return self._once("FloorMod", "remainder", self.part, self._const("remainder_replicas", self._rewrite.local))
 
     @cached_property
     def part_begin(self) -> Value:
@@ -267,34 +265,34 @@ class Blocks:
     @cached_property
     def part_first(self) -> Value:
         """The first of the interleaved examples of this micro-batch within this process's part (scalar, each)."""
-        context = self._context
-        own = self._own("micro", [r % context.micro for r in range(context.replicas)])
-        first = self._each("AddV2", "first", self._limit("replica_begin", 0, context.micro), own)
+        rewrite = self._rewrite
+        own = self._own("micro", [r % rewrite.micro for r in range(rewrite.replicas)])
+        first = self._each("AddV2", "first", self._limit("replica_begin", 0, rewrite.micro), own)
         return self._each("Minimum", "first_or_none", first, self.part_last)
 
     @cached_property
     def part_last(self) -> Value:
         """The example after all micro-batches of this replica within this process's part (scalar, each)."""
-        return self._limit("replica_end", 1, self._context.micro)
+        return self._limit("replica_end", 1, self._rewrite.micro)
 
     @cached_property
     def examples(self) -> Value:
         """The examples of this micro-batch within this process's part (vector, each)."""
         return self._each(
-            "Range", "examples", self.part_first, self.part_last, self._const("stride", self._context.micro)
+            "Range", "examples", self.part_first, self.part_last, self._const("stride", self._rewrite.micro)
         )
 
     @cached_property
     def whole_examples(self) -> Value:
         """The examples of this micro-batch within the whole batch (vector, each)."""
-        if self._context.processes == 1:
+        if self._rewrite.processes == 1:
             return self.examples
         return self._each("AddV2", "whole_examples", self.examples, self.offset)
 
     @cached_property
     def restored(self) -> Value:
         """Where each example of this process's part stands once its micro-batches are joined (vector, runs once)."""
-        build, line = Builder.of(self._context, self.source, SCOPE), self._const("line_of_examples", 0)
+        build, line = FoldedBuilder.of(self._rewrite, self.source, SCOPE), self._const("line_of_examples", 0)
         joined = build.gather("ConcatV2", self.examples, line, what="joined")
         return self._once("InvertPermutation", "restored", joined)
 
@@ -336,14 +334,14 @@ class Blocks:
     @cached_property
     def begin(self) -> Value:
         """The first example of this replica's block (scalar, each)."""
-        if self._context.processes == 1:
+        if self._rewrite.processes == 1:
             return self.part_begin
         return self._each("AddV2", "whole_begin", self.part_begin, self.offset)
 
     @cached_property
     def end(self) -> Value:
         """The example after this replica's block (scalar, each)."""
-        if self._context.processes == 1:
+        if self._rewrite.processes == 1:
             return self.part_end
         return self._each("AddV2", "whole_end", self.part_end, self.offset)
 
@@ -364,3 +362,48 @@ class Blocks:
             factor = self._const(f"{what}_unit", per_example)
             self._scaled[key] = self._add(value.node.span, "Mul", f"{what}_rows", [value, factor], {})
         return self._scaled[key]
+
+
+# Integers among floating-point numbers: halves of 16 bits, which float32 holds, and adds zeros to, without rounding.
+#
+# [size, digest...]  ──►  low halves, high halves, at this process's place among zeros  ── sum ──►  all rows
+
+
+BITS = 16
+
+
+def split_row(build: FoldedBuilder, row: Value, dtype: int, place: tuple[int, int]) -> Value:
+    """Return a row of integers at its place among those of all members, as a vector of numbers.
+
+    Args:
+        build: adds nodes.
+        row: int32 [k].
+        dtype: a floating-point type.
+        place: the number of this member, and how many there are.
+    """
+    mask, bits = build.numbers(2**BITS - 1, "mask"), build.numbers(BITS, "bits")
+    low = build.op("BitwiseAnd", row, mask, what="low")
+    high = build.op("BitwiseAnd", build.op("RightShift", row, bits, what="upper"), mask, what="high")
+    both = build.op("ConcatV2", low, high, build.numbers(0, "axis"), what="halves", N=2)
+    member, members = place
+    own = np.zeros((members, 1), np.int32)
+    own[member] = 1
+    placed = build.op("Mul", both, build.numbers(own, "own"), what="placed")
+    line = build.op("Reshape", placed, build.numbers([-1], "line"), what="flat")
+    return build.op("Cast", line, what="exact", DstT=dtype)
+
+
+def join_rows(build: FoldedBuilder, total: Value, shape: tuple[int, int]) -> Value:
+    """Return the rows that members made with `split_row`, given their sum (int32 matrix).
+
+    Args:
+        build: adds nodes.
+        total: vector.
+        shape: members, and integers of each.
+    """
+    members, count = shape
+    exact = build.op("Cast", total, what="exact", DstT=dtypes.INT32)
+    halves = build.op("Reshape", exact, build.numbers([members, 2, count], "shape"), what="halves")
+    low = build.op("Unpack", halves, what="apart", num=2, axis=1)
+    high = build.op("LeftShift", low.node.output(1), build.numbers(BITS, "bits"), what="high")
+    return build.op("BitwiseOr", low, high, what="rows")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autograph_rewrite.ir.graph import Span
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
@@ -19,12 +19,11 @@ class Exchange:
     """What every hop of one edge is given.
 
     Attributes:
-        context: the rewrite.
         keys: of collectives.
         edge: of the plan; None for a value that the plan does not name: then ordinary ops do all of it.
     """
 
-    context: Context
+    rewrite: Rewrite
     keys: Keys
     edge: EdgePlan | None
 
@@ -42,7 +41,7 @@ class Exchange:
     def of_members(self) -> tuple[Hop, ...]:
         """The hops that make what each member of the last one sends: a replica adds up its micro-batches first."""
         hops = self.planned.lowered.hops[:-1]
-        return hops if hops or self.context.plan.microbatches == 1 else (ADDS_MICRO_BATCHES,)
+        return hops if hops or self.rewrite.plan.microbatches == 1 else (ADDS_MICRO_BATCHES,)
 
     @property
     def adds_micro_batches(self) -> bool:
@@ -52,7 +51,7 @@ class Exchange:
     @property
     def members(self) -> int:
         """How many meet in the last hop: all replicas, or the processes where each has made one value of its own."""
-        return members_of(self.planned.lowered, self.context.plan)
+        return members_of(self.planned.lowered, self.rewrite.plan)
 
 
 def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.collective_keys import KEYS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 
-def collective_attrs(context: Context, edge: EdgePlan) -> dict[str, Any]:
+def collective_attrs(rewrite: Rewrite, edge: EdgePlan) -> dict[str, Any]:
     """Return the attributes that all collectives share.
 
     `timeout_seconds` stays 0: TensorFlow starts one sleeping thread per execution for any other value, and thousands
     of them pile up within seconds. The runtime watches the step instead.
     """
-    hint = context.plan.options_of(edge.owner).hint
+    hint = rewrite.plan.options_of(edge.owner).hint
     return {"communication_hint": hint, "timeout_seconds": 0.0}
 
 
@@ -44,25 +44,24 @@ def salted(group_key: int, salt: str) -> int:
 class Keys:
     """Makes the key operands of the collectives of one rewrite."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._salt = context.plan.digest() if context.processes > 1 else ""
-        edges = [edge for edge in context.plan.edges if edge.is_collective]
+    def __init__(self, rewrite: Rewrite) -> None:
+        self._rewrite = rewrite
+        self._salt = rewrite.plan.digest() if rewrite.processes > 1 else ""
+        edges = [edge for edge in rewrite.plan.edges if edge.is_collective]
         ordered = sorted({edge.instance_key for edge in edges})
         self._row = {key: row for row, key in enumerate(ordered)}
         self._bits = max(1, (len(ordered) - 1).bit_length())
         self._cache: dict[tuple[str, int, Value | None], Value] = {}
 
-    def __call__(self, context: Context, edge: EdgePlan, near: Value, *, changing: bool) -> list[Value]:
+    def __call__(self, rewrite: Rewrite, edge: EdgePlan, near: Value, *, changing: bool) -> list[Value]:
         """Return group size, group key and instance key for a collective of `near`.
 
         Args:
-            context: the rewrite.
             edge: the plan's edge.
             near: the tensor that is sent.
             changing: whether its shape may differ between steps.
         """
-        members = context.processes if edge.lowered.crosses else context.plan.replicas
+        members = rewrite.processes if edge.lowered.crosses else rewrite.plan.replicas
         size = self._number("size", members, near)
         group = self._number("group", salted(edge.group_key, self._salt), near)
         if not changing:
@@ -71,14 +70,14 @@ class Keys:
 
     def _number(self, what: str, number: int, near: Value) -> Value:
         # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.
-        key = (what, number, near if self._context.frames.get(near.node) else None)
+        key = (what, number, near if self._rewrite.frames.get(near.node) else None)
         if key not in self._cache:
             name = f"autograph_keys/{what}_{number}"
-            self._cache[key] = self._context.const(number, np.int32, name=name, near=near)
+            self._cache[key] = self._rewrite.const(number, np.int32, name=name, near=near)
         return self._cache[key]
 
     def _key_of_size(self, row: int, near: Value) -> Value:
-        build = Builder.of(self._context, near, f"{near.node.name}/key")
+        build = FoldedBuilder.of(self._rewrite, near, f"{near.node.name}/key")
         size = build.op("Size", near, what="size")
         bounded = build.op("BitwiseAnd", size, self._number("mask", 2 ** (30 - self._bits) - 1, near), what="bounded")
         spread = build.op("Mul", bounded, self._number("rows", 2**self._bits, near), what="spread")

@@ -14,8 +14,8 @@ import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.ir.graph import Span, Value
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.names import ROLE_ATTR
 
 FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
@@ -23,65 +23,62 @@ FOLDS = {"max": "Max", "min": "Min", "prod": "Prod", "all": "Min", "any": "Max"}
 
 
 def reduce_local(
-    context: Context, value: Value, op: str, name: str, role: str = "", *, span: Span = Span.ONCE
+    rewrite: Rewrite, value: Value, op: str, name: str, role: str = "", *, span: Span = Span.ONCE
 ) -> Value:
     """Combine the values of this process's replicas on its first device, or those of each replica's micro-batches.
 
     Args:
-        context: the rewrite.
         value: contributions, each.
         op: the reduction.
         name: prefix of the names of new nodes.
         role: of the edge, where a value has several.
         span: how often there is a result: ONCE, or once for each REPLICA.
     """
-    count = context.taken(span, value.node.span)
+    count = rewrite.taken(span, value.node.span)
     if count == 1:
-        return context.once(value) if span is Span.ONCE else value
+        return rewrite.once(value) if span is Span.ONCE else value
 
-    build = Builder.of(context, value, name, span=span)
+    build = FoldedBuilder.of(rewrite, value, name, span=span)
     if op == "sum":
         tag: dict[str, Any] = {ROLE_ATTR: role} if role else {}
         return build.op("AddN", value, what="add_n", gather=(0,), N=count, **tag)
     stack = build.op("Pack", value, what="pack", gather=(0,), N=count, axis=0)
-    axis = context.const(0, np.int32, name=f"{name}/axis", near=stack)
+    axis = rewrite.const(0, np.int32, name=f"{name}/axis", near=stack)
     return build.op(FOLDS[op], stack, axis, what="fold")
 
 
-def gather_local(context: Context, value: Value, fact: Fact) -> Value:
+def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
     """Join the blocks of this process's replicas on its first device.
 
     Args:
-        context: the rewrite.
         value: the block of each replica.
         fact: of the block.
     """
-    if context.local == 1:
-        return context.once(value)
+    if rewrite.local == 1:
+        return rewrite.once(value)
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
-    if not dim or rank is None or not context.plan.looped:
-        return joined(context, value, dim, name)
+    if not dim or rank is None or not rewrite.plan.looped:
+        return joined(rewrite, value, dim, name)
     others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
-    build = Builder.of(context, value)
+    build = FoldedBuilder.of(rewrite, value)
     ahead = transposed(value, [dim, *others], build, "ahead", "ahead_order")
-    whole, back = joined(context, ahead, 0, name), np.argsort([dim, *others]).tolist()
+    whole, back = joined(rewrite, ahead, 0, name), np.argsort([dim, *others]).tolist()
     return transposed(whole, back, replace(build, span=whole.node.span), "back", "back_order")
 
 
-def joined(context: Context, value: Value, dim: int, name: str) -> Value:
+def joined(rewrite: Rewrite, value: Value, dim: int, name: str) -> Value:
     """Return the instances of a value one behind the other.
 
     Args:
-        context: the rewrite.
         value: of each instance.
         dim: along which they are joined.
         name: prefix of the nodes' names.
     """
-    build = Builder.of(context, value, name)
+    build = FoldedBuilder.of(rewrite, value, name)
     return build.gather("ConcatV2", value, build.numbers(dim, "axis"), what="concat")
 
 
-def transposed(value: Value, order: Sequence[int], build: Builder, what: str, operand: str) -> Value:
+def transposed(value: Value, order: Sequence[int], build: FoldedBuilder, what: str, operand: str) -> Value:
     """Return a value with its dimensions in another order.
 
     Args:
@@ -91,5 +88,5 @@ def transposed(value: Value, order: Sequence[int], build: Builder, what: str, op
         what: name of the value, behind the builder's.
         operand: name of the order.
     """
-    dims = build.context.const(list(order), np.int32, name=f"{build.name}/{operand}", near=value)
+    dims = build.rewrite.const(list(order), np.int32, name=f"{build.name}/{operand}", near=value)
     return build.op("Transpose", value, dims, what=what)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.resolve.compression import static_shape
 
 
@@ -20,18 +20,17 @@ class Packing:
     """How some values lie in one vector; one value alone stays as it is.
 
     Args:
-        context: the rewrite.
         values: original ones, of fixed shapes, for which others are packed.
         name: prefix of the names of new nodes.
         behind: how many numbers each vector has that stands behind them.
     """
 
-    def __init__(self, context: Context, values: Sequence[Value], name: str, behind: Sequence[int] = ()) -> None:
-        self._context, self._values, self._name = context, values, name
-        self.shapes = [*(static_shape(context.fact(value)) for value in values), *((length,) for length in behind)]
+    def __init__(self, rewrite: Rewrite, values: Sequence[Value], name: str, behind: Sequence[int] = ()) -> None:
+        self._rewrite, self._values, self._name = rewrite, values, name
+        self.shapes = [*(static_shape(rewrite.fact(value)) for value in values), *((length,) for length in behind)]
         if len(self.shapes) > 1:
-            self._line = context.const([-1], np.int32, name=f"{name}/line", near=values[0])
-            self._axis = context.const(0, np.int32, name=f"{name}/axis", near=values[0])
+            self._line = rewrite.const([-1], np.int32, name=f"{name}/line", near=values[0])
+            self._axis = rewrite.const(0, np.int32, name=f"{name}/axis", near=values[0])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,8 +63,8 @@ class Packing:
         return [*(self._shaped(*one, like) for one in values), *whole[count:]]
 
     def _shaped(self, part: Value, value: Value, shape: Sequence[int], like: Value) -> Value:
-        operand = self._context.const(list(shape), np.int32, name=f"{value.node.name}/shape", near=value)
+        operand = self._rewrite.const(list(shape), np.int32, name=f"{value.node.name}/shape", near=value)
         return self._builder(like, value).op("Reshape", part, operand, what="whole")
 
-    def _builder(self, like: Value, origin: Value) -> Builder:
-        return Builder.of(self._context, self._values[0], self._name, span=like.node.span, origin=origin.node)
+    def _builder(self, like: Value, origin: Value) -> FoldedBuilder:
+        return FoldedBuilder.of(self._rewrite, self._values[0], self._name, span=like.node.span, origin=origin.node)

@@ -11,7 +11,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.accelerator.device_placement import has_kernel
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.passes.base.builder import Builder
+from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import collective_attrs
 from autograph_rewrite.passes.collectives.wire_values import flat
@@ -35,10 +35,10 @@ def gather_equal(exchange: Exchange, sent: Value, near: Value, *, changing: bool
         changing: its shape may differ between steps.
         name: prefix of the names of new nodes.
     """
-    context, edge = exchange.context, exchange.planned
-    keys = exchange.keys(context, edge, sent, changing=changing)
-    build = Builder.of(context, near, name)
-    return build.op("CollectiveGatherV2", sent, *keys, what="all_gather", **collective_attrs(context, edge))
+    rewrite, edge = exchange.rewrite, exchange.planned
+    keys = exchange.keys(rewrite, edge, sent, changing=changing)
+    build = FoldedBuilder.of(rewrite, near, name)
+    return build.op("CollectiveGatherV2", sent, *keys, what="all_gather", **collective_attrs(rewrite, edge))
 
 
 def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None, *, changing: bool) -> Value:
@@ -51,13 +51,13 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
         rows: how many each has; None where all are equally long.
         changing: the shape of a member's value may differ between steps.
     """
-    build = Builder.of(exchange.context, value, f"{value.node.name}/gather")
+    build = FoldedBuilder.of(exchange.rewrite, value, f"{value.node.name}/gather")
     ready = value
     if rows is not None:
         missing = build.op("Sub", rows.longest, rows.mine, what="missing")
-        pad = _padded if has_kernel(exchange.context.plan.devices, "Pad", T=value.dtype) else _filled
+        pad = _padded if has_kernel(exchange.rewrite.plan.devices, "Pad", T=value.dtype) else _filled
         ready = pad(build, value, rank, missing)
-    sent = flat(exchange.context, ready) if changing and rank > 1 else ready
+    sent = flat(exchange.rewrite, ready) if changing and rank > 1 else ready
     gathered = gather_equal(exchange, sent, value, changing=changing, name=build.name)
     if sent is not ready:
         times = build.numbers([exchange.members] + [1] * (rank - 1), "times")
@@ -66,7 +66,7 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
     return gathered if rows is None else _without_padding(build, gathered, rows)
 
 
-def _padded(build: Builder, value: Value, rank: int, missing: Value) -> Value:
+def _padded(build: FoldedBuilder, value: Value, rank: int, missing: Value) -> Value:
     """Pad as TensorFlow does."""
     corner = np.zeros((rank, 2), np.int32)
     corner[0, 1] = 1
@@ -74,7 +74,7 @@ def _padded(build: Builder, value: Value, rank: int, missing: Value) -> Value:
     return build.op("Pad", value, padding, what="pad")
 
 
-def _filled(build: Builder, value: Value, rank: int, missing: Value) -> Value:
+def _filled(build: FoldedBuilder, value: Value, rank: int, missing: Value) -> Value:
     """Pad by rows of zeros, for types that the device's Pad does not know."""
     dims = build.op("Mul", missing, build.numbers([1] + [0] * (rank - 1), "first"), what="more")
     if rank > 1:
@@ -85,7 +85,7 @@ def _filled(build: Builder, value: Value, rank: int, missing: Value) -> Value:
     return build.op("ConcatV2", value, zeros, build.numbers(0, "first_axis"), what="pad", N=2)
 
 
-def _without_padding(build: Builder, gathered: Value, rows: Rows) -> Value:
+def _without_padding(build: FoldedBuilder, gathered: Value, rows: Rows) -> Value:
     """Keep, of row i of member r at r * longest + i, those with i < length of r."""
     one, zero = build.numbers(1, "one"), build.numbers(0, "zero")
     places = build.op("Range", zero, rows.longest, one, what="places")

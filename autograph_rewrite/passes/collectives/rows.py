@@ -5,37 +5,35 @@ from __future__ import annotations
 import numpy as np
 
 from autograph_rewrite.ir.graph import Span, Value
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
-def rows_at(context: Context, value: Value, which: Value, dim: int, what: str, span: Span) -> Value:
+def rows_at(rewrite: Rewrite, value: Value, which: Value, dim: int, what: str, span: Span) -> Value:
     """Return the rows of a value that a vector of numbers says, along dimension `dim`.
 
     Args:
-        context: the rewrite.
         value: of any shape.
         which: [n] numbers of rows, made outside of loops.
         dim: the dimension of rows.
         what: the name of the new node, behind the value's.
         span: how often it runs.
     """
-    build = Builder.of(context, value, span=span)
+    build = FoldedBuilder.of(rewrite, value, span=span)
     axis = build.numbers(dim, f"{what}_axis")
     return build.op("GatherV2", value, which, axis, what=what)
 
 
-def rows_between(context: Context, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
+def rows_between(rewrite: Rewrite, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
     """Return the rows of a value between two limits of each block, along dimension `dim`.
 
     Args:
-        context: the rewrite.
         source: of any shape.
         name: prefix of the names of new nodes.
         dim: the dimension of rows.
         limits: scalars: the first row, and the one behind the last.
     """
-    build = Builder.of(context, source, name, span=Span.EACH)
+    build = FoldedBuilder.of(rewrite, source, name, span=Span.EACH)
 
     def vector(scalar: Value, what: str) -> Value:
         position = np.zeros(dim + 1, np.int32)

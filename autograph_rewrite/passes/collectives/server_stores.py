@@ -23,7 +23,7 @@ import numpy as np
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.local_ops import FOLDS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
@@ -35,14 +35,13 @@ class ServerBuilder:
     """Adds nodes on the device of a server.
 
     Args:
-        context: the rewrite.
         device: the server's.
         origin: the original node that they serve.
         name: prefix of their names.
     """
 
-    def __init__(self, context: Context, device: str, origin: Node, name: str) -> None:
-        self._context, self._device, self._origin, self._name = context, device, origin, name
+    def __init__(self, rewrite: Rewrite, device: str, origin: Node, name: str) -> None:
+        self._rewrite, self._device, self._origin, self._name = rewrite, device, origin, name
 
     def add(
         self,
@@ -64,11 +63,11 @@ class ServerBuilder:
             controls: nodes that it runs after.
             **attrs: by name, decoded.
         """
-        context, name = self._context, f"{self._name}/{what}"
-        node = context.add(op, inputs, Site(name, Span.ONCE, self._origin), attrs=attrs or None, controls=controls)
-        context.server_region.devices[node] = self._device
+        rewrite, name = self._rewrite, f"{self._name}/{what}"
+        node = rewrite.add(op, inputs, Site(name, Span.ONCE, self._origin), attrs=attrs or None, controls=controls)
+        rewrite.server_region.devices[node] = self._device
         if on_server:
-            context.server_region.nodes.add(node)
+            rewrite.server_region.nodes.add(node)
         return node
 
     def const(self, content: Any, dtype: int, what: str, *, on_server: bool = False) -> Value:
@@ -133,27 +132,25 @@ class ServerBuilder:
         return self.add("RaggedTensorFromVariant", (variants,), what, on_server=on_server, **attrs).output(rank)
 
 
-def reduce_at_server(context: Context, part: Value, op: str, edge: EdgePlan) -> Value:
+def reduce_at_server(rewrite: Rewrite, part: Value, op: str, edge: EdgePlan) -> Value:
     """Return the processes' parts, combined; each is made once per process.
 
     Args:
-        context: the rewrite.
         part: of this process, made once.
         op: sum, max, min, prod, all or any.
         edge: the plan's.
     """
-    home = _meeting(context, part, edge)
+    home = _meeting(rewrite, part, edge)
     axis = home.const(0, dtypes.INT32, "axis", on_server=True)
     row = home.add("ExpandDims", (part, home.const(0, dtypes.INT32, "row_axis")), "row").output()
-    rows = _parts(context, row, edge, home)
+    rows = _parts(rewrite, row, edge, home)
     return home.add(FOLDS.get(op, "Sum"), (rows, axis), "total", on_server=True).output()
 
 
-def gather_at_server(context: Context, part: Value, dim: int, rank: int | None, edge: EdgePlan) -> Value:
+def gather_at_server(rewrite: Rewrite, part: Value, dim: int, rank: int | None, edge: EdgePlan) -> Value:
     """Return the processes' parts behind each other, in the order of the workers.
 
     Args:
-        context: the rewrite.
         part: this process's rows, made once.
         dim: along which they are joined.
         rank: of the part.
@@ -162,9 +159,9 @@ def gather_at_server(context: Context, part: Value, dim: int, rank: int | None, 
     Raises:
         PassError: it is not joined along its first dimension, and its rank is not known.
     """
-    home = _meeting(context, part, edge)
+    home = _meeting(rewrite, part, edge)
     if not dim:
-        return _parts(context, part, edge, home)
+        return _parts(rewrite, part, edge, home)
     if rank is None:
         raise PassError(
             f"'{part.name}' has to be whole on a server, but its rank is not known",
@@ -174,44 +171,43 @@ def gather_at_server(context: Context, part: Value, dim: int, rank: int | None, 
     order = [dim, *(i for i in range(rank) if i != dim)]
     ahead = home.add("Transpose", (part, home.const(order, dtypes.INT32, "ahead_order")), "ahead").output()
     back = home.const(np.argsort(order), dtypes.INT32, "back_order", on_server=True)
-    return home.add("Transpose", (_parts(context, ahead, edge, home), back), "joined", on_server=True).output()
+    return home.add("Transpose", (_parts(rewrite, ahead, edge, home), back), "joined", on_server=True).output()
 
 
-def _meeting(context: Context, part: Value, edge: EdgePlan) -> ServerBuilder:
+def _meeting(rewrite: Rewrite, part: Value, edge: EdgePlan) -> ServerBuilder:
     """Return where parts meet: beside the owner; what has none is spread over all servers."""
-    homes = sorted(set(context.plan.homes.values()))
+    homes = sorted(set(rewrite.plan.homes.values()))
     spread = homes[zlib.crc32(f"{edge.value} {edge.to}".encode()) % len(homes)]
     name = f"{edge.value.replace(':', '/')}/{edge.lowering}"  # the same in all processes
-    return ServerBuilder(context, context.server_region.homes.get(edge.owner, spread), part.node, name)
+    return ServerBuilder(rewrite, rewrite.server_region.homes.get(edge.owner, spread), part.node, name)
 
 
-def accumulate_at_server(context: Context, part: Value, edge: EdgePlan) -> Value:
+def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value:
     """Return the sum of the processes' parts; each is made once per process.
 
     Args:
-        context: the rewrite.
         part: of this process, made once.
         edge: the plan's.
     """
-    home, dtype = _meeting(context, part, edge), part.dtype
+    home, dtype = _meeting(rewrite, part, edge), part.dtype
     handle = home.store("ResourceConditionalAccumulator", "sum", dtype=dtype, shape=None, reduction_type=b"SUM")
     step = home.const(NEVER_STALE, dtypes.INT64, "step")
     push = home.add("ResourceAccumulatorApplyGradient", (handle, step, part), "push")
-    context.server_region.pushes.setdefault(edge.owner, []).append(push)
-    required = home.const(context.processes, dtypes.INT32, "required", on_server=True)
+    rewrite.server_region.pushes.setdefault(edge.owner, []).append(push)
+    required = home.const(rewrite.processes, dtypes.INT32, "required", on_server=True)
     take = home.add(
         "ResourceAccumulatorTakeGradient", (handle, required), "take", on_server=True, controls=[push], dtype=dtype
     )
     return take.output()
 
 
-def _parts(context: Context, part: Value, edge: EdgePlan, home: ServerBuilder) -> Value:
+def _parts(rewrite: Rewrite, part: Value, edge: EdgePlan, home: ServerBuilder) -> Value:
     """Return the rows of the parts of all processes, in the order of the workers."""
-    types, count = [dtypes.INT32, dtypes.VARIANT], context.processes
+    types, count = [dtypes.INT32, dtypes.VARIANT], rewrite.processes
     queue = home.queue(types, count, "parts")
-    task = home.const(context.task, dtypes.INT32, "task")
+    task = home.const(rewrite.task, dtypes.INT32, "task")
     push = home.add("QueueEnqueueV2", (queue, task, home.wrapped(part, "part")), "push", timeout_ms=-1)
-    context.server_region.pushes.setdefault(edge.owner, []).append(push)
+    rewrite.server_region.pushes.setdefault(edge.owner, []).append(push)
     number = home.const(count, dtypes.INT32, "count", on_server=True)
     attrs: dict[str, Any] = {"component_types": types, "timeout_ms": -1}
     take = home.add("QueueDequeueManyV2", (queue, number), "take", on_server=True, controls=[push], **attrs)

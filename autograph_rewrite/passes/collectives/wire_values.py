@@ -8,34 +8,32 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, WIDER, can_be_sent
 
 END = 256
 """Stands behind the last byte of a text."""
 
 
-def cast(context: Context, value: Value, dtype: int, name: str) -> Value:
+def cast(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
     """Return the value in another element type.
 
     Args:
-        context: the rewrite.
         value: of any type.
         dtype: number of TensorFlow's type.
         name: of the node, where one is needed.
     """
     if value.dtype == dtype:
         return value
-    node = context.add("Cast", [value], Site(name, value.node.span, value.node), attrs={"DstT": dtype})
+    node = rewrite.add("Cast", [value], Site(name, value.node.span, value.node), attrs={"DstT": dtype})
     return node.output()
 
 
-def encode(context: Context, value: Value, op: str, name: str) -> Value:
+def encode(rewrite: Rewrite, value: Value, op: str, name: str) -> Value:
     """Return a value in a type that collectives know: it can be gathered, and combined by `op`, as what it is.
 
     Args:
-        context: the rewrite.
         value: of any type.
         op: how it will be combined, or "gather".
         name: prefix of the node's name.
@@ -50,25 +48,26 @@ def encode(context: Context, value: Value, op: str, name: str) -> Value:
             hint="convert it to numbers before it has to be whole, or leave it to each process: batch_inputs",
         )
     if value.dtype in REAL_PARTS:
-        return Builder.of(context, value, name).op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
-    return cast(context, value, WIDER.get(value.dtype, value.dtype), f"{name}/wide")
+        return FoldedBuilder.of(rewrite, value, name).op(
+            "Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype]
+        )
+    return cast(rewrite, value, WIDER.get(value.dtype, value.dtype), f"{name}/wide")
 
 
-def decode(context: Context, value: Value, dtype: int, name: str) -> Value:
+def decode(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
     """Undo `encode`.
 
     Args:
-        context: the rewrite.
         value: what `encode` made, combined.
         dtype: the type before `encode`.
         name: prefix of the node's name.
     """
     if dtype in REAL_PARTS:
-        return Builder.of(context, value, name).op("Bitcast", value, what="whole", type=dtype)
-    return cast(context, value, dtype, f"{name}/code")
+        return FoldedBuilder.of(rewrite, value, name).op("Bitcast", value, what="whole", type=dtype)
+    return cast(rewrite, value, dtype, f"{name}/code")
 
 
-def bytes_of_texts(build: Builder, texts: Value, longest: Value) -> Value:
+def bytes_of_texts(build: FoldedBuilder, texts: Value, longest: Value) -> Value:
     """Return texts as rows of numbers, which collectives know: a number for each byte, then `END` to fill the row.
 
     Args:
@@ -85,7 +84,7 @@ def bytes_of_texts(build: Builder, texts: Value, longest: Value) -> Value:
     return build.op("SelectV2", is_byte, numbers, build.numbers(END, "end"), what="filled")
 
 
-def texts_of_bytes(build: Builder, rows: Value) -> Value:
+def texts_of_bytes(build: FoldedBuilder, rows: Value) -> Value:
     """Undo `bytes_of_texts`.
 
     Args:
@@ -93,14 +92,14 @@ def texts_of_bytes(build: Builder, rows: Value) -> Value:
         rows: numbers; of each row one text is made.
     """
     table = np.array([bytes([byte]) for byte in range(END)] + [b""], object)
-    letters = build.context.const(table, object, name=f"{build.name}/letters", near=build.near)
+    letters = build.rewrite.const(table, object, name=f"{build.name}/letters", near=build.near)
     found = build.op("GatherV2", letters, rows, build.numbers(0, "letters_axis"), what="spelt", batch_dims=0)
     return build.op("ReduceJoin", found, build.numbers(-1, "join_axis"), what="texts")
 
 
-def flat(context: Context, value: Value) -> Value:
+def flat(rewrite: Rewrite, value: Value) -> Value:
     """Return a vector: its length then says everything about its shape (see `Keys`)."""
-    build = Builder.of(context, value)
+    build = FoldedBuilder.of(rewrite, value)
     return build.op("Reshape", value, build.numbers([-1], "line"), what="flat")
 
 

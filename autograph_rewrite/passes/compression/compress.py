@@ -14,19 +14,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from autograph_rewrite.codecs.codec import Code, Codec, Gradient
+from autograph_rewrite.codecs.codec import Code, Codec, Gradient, wire_word
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.compression_record import CompressedSum
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.report import CompressedSum
 from autograph_rewrite.passes.collectives.all_gather import vectors_of_members
 from autograph_rewrite.passes.collectives.all_reduce import contribution, sum_of_members
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.packing import Packing
 from autograph_rewrite.passes.collectives.wire_values import cast
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name, residual_of
-from autograph_rewrite.passes.compression.words import pack, unpack
 from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.resolve import wire_types
@@ -44,27 +43,27 @@ def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], na
     Raises:
         PassError: the plan asks for a compressor that cannot act on one of them.
     """
-    exchange, context = exchanges[0], exchanges[0].context
+    exchange, rewrite = exchanges[0], exchanges[0].rewrite
     codec, pairs = codec_of(exchange.planned.compressor), list(zip(exchanges, values, strict=True))
     for one, value in pairs:
         _require_fit(one, value, codec)
-    packing = Packing(context, values, name)
-    sent = [contribution(one, context.current(value), context.fact(value), one.of_members) for one, value in pairs]
+    packing = Packing(rewrite, values, name)
+    sent = [contribution(one, rewrite.current(value), rewrite.fact(value), one.of_members) for one, value in pairs]
     total = before = packing.join(sent)
-    build = Builder.of(context, total, name, origin=values[0].node)
+    build = FoldedBuilder.of(rewrite, total, name, origin=values[0].node)
     residuals: list[AuxiliaryVariable] = []
     if codec.error_feedback:
         residuals = [
-            residual_of(context, full, context.fact(value), one.planned)
+            residual_of(rewrite, full, rewrite.fact(value), one.planned)
             for full, (one, value) in zip(sent, pairs, strict=True)
         ]
         before = packing.join([one.before for one in residuals])
         total = build.op("AddV2", total, before, what="total")
-    owner = context.owners.get(exchange.planned.owner)
-    shape = shape_of(context.fact(values[0]), owner) if len(values) == 1 else packing.shape
-    wide = wire_types.wire_type(context.fact(values[0]).dtype, "sum")
+    owner = rewrite.item.variables.get(exchange.planned.owner)
+    shape = shape_of(rewrite.fact(values[0]), owner) if len(values) == 1 else packing.shape
+    wide = wire_types.wire_type(rewrite.fact(values[0]).dtype, "sum")
     state = {
-        what: AuxiliaryVariable(context, auxiliary_name(exchange.planned.owner, what), kept, wide, near=sent[0])
+        what: AuxiliaryVariable(rewrite, auxiliary_name(exchange.planned.owner, what), kept, wide, near=sent[0])
         for what, kept in codec.state(shape).items()
     }
     gradient = Gradient(total, shape, wide, exchange.members, {what: one.before for what, one in state.items()})
@@ -83,12 +82,12 @@ def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], na
         afters = packing.split(rest, rest) if len(values) > 1 else [rest]
     results = []
     for i, (one, value) in enumerate(pairs):
-        results.append(cast(context, sums[i], context.fact(value).dtype, f"{value.node.name}/narrow"))
+        results.append(cast(rewrite, sums[i], rewrite.fact(value).dtype, f"{value.node.name}/narrow"))
         if residuals:
             residuals[i].becomes(afters[i], results[i])
-        seen = sent[i] if one.adds_micro_batches else context.current(value)
+        seen = sent[i] if one.adds_micro_batches else rewrite.current(value)
         was, becomes = (residuals[i].before, afters[i]) if residuals else (None, None)
-        context.compressed.append(CompressedSum(one.planned, seen, was, becomes, results[i]))
+        rewrite.compressed.append(CompressedSum(one.planned, seen, was, becomes, results[i]))
     for what, after in codec.update(build, gradient, found.received).items():
         state[what].becomes(after, results[0])
     return results
@@ -108,7 +107,7 @@ class Exchanged(NamedTuple):
     received: tuple[Value, ...]
 
 
-def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: Builder) -> Exchanged:
+def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: FoldedBuilder) -> Exchanged:
     """Send what stands for a gradient, in as many exchanges as its codec has.
 
     Args:
@@ -120,8 +119,8 @@ def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: 
     Raises:
         PassError: the codec does not send what it says.
     """
-    context, lowered = exchange.context, exchange.planned.lowered
-    whole = replace(build, span=context.common_span, name=f"{build.name}/sum")
+    rewrite, lowered = exchange.rewrite, exchange.planned.lowered
+    whole = replace(build, span=rewrite.common_span, name=f"{build.name}/sum")
     received: tuple[Value, ...] = ()
     codes: tuple[Value, ...] = ()
     rounds = codec.rounds(gradient.shape, gradient.dtype)
@@ -142,7 +141,7 @@ def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: 
     return Exchanged(codec.decode(whole, gradient, received), own, received)
 
 
-def _own(codec: Codec, build: Builder, gradient: Gradient, codes: Sequence[Value]) -> Value | None:
+def _own(codec: Codec, build: FoldedBuilder, gradient: Gradient, codes: Sequence[Value]) -> Value | None:
     """Return what the codes of one member stand for."""
     if not codec.error_feedback:
         return None
@@ -157,7 +156,7 @@ def _round(exchange: Exchange, number: int) -> Exchange:
     """Return the exchange with that number of the same edge."""
     if not number:
         return exchange
-    edge, edges, role = exchange.planned, exchange.context.plan.edges, role_of(number)
+    edge, edges, role = exchange.planned, exchange.rewrite.plan.edges, role_of(number)
     return replace(exchange, edge=next(e for e in edges if (e.value, e.to, e.role) == (edge.value, edge.to, role)))
 
 
@@ -172,10 +171,10 @@ def _require_what_is_said(exchange: Exchange, codes: Sequence[Value], said: Sequ
 
 
 def _require_fit(exchange: Exchange, value: Value, codec: Codec) -> None:
-    context, edge = exchange.context, exchange.planned
-    fact = context.fact(value)
-    shape = shape_of(fact, context.owners.get(edge.owner))
-    problem, roles = "", {e.role for e in context.plan.edges if (e.value, e.to) == (edge.value, edge.to)}
+    rewrite, edge = exchange.rewrite, exchange.planned
+    fact = rewrite.fact(value)
+    shape = shape_of(fact, rewrite.item.variables.get(edge.owner))
+    problem, roles = "", {e.role for e in rewrite.plan.edges if (e.value, e.to) == (edge.value, edge.to)}
     if wire_types.may_change(fact) or fact.placement.op != "sum" or fact.dtype not in dtypes.FLOATING:
         problem = "it is no sum of floats of a fixed shape"
     elif obstacle := codec.obstacle(shape):
@@ -195,3 +194,82 @@ def _require_fit(exchange: Exchange, value: Value, codec: Codec) -> None:
             node=value.node,
             hint="set its compressor to none, or delete the plan's edges to have them resolved anew",
         )
+
+
+# Codes as they travel: the bits of several tensors behind each other, as whole numbers that collectives know.
+#
+# values float32[k], positions int32[k]   ──►   int32[2 k] ──gather──►  [members, 2 k]  ──►  [members, k], [members, k]
+
+
+_WORDS = {2: dtypes.HALF, 4: dtypes.INT32}
+"""By the bytes of a word, the type as which it travels."""
+
+
+def pack(build: FoldedBuilder, tensors: Sequence[Value], codes: Sequence[Code]) -> Value:
+    """Return the bits of some tensors as one vector.
+
+    Args:
+        build: adds nodes.
+        tensors: of fixed shapes.
+        codes: their types and shapes.
+    """
+    word = wire_word(codes)
+    parts = [_words(build, tensor, code, word, i) for i, (tensor, code) in enumerate(zip(tensors, codes, strict=True))]
+    if len(parts) == 1:
+        return parts[0]
+    return build.op("ConcatV2", *parts, build.numbers(0, "join"), what="sent", N=len(parts))
+
+
+def unpack(build: FoldedBuilder, every: Value, codes: Sequence[Code], members: int) -> list[Value]:
+    """Return the tensors that all members have sent, each with the senders as a first dimension.
+
+    Args:
+        build: adds nodes.
+        every: what they have sent, one behind the other.
+        codes: types and shapes of what each has sent.
+        members: how many they are.
+    """
+    word = wire_word(codes)
+    sizes = [-(-code.count * dtypes.width(code.dtype) // word) for code in codes]
+    table = build.op("Reshape", every, build.numbers([members, -1], "rows"), what="table")
+    if len(codes) == 1:
+        return [_tensor(build, table, codes[0], members, 0)]
+    axis = build.numbers(1, "columns")
+    parts = build.op("SplitV", table, build.numbers(sizes, "sizes"), axis, what="parts", num_split=len(codes)).node
+    return [_tensor(build, parts.output(i), code, members, i) for i, code in enumerate(codes)]
+
+
+def _words(build: FoldedBuilder, tensor: Value, code: Code, word: int, i: int) -> Value:
+    """Return the bits of one tensor as a vector of words, the last filled with zeros."""
+    width, what = dtypes.width(code.dtype), f"words_{i}"
+    flat = build.op("Reshape", tensor, build.numbers([-1], f"{what}_line"), what=f"{what}_flat")
+    if code.dtype == _WORDS[word]:
+        return flat
+    if code.dtype == dtypes.BOOL:  # which has no bits to Bitcast
+        flat = build.op("Cast", flat, what=f"{what}_bytes", DstT=dtypes.UINT8)
+    if width < word:
+        each = word // width
+        missing = build.numbers([[0, -code.count % each]], f"{what}_missing")
+        filled = build.op("Pad", flat, missing, what=f"{what}_filled")
+        flat = build.op("Reshape", filled, build.numbers([-1, each], f"{what}_each"), what=f"{what}_rows")
+    bits = build.op("Bitcast", flat, what=what, type=_WORDS[word])
+    return bits if width <= word else build.op("Reshape", bits, build.numbers([-1], f"{what}_all"), what=f"{what}_sent")
+
+
+def _tensor(build: FoldedBuilder, words: Value, code: Code, members: int, i: int) -> Value:
+    """Return what the words of all members, [members, n], are the bits of."""
+    width, word, what = dtypes.width(code.dtype), dtypes.width(words.dtype), f"code_{i}"
+    if width > word:
+        split = build.numbers([members, -1, width // word], f"{what}_each")
+        words = build.op("Reshape", words, split, what=f"{what}_words")
+    kind = dtypes.UINT8 if code.dtype == dtypes.BOOL else code.dtype
+    found = words if kind == words.dtype else build.op("Bitcast", words, what=what, type=kind)
+    if width < word:
+        found = build.op("Reshape", found, build.numbers([members, -1], f"{what}_line"), what=f"{what}_flat")
+        begin, size = build.numbers([0, 0], f"{what}_begin"), build.numbers([members, code.count], f"{what}_size")
+        found = build.op("Slice", found, begin, size, what=f"{what}_sent")
+    if kind != code.dtype:
+        found = build.op("Cast", found, what=f"{what}_flags", DstT=code.dtype)
+    if len(code.shape) == 1:
+        return found
+    return build.op("Reshape", found, build.numbers([members, *code.shape], f"{what}_shape"), what=f"{what}_all")

@@ -15,13 +15,16 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.analysis.facts.placement import Fact
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 SCOPE = "autograph_state"
@@ -36,7 +39,6 @@ class AuxiliaryVariable:
     """One such variable.
 
     Args:
-        context: the rewrite, which learns of it.
         name: its wanted name (`auxiliary_name`).
         shape: of one member's value as it is kept.
         used: its shape in the step.
@@ -46,7 +48,7 @@ class AuxiliaryVariable:
 
     def __init__(
         self,
-        context: Context,
+        rewrite: Rewrite,
         name: str,
         shape: Sequence[int],
         dtype: int,
@@ -54,10 +56,10 @@ class AuxiliaryVariable:
         near: Value,
         used: Sequence[int] | None = None,
     ) -> None:
-        self._context, self._near, self._dtype = context, near, dtype
+        self._rewrite, self._near, self._dtype = rewrite, near, dtype
         self.shape = tuple(shape)
-        self.name = context.graph.unique_name(name)
-        if context.captures:
+        self.name = rewrite.graph.unique_name(name)
+        if rewrite.captures:
             attrs: dict[str, object] = {"dtype": dtypes.RESOURCE, "shape": ()}
             self.handle = self._add("Placeholder", (), self.name, attrs)
         else:
@@ -68,16 +70,16 @@ class AuxiliaryVariable:
         self.before = self._reshaped(read, self._used)
         self.update: Node | None = None
         self.result: Value | None = None
-        context.added.append(self)
+        rewrite.added.append(self)
 
     def _add(self, op: str, inputs: Sequence[Value], name: str, attrs: dict[str, object] | None = None) -> Value:
         near = self._near.node
-        return self._context.add(op, inputs, Site(name, near.span, near), attrs=attrs).output()
+        return self._rewrite.add(op, inputs, Site(name, near.span, near), attrs=attrs).output()
 
     def _reshaped(self, value: Value, shape: tuple[int, ...]) -> Value:
         if self._used == self.shape:
             return value
-        dims = self._context.const(shape, np.int32, name=f"{self.name}/shape", near=self._near)
+        dims = self._rewrite.const(shape, np.int32, name=f"{self.name}/shape", near=self._near)
         return self._add("Reshape", (value, dims), f"{self.name}/reshaped")
 
     def becomes(self, after: Value, result: Value) -> None:
@@ -88,16 +90,16 @@ class AuxiliaryVariable:
     def _assign(self, value: Value, name: str) -> Node:
         near, inputs = self._near.node, [self.handle, value]
         attrs = {"dtype": self._dtype}
-        return self._context.add("AssignVariableOp", inputs, Site(name, near.span, near), attrs=attrs)
+        return self._rewrite.add("AssignVariableOp", inputs, Site(name, near.span, near), attrs=attrs)
 
     def initialiser(self) -> Node:
         """Return a node that sets it to zero on all replicas."""
-        context, name = self._context, f"{self.name}/initial"
-        dims = context.const(self.shape, np.int32, name=f"{name}/shape", near=self._near)
-        zero = context.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
+        rewrite, name = self._rewrite, f"{self.name}/initial"
+        dims = rewrite.const(self.shape, np.int32, name=f"{name}/shape", near=self._near)
+        zero = rewrite.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
         zeros = self._add("Fill", (dims, zero), f"{name}/zeros")
         write = self._assign(zeros, f"{name}/assign")
-        return context.graph.add("NoOp", name=name, span=Span.ONCE, origin=self._near.node, controls=[write])
+        return Builder(rewrite.graph, name, self._near.node, span=Span.ONCE).node("NoOp", controls=[write])
 
     def described(self, initializer: str | None) -> Variable:
         """Return it as a variable of the item."""
@@ -108,34 +110,33 @@ class AuxiliaryVariable:
             self.shape,
             trainable=False,
             initializer=initializer,
-            captured=self._context.captures,
+            captured=self._rewrite.captures,
         )
 
 
-def residual_of(context: Context, value: Value, fact: Fact, edge: EdgePlan) -> AuxiliaryVariable:
+def residual_of(rewrite: Rewrite, value: Value, fact: Fact, edge: EdgePlan) -> AuxiliaryVariable:
     """Add what error feedback keeps back of a gradient, in the shape of the variable.
 
     Args:
-        context: the rewrite, which learns of it.
         value: the gradient of each replica.
         fact: of it.
         edge: the plan's; its owner gives shape and name.
     """
-    kept, used = shape_of(fact, context.owners.get(edge.owner)), static_shape(fact)
+    kept, used = shape_of(fact, rewrite.item.variables.get(edge.owner)), static_shape(fact)
     wide = wire_types.wire_type(fact.dtype, "sum")
-    return AuxiliaryVariable(context, auxiliary_name(edge.owner, "residual"), kept, wide, near=value, used=used)
+    return AuxiliaryVariable(rewrite, auxiliary_name(edge.owner, "residual"), kept, wide, near=value, used=used)
 
 
-def attach(context: Context, item: TrainingGraph) -> TrainingGraph:
+def attach(rewrite: Rewrite, item: TrainingGraph) -> TrainingGraph:
     """Let the item's targets update what was added, and its init op reset it; return the item with that state."""
-    if not context.added:
+    if not rewrite.added:
         return item
-    graph = context.graph
-    _update_with_targets(context, [graph.nodes[name] for name in item.targets if name in graph.nodes])
+    graph = rewrite.graph
+    _update_with_targets(rewrite, [graph.nodes[name] for name in item.targets if name in graph.nodes])
     state: dict[str, Variable] = {}
     keep = list(item.keep)
-    for added in context.added:
-        initialiser = None if context.captures else added.initialiser()
+    for added in rewrite.added:
+        initialiser = None if rewrite.captures else added.initialiser()
         if initialiser is not None:
             keep.append(initialiser.name)
             if item.init_op is not None:
@@ -144,19 +145,29 @@ def attach(context: Context, item: TrainingGraph) -> TrainingGraph:
     return replace(item, state=state, keep=tuple(keep))
 
 
-def _update_with_targets(context: Context, targets: Sequence[Node]) -> None:
+def _update_with_targets(rewrite: Rewrite, targets: Sequence[Node]) -> None:
     """Make each target wait for the updates that go with what it uses."""
     marks: dict[Node, int] = {}
-    for i, added in enumerate(context.added):
+    for i, added in enumerate(rewrite.added):
         if added.result is not None:
             marks[added.result.node] = marks.get(added.result.node, 0) | 1 << i
-    before = marks_before(topological_order(context.graph), marks)
+    before = marks_before(topological_order(rewrite.graph), marks)
     together: dict[int, Node] = {}
     for target in targets:
         mask = before[target] | marks.get(target, 0)
         if mask and mask not in together:
-            used = [added.update for i, added in enumerate(context.added) if mask >> i & 1]
+            used = [added.update for i, added in enumerate(rewrite.added) if mask >> i & 1]
             updates = [node for node in used if node is not None]
-            together[mask] = context.graph.add("NoOp", name=f"{SCOPE}/update", span=updates[0].span, controls=updates)
+            together[mask] = Builder(rewrite.graph, f"{SCOPE}/update", span=updates[0].span).node(
+                "NoOp", controls=updates
+            )
         if mask:
             target.add_control(together[mask])
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Declare the variables that passes have added, such as the residuals of compressors."""
+    rewrite.item = attach(rewrite, rewrite.item)
+
+
+DECLARE_STATE = Pass("declare-state", _run, needs=(ServerRegion,))

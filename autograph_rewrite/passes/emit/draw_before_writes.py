@@ -15,6 +15,8 @@ from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ops.traits import ENTERS, has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
@@ -37,3 +39,11 @@ def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
         if enters or (has(node.op, "writes") and node not in frames):
             for draw in draws:
                 node.add_control(draw)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Let every write wait for what the step draws: the step in which the data end does nothing (`steps_per_run`)."""
+    draw_before_writes(rewrite.graph, rewrite.targets)
+
+
+DRAW_BEFORE_WRITES = Pass("draw-before-writes", _run, lambda rewrite: rewrite.plan.steps_per_run > 1)

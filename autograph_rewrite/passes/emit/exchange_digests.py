@@ -17,33 +17,49 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.anchors import DIGEST_OF_PROCESS, DIGESTS_OF_ALL
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.plan.parts.messages import SIZES
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 
-def exchange_digests(context: Context, blocks: Blocks, targets: Iterable[Node]) -> None:
+def exchange_digests(rewrite: Rewrite, blocks: Blocks, targets: Iterable[Node]) -> None:
     """Keep both for the runtime, where there are several processes.
 
     Args:
-        context: the rewrite.
         blocks: exchanges the digests with the sizes of parts.
         targets: what a step may be asked to do.
     """
-    if context.processes == 1:
+    if rewrite.processes == 1:
         return
-    graph = context.graph
+    graph = rewrite.graph
     graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
     graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
     if blocks.static is None:  # sizes are measured on what was drawn
         return
     row = next(use.node for use in blocks.digest.uses)
-    for draw in _drawn_by_all(context, targets):
+    for draw in _drawn_by_all(rewrite, targets):
         row.add_control(draw)
 
 
-def _drawn_by_all(context: Context, targets: Iterable[Node]) -> list[Node]:
+def _drawn_by_all(rewrite: Rewrite, targets: Iterable[Node]) -> list[Node]:
     """Return what every target that takes elements of iterators takes: the digest makes no step draw more."""
-    always = unconditional_nodes(context.state.order)
+    always = unconditional_nodes(rewrite.state.order)
     drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in targets]
     common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
     return sorted(common & always, key=lambda node: node.name)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
+    exchange_digests(rewrite, rewrite.get(Blocks), rewrite.targets)
+
+
+def _is_in_a_job(rewrite: Rewrite) -> bool:
+    """Return whether processes tell each other in each step what they were given."""
+    edges = rewrite.edges
+    return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
+
+
+EXCHANGE_DIGESTS = Pass("exchange-digests", _run, _is_in_a_job, (ServerRegion, Blocks))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -32,7 +33,9 @@ from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.instance_order import is_running_sum
-from autograph_rewrite.passes.emit.in_chunks import DROPPED, INPUT_LIMIT, in_chunks
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.merge_instances import Merged
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance_name, sum_name
 
 _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.delimited(2, b"\x12\x06expand"))
@@ -366,3 +369,59 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     if len(totals) > 1:
         parts.append(in_chunks(node, totals, controls))
     return b"".join(parts)
+
+
+# Sums and gathers of very many replicas, in chunks of at most 200, as TensorFlow's TPU strategy takes them.
+#
+# folded     dw/add_n = AddN(all(%dw))
+# expanded   dw/add_n/chunk_0 = AddN(200 of them), dw/add_n/chunk_1 = ..., dw/add_n = AddN(the chunks)
+
+
+INPUT_LIMIT = 200
+"""How many values one AddN adds up at most, and one ConcatV2 of a gather joins."""
+DROPPED = frozenset(("_class", "_output_shapes"))
+"""Attributes that no instance has: every node has a device, and shapes were those of the whole batch."""
+
+
+def in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axis: Sequence[bytes] = ()) -> bytes:
+    """Encode an AddN or a ConcatV2 that runs once, of any number of values.
+
+    Args:
+        node: the AddN or ConcatV2.
+        terms: names of the values.
+        controls: what it waits for.
+        axis: of a ConcatV2, the name of its axis.
+    """
+    op = node.op.encode()
+    kept = {key: raw for key, raw in node._attrs.items() if key not in ("N", *DROPPED) and isinstance(raw, bytes)}
+
+    def added(name: str, values: Sequence[bytes]) -> bytes:
+        attrs = wire.write_attrs(kept | {"N": encode("int", len(values))})
+        return wire.write_node(name.encode(), op, [*values, *axis, *controls], node.device.encode(), attrs)
+
+    parts: list[bytes] = []
+    level = 0
+    while len(terms) > INPUT_LIMIT:
+        chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
+        names = [f"{node.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
+        if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
+            names[-1] = chunks.pop()[0]
+        parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
+        terms, level = names, level + len(names)
+    return b"".join([*parts, added(node.name, terms)])
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """The finished graph, as an encoded GraphDef."""
+
+    data: bytes
+
+
+def _expand(rewrite: Rewrite) -> None:
+    """Write the GraphDef, one copy per replica of what every replica runs."""
+    common = rewrite.get(Merged).common & set(rewrite.graph)
+    rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(ReplicaLayout), set(common))))
+
+
+EXPAND = Pass("expand", _expand, needs=(Merged, ReplicaLayout), gives=(Expanded,))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
-from autograph_rewrite.ir.control_flow import frames_of
-from autograph_rewrite.ir.graph import Node, Span
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.rules.arrays.random import is_draw
+from autograph_rewrite.ir.control_flow import frames_of, guards_of
+from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.traversal import descendants, levels, topological_order
+from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ir.verify.nccl import uses_nccl
 from autograph_rewrite.passes.base.instance_order import NO_ORDER
-from autograph_rewrite.passes.emit.assign_devices import assign_devices
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
@@ -20,24 +26,24 @@ from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables
 
 
-def place_instances(context: Context, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
+def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
     """Place what runs once, and return how the rest is run.
 
     Args:
-        context: the rewrite; its graph is complete.
         stages: of the original nodes, None where the plan has no stages.
         fed: names of the inputs that a program hands over.
 
     Raises:
         VerifyError: a variable would be on another device than what reads or writes it.
     """
-    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
     micro = 1 if plan.looped else plan.microbatches
-    devices = run_devices(plan, context.task)
+    devices = run_devices(plan, rewrite.task)
     stay_at_tables(graph, pinned_devices, _host(devices[0]))
     pinned_devices.update((node, _host(devices[0])) for node in graph if OFFLOAD_ATTR in node.attrs)
     if plan.pipeline is None and plan.model is None:
@@ -46,28 +52,27 @@ def place_instances(context: Context, stages: Stages | None, fed: Collection[str
             follow(graph, pinned_devices)
         assign_devices(graph, devices, pinned_devices)
         read_beside(graph, pinned_devices)
-        _stay_on_host(context, devices[0], fed)
+        _stay_on_host(rewrite, devices[0], fed)
         instances = tuple(device for device in devices for _ in range(micro))
-        require_beside(graph, context.variables, instances, pinned_devices)
+        require_beside(graph, rewrite.handles, instances, pinned_devices)
         return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
-    layout = _place_parts(context, stages, devices, micro)
+    layout = _place_parts(rewrite, stages, devices, micro)
     if not plan.stage_hosts:  # one host
-        _stay_on_host(context, devices[0], fed)
+        _stay_on_host(rewrite, devices[0], fed)
     return layout
 
 
-def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
+def _place_parts(rewrite: Rewrite, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
     """Place the stages and logical devices of which each replica has several.
 
     Args:
-        context: the rewrite.
         stages: of the original nodes, None where the plan has no stages.
         devices: replica by replica, of each stage by stage, of each the logical devices.
         micro: how many micro-batches there are.
     """
-    graph, plan, pinned_devices = context.graph, context.plan, context.server_region.devices
+    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
     size = plan.model.size if plan.model is not None else 1
-    each = len(devices) // context.plan.replicas_each // size
+    each = len(devices) // rewrite.plan.replicas_each // size
     cells = [devices[first : first + size] for first in range(0, len(devices), size)]
     replicas = [cells[first : first + each] for first in range(0, len(cells), each)]
     firsts = [[cell[0] for cell in own] for own in replicas]
@@ -80,7 +85,7 @@ def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str]
         order = schedule_stages(graph, stages, plan.pipeline.schedule, firsts, micro)
     logical = logical_devices(topological_order(graph)) if size > 1 else {}
     driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
-    place_stages(graph, stages, Cells(replicas[0], logical), captured=context.captures, driver=driver)
+    place_stages(graph, stages, Cells(replicas[0], logical), captured=rewrite.captures, driver=driver)
     if plan.looped:
         follow(graph, pinned_devices)
     for node, home in pinned_devices.items():
@@ -94,9 +99,9 @@ def _place_parts(context: Context, stages: Stages | None, devices: Sequence[str]
     return ReplicaLayout(by_place, micro, order, of, pinned_devices)
 
 
-def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
+def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
     """Put on the host what an accelerator has no kernel for, sizes, and cuts of inputs."""
-    graph, pinned_devices = context.graph, context.server_region.devices
+    graph, pinned_devices = rewrite.graph, rewrite.server_region.devices
 
     def requested(node: Node) -> str:
         return node.device if node.span is Span.ONCE else pinned_devices.get(node, first)
@@ -113,3 +118,95 @@ def _stay_on_host(context: Context, first: str, fed: Collection[str]) -> None:
 def _host(device: str) -> str:
     """Return where a process keeps what runs once, if that cannot run on an accelerator."""
     return device if parse(device).kind == "CPU" else process_of(device) + HOST
+
+
+def _assign(rewrite: Rewrite) -> None:
+    """Assign devices: what runs once to the first, stages to theirs."""
+    stages = rewrite.get(Stages) if rewrite.has(Stages) else None
+    fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
+    order_collectives(rewrite.graph)
+    rewrite.put(place_instances(rewrite, stages, fed))
+
+
+ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(ServerRegion,), gives=(ReplicaLayout,))
+
+
+# Assign devices: instance r to device r, what runs once to the first device.
+#
+# A node that the user put on a CPU stays on the host while replicas are on accelerators. Virtual CPU devices of one
+# process share their cores, so replicas that also share their variables all run on the first: sending tensors between
+# them would only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
+
+
+def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping[Node, str]) -> None:
+    """Set the device of every node that runs once; expansion places the instances of the others.
+
+    Args:
+        graph: the folded graph.
+        devices: one per replica.
+        pinned_devices: the devices of nodes that are not where their replica is.
+    """
+    first = devices[0]
+    host_only = parse(first).kind == "CPU"
+    for node in graph:
+        if node.span is not Span.ONCE:
+            continue
+        if node in pinned_devices:
+            node.set_device(pinned_devices[node])
+        elif host_only:
+            node.set_device(first)
+        else:
+            on_host = stays_on_host(node) or "CPU" in node.device.upper()
+            node.set_device(process_of(first) + HOST if on_host else first)
+
+
+def stays_on_host(node: Node) -> bool:
+    """Return whether a node that runs once is on the host though replicas are on accelerators.
+
+    Inputs and side effects are; random numbers are drawn, and numbers exchanged, where they are read. Integers that
+    processes exchange once for all their replicas are sizes and digests, which come from the host.
+    """
+    if is_collective(node.op):
+        return not any(dtype in dtypes.INEXACT for dtype in node.output_dtypes[:1])
+    return is_pinned(node) and not is_draw(node.op)
+
+
+# One order for NCCL's collectives: each waits for the one before it, on every device alike.
+#
+#     all_reduce(dw1)  all_reduce(dw2)   ──►   all_reduce(dw1) ──► all_reduce(dw2)
+#
+# The folded graph has each collective once and no cycle, so any order of it will do, and all processes find the same
+# one: by the longest ways to them, so that none that is ready early waits for one that is ready late. Rings of
+# TensorFlow's own need none: their members find each other by their keys.
+
+
+def order_collectives(graph: Graph) -> None:
+    """Chain the collectives that ask for NCCL; those of loops stay as they are.
+
+    One in a branch comes after all that do not depend on it: nothing else may wait for what a branch may not do.
+
+    Args:
+        graph: folded.
+    """
+    order = topological_order(graph)
+    level = levels(order)
+    asking = [node for node in sorted(order, key=level.__getitem__) if is_collective(node.op) and uses_nccl(node)]
+    for node in asking:
+        if node.span is Span.ONCE and stays_on_host(node):
+            node.set_attr("communication_hint", "auto")
+    asking = [node for node in asking if uses_nccl(node)]
+    if not asking:
+        return
+    frames = frames_of(order)
+    guards = guards_of(order, frames)
+    free = [node for node in asking if node not in frames and not guards.get(node)]
+    for before, node in pairwise(free):
+        node.add_control(before)
+    for guarded in [node for node in asking if node not in frames and guards.get(node)]:
+        later = descendants([guarded])
+        reached = next((i for i, node in enumerate(free) if node in later), len(free))
+        if reached:
+            guarded.add_control(free[reached - 1])
+        beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
+        for before, node in pairwise(beside):
+            node.add_control(before)

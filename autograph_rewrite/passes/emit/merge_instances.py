@@ -9,23 +9,31 @@ node waits for all instances.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from autograph_rewrite.analysis.facts.placement import LOCAL, Fact
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OWN_VALUE
-from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 INSTANCE_SUFFIX = "/instance"
 
 
-def merge_instances(context: Context, reshard: ReshardInserter, outputs: Iterable[Value]) -> None:
+def merge_instances(rewrite: Rewrite, reshard: ReshardInserter, outputs: Iterable[Value]) -> None:
     """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together.
 
     Args:
-        context: the rewrite.
         reshard: makes conversions.
         outputs: declared values, read from outside.
     """
@@ -33,35 +41,35 @@ def merge_instances(context: Context, reshard: ReshardInserter, outputs: Iterabl
     for value in outputs:
         nodes[value.node] = None
     for node in nodes:
-        if node.span is not Span.ONCE or any(value.node is node and _is_converted(context, value) for value in outputs):
-            _merge(context, reshard, node, [value for value in outputs if value.node is node])
+        if node.span is not Span.ONCE or any(value.node is node and _is_converted(rewrite, value) for value in outputs):
+            _merge(rewrite, reshard, node, [value for value in outputs if value.node is node])
 
 
-def _is_converted(context: Context, value: Value) -> bool:
-    return value in context.state.reduced or context.fact(value).placement.differs
+def _is_converted(rewrite: Rewrite, value: Value) -> bool:
+    return value in rewrite.state.reduced or rewrite.fact(value).placement.differs
 
 
-def _merge(context: Context, reshard: ReshardInserter, node: Node, declared: list[Value]) -> None:
+def _merge(rewrite: Rewrite, reshard: ReshardInserter, node: Node, declared: list[Value]) -> None:
     name = node.name
     # Every output keeps its position, also those that nobody declared: they can be fetched, too.
-    values = [_readable(context, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
-    if context.mirrored:
-        values = [context.of_replica(value) for value in values]
-    moved = {context.current(value): value.index for value in declared}
-    take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
+    values = [_readable(rewrite, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
+    if rewrite.mirrored:
+        values = [rewrite.of_replica(value) for value in values]
+    moved = {rewrite.current(value): value.index for value in declared}
+    take_name(rewrite.graph, node, rewrite.graph.unique_name(name + INSTANCE_SUFFIX))
     selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is not Span.ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
-    merged = context.graph.add(
-        op, values, name=name, span=Span.ONCE, selects=selects, origin=name, controls=_members(values)
+    merged = Builder(rewrite.graph, name, name, span=Span.ONCE).node(
+        op, *values, controls=_members(values), selects=selects
     )
-    for anchor, value in context.graph.anchors.items():
+    for anchor, value in rewrite.graph.anchors.items():
         if value in moved:
-            context.graph.set_anchor(anchor, merged.output(moved[value]))
+            rewrite.graph.set_anchor(anchor, merged.output(moved[value]))
 
 
-def _readable(context: Context, reshard: ReshardInserter, value: Value) -> Value:
+def _readable(rewrite: Rewrite, reshard: ReshardInserter, value: Value) -> Value:
     """Return the whole of a value; of what has none, a container or what is each replica's own, replica 0's."""
-    has_none = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE) or context.fact(value).placement == OWN_VALUE
+    has_none = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE) or rewrite.fact(value).placement == OWN_VALUE
     return value if has_none else reshard.whole(value, value.node)
 
 
@@ -70,21 +78,20 @@ def _members(values: Iterable[Value]) -> list[Node]:
     return list(dict.fromkeys(value.node for value in values if value.node.span is not Span.ONCE))
 
 
-def merge_kept(context: Context, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
+def merge_kept(rewrite: Rewrite, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
     """Merge what the program fetches of all that is kept for it; return the names of what it only runs.
 
     Args:
-        context: the rewrite.
         reshard: makes conversions.
         names: nodes that are kept for the program.
     """
-    found = [(name, context.state.transfers.get(node)) for name in names if (node := context.graph.nodes.get(name))]
+    found = [(name, rewrite.state.transfers.get(node)) for name in names if (node := rewrite.graph.nodes.get(name))]
     fetched = [name for name, transferred in found if transferred is not None and transferred.outputs]
-    merge_instances(context, reshard, [context.graph.nodes[name].output() for name in fetched])
+    merge_instances(rewrite, reshard, [rewrite.graph.nodes[name].output() for name in fetched])
     return [name for name, _ in found if name not in fetched]
 
 
-def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
+def merge_targets(rewrite: Rewrite, targets: Iterable[str]) -> dict[str, str]:
     """Give every target that runs on each replica one NoOp that waits for all of its instances.
 
     Returns:
@@ -92,10 +99,81 @@ def merge_targets(context: Context, targets: Iterable[str]) -> dict[str, str]:
     """
     moved = {}
     for name in targets:
-        node = context.graph.nodes.get(name)
+        node = rewrite.graph.nodes.get(name)
         if node is None or node.span is Span.ONCE:
             continue
-        take_name(context.graph, node, context.graph.unique_name(name + INSTANCE_SUFFIX))
-        context.graph.add("NoOp", name=name, span=Span.ONCE, origin=name, controls=[node])
+        take_name(rewrite.graph, node, rewrite.graph.unique_name(name + INSTANCE_SUFFIX))
+        Builder(rewrite.graph, name, name, span=Span.ONCE).node("NoOp", controls=[node])
         moved[name] = node.name
     return moved
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What fetches by original name need to know.
+
+    Attributes:
+        common: nodes whose instances hold the same value.
+        spread: facts of the original values whose instances differ.
+        moved: new names of nodes whose names only wait for them now.
+    """
+
+    common: frozenset[Node]
+    spread: Mapping[Value, Fact]
+    moved: Mapping[str, str]
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Give outputs, train op and initialiser one node each, under their original names."""
+    reshard, item = rewrite.get(ReshardInserter), rewrite.item
+    common = {node for node in rewrite.graph if node.span is not Span.ONCE and not _differs(rewrite, node)}
+    spread = _spread(rewrite.state)
+    merge_instances(rewrite, reshard, rewrite.outputs)
+    effects = merge_kept(rewrite, reshard, item.keep)
+    moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
+    name_resources(rewrite)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(Merged(frozenset(common), spread, moved))
+
+
+def _differs(rewrite: Rewrite, node: Node) -> bool:
+    """Return whether the instances of a node hold different values."""
+    transferred = rewrite.state.transfers.get(node)
+    if transferred is None:  # made by a pass, for the replica that reads it
+        return True
+    return any(rewrite.fact(node.output(i)).placement.differs for i in range(len(transferred.outputs)))
+
+
+def _spread(state: Propagation) -> dict[Value, Fact]:
+    facts = ((value, state.source(value)) for value in state.facts)
+    return {v: fact for v, fact in facts if fact.placement.differs and fact.placement not in (LOCAL, OWN_VALUE)}
+
+
+MERGE_INSTANCES = Pass("merge-instances", _run, needs=(ServerRegion, ReshardInserter), gives=(Merged,))
+
+
+# Replicate resources: every device gets its own copy of each variable.
+#
+#     before   w = VarHandleOp(shared_name=w)
+#     after    w @ device 0 (shared_name=w)    replica_1/w @ device 1 (shared_name=replica_1/w)
+#
+# All copies are assigned the one initial value, since whatever draws it runs once.
+
+
+NAMED_RESOURCES = {"VarHandleOp": "shared_name", "StackV2": "stack_name", "TensorArrayV3": "tensor_array_name"}
+
+
+def name_resources(rewrite: Rewrite) -> None:
+    """Make the resource names of instances differ.
+
+    Two handles of one name and container are one variable to TensorFlow, on whichever device they stand.
+    """
+    for node in rewrite.graph:
+        attr = NAMED_RESOURCES.get(node.op)
+        if attr is None or node.span is Span.ONCE:
+            continue
+        own = (node.attr(attr, b"") or b"").decode() or node.name
+        micro = rewrite.micro if node.span is Span.EACH else 1
+        count = rewrite.mesh.count(node.span)
+        names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
+        node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""
@@ -103,16 +108,17 @@ def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]
     waits = list(dict.fromkeys((*node.controls, *_makers(node))))
     select = {node.inputs[at]: which for at, which in node.selects.items()}
 
-    def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Node:
+    build = Builder.at(node, span=node.span, device=node.device)
+
+    def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Node:
         selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
-        name, made = f"{node.name}/{what}", {one.node for one in inputs}
+        made = {one.node for one in inputs}
         controls = [control for control in controls if control not in made]
-        options: dict[str, Any] = {"device": node.device, "controls": controls, "span": node.span, "selects": selects}
-        new = graph.add(op, inputs, name=name, attrs=attrs, origin=node, **options)
+        new = build.node(op, *inputs, what=what, controls=controls, selects=selects, **attrs)
         place(new, node)
         return new
 
-    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: object) -> Value:
+    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Value:
         return add(what, op, *inputs, controls=controls, **attrs).output()
 
     old = value("old", "ResourceGather", slot, indices, controls=waits, dtype=rows.dtype)
@@ -136,3 +142,28 @@ def _makers(node: Node) -> Iterator[Node]:
     for value in node.inputs:
         if value.dtype != dtypes.RESOURCE and value.node.op != "Const":
             yield value.node
+
+
+def _update_rows(rewrite: Rewrite) -> None:
+    """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
+    layout = rewrite.get(ReplicaLayout)
+    homes, stages = rewrite.server_region.devices, dict(layout.stages)
+
+    def stay(new: Node, update: Node) -> None:
+        if update in homes:
+            homes[new] = homes[update]
+        if update in stages:
+            stages[new] = stages[update]
+
+    nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
+    for node in row_updates(rewrite.graph, layout, nbytes):
+        update_by_rows(rewrite.graph, node, stay)
+    rewrite.put(replace(layout, stages=stages))
+
+
+def _updates_rows(rewrite: Rewrite) -> bool:
+    """Return whether there are such updates, and no other worker makes its own between a fetch and what is written."""
+    return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
+
+
+UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(ServerRegion, ReplicaLayout))

@@ -16,16 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, TOTAL
 from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import take_name
-from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -108,7 +106,7 @@ def wait_for(graph: Graph, targets: Sequence[Node], done: Node) -> None:
             continue
         name = target.name
         take_name(graph, target, graph.unique_name(f"{name}/of_replica"))
-        graph.add("NoOp", name=name, controls=[target, done])
+        Builder(graph, name).node("NoOp", controls=[target, done])
 
 
 class _Group:
@@ -132,16 +130,14 @@ class _Group:
         step = self._count(how) if how.period > 1 else None
         writes = []
         for name, (handle, _) in self.written.items():
-            value = self._read(name, ends[name])
+            build, value = Builder(graph, f"{SCOPE}/{name}", handle), self._read(name, ends[name])
             if step is not None:
-                switch = graph.add("Switch", [value, step.due], name=f"{SCOPE}/{name}/if_due", origin=handle)
-                switch.set_raw_attr(OF_BLOCK, OWN_NODE)
-                value = switch.output(1)
+                mark = {OF_BLOCK: OWN_NODE}
+                value = build.node("Switch", value, step.due, what="if_due", marks=mark).output(1)
             share = share_of(graph, value, replicas, f"{SCOPE}/{name}/mean")
             share.set_raw_attr(OF_BLOCK, encode("string", TOTAL))
-            inputs, attrs = [handle.output(), share.output()], {"dtype": value.dtype}
-            node = graph.add("AssignVariableOp", inputs, name=f"{SCOPE}/{name}/average", attrs=attrs, origin=handle)
-            writes.append(node)
+            inputs = handle.output(), share.output()
+            writes.append(build.node("AssignVariableOp", *inputs, what="average", dtype=value.dtype))
             self._found.averaged[name] = None
         return self._done(writes, step)
 
@@ -173,40 +169,40 @@ class _Group:
 
     def _read(self, name: str, before: Collection[Node]) -> Value:
         handle, variable = self.written[name][0], self._averaged[name]
-        attrs = {"dtype": dtypes.NUMBERS[variable.dtype]}
-        read = self._graph.add(
-            "ReadVariableOp", [handle.output()], name=f"{SCOPE}/{name}/own", attrs=attrs, controls=before, origin=handle
+        return Builder(self._graph, f"{SCOPE}/{name}/own", handle).op(
+            "ReadVariableOp",
+            handle.output(),
+            controls=before,
+            marks={OF_BLOCK: OWN_NODE},
+            recorded=[variable.shape] if variable.shape is not None else None,
+            dtype=dtypes.NUMBERS[variable.dtype],
         )
-        read.set_raw_attr(OF_BLOCK, OWN_NODE)
-        if variable.shape is not None:
-            record_shapes(read, [variable.shape])
-        return read.output()
 
     def _count(self, how: LocalSgd) -> _Step:
         """Count the step, and find out whether variables are averaged behind it."""
-        graph = self._graph
+        build = Builder(self._graph, SCOPE)
 
         def number(content: int, what: str) -> Value:
-            attrs = {"value": np.asarray(content, np.int64), "dtype": dtypes.INT64}
-            return graph.add("Const", name=f"{SCOPE}/{what}", attrs=attrs).output()
+            return build.const(content, dtypes.INT64, what)
 
-        before = graph.add("Identity", [number(0, "none")], name=f"{SCOPE}/step")
-        after = graph.add("AddV2", [before.output(), number(1, "one")], name=f"{SCOPE}/next_step").output()
-        left = graph.add("FloorMod", [after, number(how.period, "period")], name=f"{SCOPE}/left").output()
-        due = graph.add("Equal", [left, number(0, "nothing_left")], name=f"{SCOPE}/is_due").output()
+        before = build.node("Identity", number(0, "none"), what="step")
+        after = build.op("AddV2", before.output(), number(1, "one"), what="next_step")
+        left = build.op("FloorMod", after, number(how.period, "period"), what="left")
+        due = build.op("Equal", left, number(0, "nothing_left"), what="is_due")
         if how.warmup_steps:
-            early = graph.add("LessEqual", [after, number(how.warmup_steps, "warmup_steps")], name=f"{SCOPE}/is_early")
-            due = graph.add("LogicalOr", [due, early.output()], name=f"{SCOPE}/is_early_or_due").output()
+            early = build.op("LessEqual", after, number(how.warmup_steps, "warmup_steps"), what="is_early")
+            due = build.op("LogicalOr", due, early, what="is_early_or_due")
         return _Step(before, after, due)
 
     def _done(self, writes: Sequence[Node], step: _Step | None) -> Node:
         """Return what has run once variables are averaged, or are not to be."""
+        build = Builder(self._graph, SCOPE)
         if step is None:
-            return self._graph.add("NoOp", name=f"{SCOPE}/done", controls=writes)
-        gate = self._graph.add("Switch", [step.due, step.due], name=f"{SCOPE}/gate")
-        averaged = self._graph.add("Identity", [gate.output(1)], name=f"{SCOPE}/averaged", controls=writes)
-        ended = self._graph.add("Merge", [gate.output(0), averaged.output()], name=f"{SCOPE}/ended")
+            return build.node("NoOp", what="done", controls=writes)
+        gate = build.node("Switch", step.due, step.due, what="gate")
+        averaged = build.op("Identity", gate.output(1), what="averaged", controls=writes)
+        ended = build.node("Merge", gate.output(0), averaged, what="ended")
         # A step that fails, for its data have ended, does not count.
-        counted = self._graph.add("Identity", [step.after], name=f"{SCOPE}/counted", controls=[ended])
-        self._found.counters.append(Counter(step.before, counted.output()))
-        return self._graph.add("NoOp", name=f"{SCOPE}/done", controls=[counted])
+        counted = build.op("Identity", step.after, what="counted", controls=[ended])
+        self._found.counters.append(Counter(step.before, counted))
+        return build.node("NoOp", what="done", controls=[counted.node])

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import OF_BLOCK, OF_ONE, TOTAL
 from autograph_rewrite.analysis.rules.marked.varying import let_out_mark
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
@@ -75,7 +74,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
 
 
 def _part(graph: Graph, value: Value) -> Node:
-    part = graph.add("Identity", [value], name=f"{value.node.name}/own", origin=value.node)
+    part = Builder.at(value.node).node("Identity", value, what="own")
     value.replace_all_uses_with(part.output(), keep={part})
     return part
 
@@ -138,11 +137,11 @@ def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, repli
 def _exit(state: Propagation, value: Value, replicas: int) -> Value:
     graph, fact, node = state.graph, state.source(value), value.node
     if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
-        exit_, mark = graph.add("Identity", [value], name=f"{node.name}/merged", origin=node), let_out_mark(fact)
+        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
     elif dtypes.base(value.dtype) in dtypes.INEXACT:
         exit_, mark = share_of(graph, value, replicas, f"{node.name}/merged"), TOTAL
     elif fact.is_local:
-        exit_, mark = graph.add("Identity", [value], name=f"{node.name}/merged", origin=node), TOTAL
+        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), TOTAL
     else:
         raise GraphError(
             f"the output '{value.name}' is of type {dtypes.dtype_name(value.dtype)}, and each replica has one of its "
@@ -167,9 +166,8 @@ def share_of(graph: Graph, value: Value, replicas: int, name: str) -> Node:
         replicas: how many there are.
         name: of the new node.
     """
-    attrs = {"value": np.asarray(1 / replicas, dtypes.numpy_dtype(value.dtype)), "dtype": value.dtype}
-    share = graph.add("Const", name=f"{name}/share", attrs=attrs, origin=value.node)
-    return graph.add("Mul", [value, share.output()], name=name, origin=value.node)
+    build = Builder(graph, name, value.node)
+    return build.node("Mul", value, build.const(1 / replicas, value.dtype, "share"))
 
 
 def _is_mean(state: Propagation, value: Value) -> bool:

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variables.uses import variable_uses
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import Node, Span
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.emit.order_accesses import access_order
-from autograph_rewrite.passes.local_sgd.averages import Averages, add_averages, wait_for
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
+from autograph_rewrite.passes.local_sgd.averages import SCOPE, Averages, add_averages, wait_for
 from autograph_rewrite.passes.local_sgd.own_steps import OwnSteps, find_own_steps, let_out
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import Variable
 
 
@@ -89,3 +96,51 @@ def notes_of(alone: Alone, variables: Mapping[str, Variable]) -> Iterator[Note]:
             why = "as average_slots says" if _has_mean(variables[name]) else f"{variables[name].dtype} has no mean"
             text = f"each replica updates its own with its part of the batch; never averaged, {why}"
         yield Note(name, "local_sgd", text)
+
+
+TRAIN_ALONE = Pass("train-alone", train_alone, trains_alone, (Propagation,), (Propagation, Alone))
+
+
+# What local steps need of the runtime: a counter that is kept from step to step, and a part of each batch.
+#
+# before   step = Identity(0)                     next = step + 1
+# after    step = Identity(ReadVariableOp(n))     next = step + 1 ──► n
+
+
+TOO_FEW = (
+    "with local_sgd each replica trains on its part of the batch, and this batch has fewer examples than replicas: "
+    "drop the last one (drop_remainder=True), or leave local_sgd out"
+)
+
+
+def keep_counts(rewrite: Rewrite, blocks: Blocks, alone: Alone) -> None:
+    """Keep the counters of steps, and refuse a batch that leaves a replica without examples.
+
+    Args:
+        blocks: of the batch.
+        alone: what replicas train by themselves.
+    """
+    for counter in alone.averages.counters:
+        near = counter.before.output()
+        kept = AuxiliaryVariable(rewrite, f"{SCOPE}/steps", (), dtypes.INT64, near=near)
+        counter.before.set_input(0, kept.before)
+        kept.becomes(counter.after, counter.after)
+    parts = [node for node in alone.own.parts if node.name in rewrite.graph.nodes]
+    if not parts:
+        return
+    build = FoldedBuilder.of(rewrite, blocks.source, f"{SCOPE}/examples", span=Span.ONCE)
+    enough = build.op("GreaterEqual", blocks.part, build.const(rewrite.local, dtypes.INT32, "replicas"), what="suffice")
+    text = {"value": np.asarray(TOO_FEW.encode(), object), "dtype": dtypes.STRING}
+    said = rewrite.add("Const", [], Site(f"{SCOPE}/too_few", Span.ONCE, blocks.source.node), attrs=text)
+    site = Site(f"{SCOPE}/check", Span.ONCE, blocks.source.node)
+    check = rewrite.add("Assert", [enough, said.output()], site, attrs={"T": (dtypes.STRING,)})
+    for node in parts:
+        node.add_control(check)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
+    keep_counts(rewrite, rewrite.get(Blocks), rewrite.get(Alone))
+
+
+COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (ServerRegion, Blocks))

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.rules.marked.dynamic_partition import ROWS_APART
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
@@ -177,10 +178,8 @@ def _rows(graph: Graph, end: Node, source: Value) -> Value:
 
 
 def _add(graph: Graph, origin: Node, op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-    return graph.add(op, inputs, name=f"{origin.name}/{what}", attrs=attrs or None, origin=origin).output()
+    return Builder.at(origin).op(op, *inputs, what=what, **attrs)
 
 
 def _const(graph: Graph, origin: Node, content: Any, dtype: Any = np.int64) -> Value:
-    array = np.asarray(content, dtype)
-    attrs = {"value": array, "dtype": dtypes.from_numpy(array.dtype)}
-    return graph.add("Const", name=f"{origin.name}/size", attrs=attrs, origin=origin).output()
+    return Builder.at(origin).const(np.asarray(content, dtype), what="size")

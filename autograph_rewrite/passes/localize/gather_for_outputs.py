@@ -13,11 +13,13 @@ from collections.abc import Iterable
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.facts.placement import REPLICATED
-from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def gather_for_outputs(state: Propagation, targets: Iterable[Node]) -> int:
@@ -50,3 +52,17 @@ def _meets(state: Propagation, node: Node, index: int) -> bool:
     if state.transfers[node].operand_reshards.get(index) == REPLICATED and state.facts[value].placement.differs:
         return True
     return value in state.reduced
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches."""
+    state = rewrite.get(Propagation)
+    if gather_for_outputs(state, rewrite.targets):
+        rewrite.put(revise(state))
+
+
+def _cannot_wait(rewrite: Rewrite) -> bool:
+    return rewrite.plan.pipeline is not None or rewrite.plan.looped
+
+
+GATHER_FOR_OUTPUTS = Pass("gather-for-outputs", _run, _cannot_wait, (Propagation,), (Propagation,))

@@ -20,10 +20,13 @@ from autograph_rewrite.analysis.facts.placement import split
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has, operands
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 EXAMPLES = Sym(1, (BLOCK,))
 OUTSIDE = (
@@ -177,7 +180,7 @@ def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, 
     attrs = {
         key: node.attr(key) for key in ("T", "Tshape", "Tdim", "DstT", "SrcT", "squeeze_dims") if key in node.attrs
     }
-    copy = graph.add(node.op, [inner, *node.inputs[1:]], name=f"{node.name}/own", attrs=attrs, origin=node)
+    copy = Builder.at(node).node(node.op, inner, *node.inputs[1:], what="own", **attrs)
     made[value] = copy.output()
     return made[value]
 
@@ -186,27 +189,22 @@ def _rows_of_block(graph: Graph, node: Node, own: Value) -> Value:
     """Return how many rows a block has: of each example of its numbers; as a vector where that is a shape."""
     begins = own.node.inputs[1].node.inputs[0].node  # of each example: the number times the rows of one
     numbered, rows = begins.inputs
-    name = f"{node.name}/rows_of_block"
-    count = graph.add("Mul", [numbered.node.inputs[1], rows], name=name, origin=node).output()
-    if count.dtype != node.inputs[2].dtype:
-        attrs = {"DstT": node.inputs[2].dtype}
-        count = graph.add("Cast", [count], name=f"{name}_as_size", attrs=attrs, origin=node).output()
-    if node.op != "ScatterNd":
-        return count
-    return graph.add("Pack", [count], name=f"{name}_as_shape", attrs={"N": 1, "axis": 0}, origin=node).output()
+    build = Builder.at(node)
+    count = build.op("Mul", numbered.node.inputs[1], rows, what="rows_of_block")
+    count = build.cast(count, node.inputs[2].dtype, "rows_of_block_as_size")
+    return build.op("Pack", count, what="rows_of_block_as_shape", N=1, axis=0) if node.op == "ScatterNd" else count
 
 
 def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:
     """Return positions, checked, and the rows before their example in the block, added up."""
     positions, origin, dtype = numbers.positions, numbers.sum, numbers.positions.dtype
-    kind = dtypes.numpy_dtype(dtype)
+    kind, build = dtypes.numpy_dtype(dtype), Builder.at(origin)
 
     def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-        return graph.add(op, inputs, name=f"{origin.name}/{what}", attrs=attrs or None, origin=origin).output()
+        return build.op(op, *inputs, what=what, **attrs)
 
     def const(content: Any, what: str, of: Any = kind) -> Value:
-        array = np.asarray(content, of)
-        return add("Const", what, value=array, dtype=dtypes.from_numpy(array.dtype))
+        return build.const(np.asarray(content, of), what=what)
 
     stride = numbers.stride
     rows = const(numbers.rows, "rows") if stride is None else stride
@@ -224,11 +222,19 @@ def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:
     shape = add("Shape", "shape", positions, out_type=dtype)
     ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
     count = add("StridedSlice", "examples", shape, *ends, shrink_axis_mask=1)
-    numbered = graph.add(
-        "Range", [const(0, "start"), count, const(1, "delta")], name=f"{origin.name}/numbered", origin=origin
-    )
+    numbered = build.node("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
     _mark(numbered)
     begins = add("Mul", "begins", numbered.output(), rows)
     rank = state.facts[positions].rank or 1
     column = add("Reshape", "column", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32))
     return add("AddV2", "own", add("AddV2", "own_positions", positions, nothing), column)
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Make row indices relative to the local block instead of to the global batch."""
+    rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
+
+
+LOCALIZE_INDICES = Pass(
+    "localize-indices", _run, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+)

@@ -11,17 +11,19 @@ where somebody reads all of them there, numbers stay those of the whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-
-import numpy as np
+from typing import Any
 
 from autograph_rewrite.analysis.facts.placement import Fact, split
 from autograph_rewrite.analysis.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.rules.marked.local_indices import LOCAL_INDICES
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.traits import has, operands
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
@@ -150,11 +152,11 @@ def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
         return
     given, name = node.inputs[2], f"{node.name}/rows_of_block"
 
-    def add(op: str, what: str, *inputs: Value, **attrs: object) -> Value:
-        return graph.add(op, inputs, name=f"{name}{what}", attrs=attrs or None, origin=node).output()
+    def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+        return Builder(graph, f"{name}{what}", node).op(op, *inputs, **attrs)
 
     def const(content: object, what: str) -> Value:
-        return add("Const", what, value=np.asarray(content, np.int32), dtype=dtypes.INT32)
+        return Builder(graph, f"{name}{what}", node).const(content, dtypes.INT32)
 
     rows = add("Shape", "", mask.inputs[0], out_type=given.dtype)
     ends = [const([at], what) for at, what in ((0, "/at"), (1, "/behind"), (1, "/step"))]
@@ -163,3 +165,13 @@ def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
         return
     rest = add("StridedSlice", "/rest", given, ends[1], ends[0], ends[2], end_mask=1)
     node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    rewrite.put(localize_kept_rows(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
+
+
+LOCALIZE_KEPT_ROWS = Pass(
+    "localize-kept-rows", _run, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+)

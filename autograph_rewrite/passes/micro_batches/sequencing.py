@@ -15,9 +15,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span
 from autograph_rewrite.ir.types import dtypes
@@ -111,13 +110,11 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
     last = [node for node in inside if node in unconditional and not any(user in inside for user in successors(node))]
     last.sort(key=lambda node: node.name)
     running = {node: [user for user in successors(node) if is_running_sum(user)] for node in last}
-    attrs = {"value": np.float32(0), "dtype": dtypes.FLOAT}
-    default = graph.add("Const", name=f"{GATE}/default", attrs=attrs).output()
-    attrs = {"dtype": dtypes.FLOAT, "shape": ()}
+    build = Builder(graph, GATE, span=Span.EACH)
+    default = Builder(graph, GATE).const(0, dtypes.FLOAT, "default")
     controls = [node for node in last if not running[node]]
-    made = graph.add("PlaceholderWithDefault", [default], name=GATE, attrs=attrs, span=Span.EACH, controls=controls)
+    made = build.node("PlaceholderWithDefault", default, controls=controls, dtype=dtypes.FLOAT, shape=())
     # Feeding cuts off what a value depends on, but not those that wait for the node: they wait for a reader.
     # TensorFlow makes a NoOp of most readers without readers of their own, and then lets all wait for the node.
-    attrs = {"message": "gate"}
-    passed = graph.add("CheckNumerics", [made.output()], name=f"{GATE}/passed", attrs=attrs, span=Span.EACH)
+    passed = build.node("CheckNumerics", made.output(), what="passed", message="gate")
     return Gate(made, passed, tuple(dict.fromkeys(total for totals in running.values() for total in totals)))

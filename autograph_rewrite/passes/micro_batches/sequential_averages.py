@@ -22,11 +22,14 @@ from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.order_accesses import Repeated
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,20 @@ class Update:
     reads: tuple[Node, ...]
 
 
-def batch_statistic_averages(context: Context) -> dict[Node, Value]:
+def batch_statistic_averages(rewrite: Rewrite) -> dict[Node, Value]:
     """Return the averages of the blocks' own statistics, each with the statistic."""
     found: dict[Node, Value] = {}
-    for node in context.state.order:
+    for node in rewrite.state.order:
         if node.attr(OF_BLOCK, b"") == AVERAGE.encode():
             found[node] = node.inputs[0]
         elif node.op.startswith("FusedBatchNorm") and node.attr(BLOCK_STATISTICS, False) and "Grad" not in node.op:
             names = [(index, f"{node.name}/average_{index}") for index in (1, 2)]
-            found |= {context.graph.nodes[name]: node.output(i) for i, name in names if name in context.graph.nodes}
+            found |= {rewrite.graph.nodes[name]: node.output(i) for i, name in names if name in rewrite.graph.nodes}
     return found
 
 
 def update_averages(
-    context: Context,
+    rewrite: Rewrite,
     reshard: ReshardInserter,
     averages: Mapping[Node, Value],
     outputs: Iterable[Value],
@@ -68,27 +71,26 @@ def update_averages(
     """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves.
 
     Args:
-        context: the rewrite.
         reshard: what has made averages of the statistics.
         averages: from `batch_statistic_averages`.
         outputs: values that the outside reads.
         named: names of nodes that the outside runs.
     """
-    if context.micro == 1 or context.processes > 1:
+    if rewrite.micro == 1 or rewrite.processes > 1:
         return set()
     kept, repeated = {value.node for value in outputs}, set[Node]()
-    unconditional = unconditional_nodes(topological_order(context.graph)) if context.plan.looped else set()
+    unconditional = unconditional_nodes(topological_order(rewrite.graph)) if rewrite.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
         update = _update_by(made if average.span is not Span.EACH else reshard.whole(made, average), kept)
         if update is None:
             continue
         repeated.update(update.reads, update.writes)
-        means, filled = _statistics(context, reshard.blocks_at(statistic.node), statistic)
-        if context.plan.looped and not context.mirrored and _is_certain(update, unconditional):
-            update_averages_in_loop(context.graph, update, context.micro, means, filled, named)
+        means, filled = _statistics(rewrite, reshard.blocks_at(statistic.node), statistic)
+        if rewrite.plan.looped and not rewrite.mirrored and _is_certain(update, unconditional):
+            update_averages_in_loop(rewrite.graph, update, rewrite.micro, means, filled, named)
         else:
-            _unroll(context, update, _unpacked(context, means, filled))
+            _unroll(rewrite, update, _unpacked(rewrite, means, filled))
     return repeated
 
 
@@ -132,10 +134,10 @@ def _in_order(nodes: set[Node]) -> list[Node]:
     return list(order)
 
 
-def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, Value | None]:
+def _statistics(rewrite: Rewrite, blocks: Blocks, value: Value) -> tuple[Value, Value | None]:
     """Return the statistic of each micro-batch, with whether it has examples; None where all certainly have."""
-    build = Builder.of(context, value, f"{value.node.name}/in_turn_{value.index}")
-    replicas, micro = context.local // context.micro, context.micro
+    build = FoldedBuilder.of(rewrite, value, f"{value.node.name}/in_turn_{value.index}")
+    replicas, micro = rewrite.local // rewrite.micro, rewrite.micro
     axis = build.const(0, dtypes.INT32, "axis")
     is_static = blocks.static is not None
     if not is_static:
@@ -159,20 +161,20 @@ def _statistics(context: Context, blocks: Blocks, value: Value) -> tuple[Value, 
     return means, filled
 
 
-def _unpacked(context: Context, means: Value, filled: Value | None) -> list[tuple[Value, Value | None]]:
-    count, found = context.micro, list[list[Value | None]]()
+def _unpacked(rewrite: Rewrite, means: Value, filled: Value | None) -> list[tuple[Value, Value | None]]:
+    count, found = rewrite.micro, list[list[Value | None]]()
     for table, what in ((means, "parts"), (filled, "is_there")):
         if table is None:
             found.append([None] * count)
             continue
         name = f"{means.node.name.rpartition('/')[0]}/{what}"
         attrs = {"num": count, "axis": 0}
-        node = context.add("Unpack", [table], Site(name, table.node.span, table.node), attrs=attrs)
+        node = rewrite.add("Unpack", [table], Site(name, table.node.span, table.node), attrs=attrs)
         found.append([node.output(i) for i in range(count)])
     return [(part, flag) for part, flag in zip(*found, strict=True) if part is not None]
 
 
-def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
+def _unroll(rewrite: Rewrite, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
     """Copy an update for each micro-batch but the last, which keeps the original's nodes."""
     before: list[Node] = []
     for number, (statistic, is_there) in enumerate(statistics):
@@ -180,16 +182,16 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
         made: dict[Node, Node] = {}
         for read in update.reads:
             controls, name = [*read.controls, *before], f"{read.name}/micro_{number}"
-            made[read] = _copied(context, read, read.inputs, name, controls)
+            made[read] = _copied(rewrite, read, read.inputs, name, controls)
         if is_there is not None:
             name = f"{update.total.node.name}/or_old_{number}"
             old = made[update.reads[0]].output() if update.reads else statistic
             if old.dtype != statistic.dtype:
                 attrs = {"DstT": statistic.dtype}
-                cast = context.add("Cast", [old], Site(f"{name}/cast", old.node.span, update.total.node), attrs=attrs)
+                cast = rewrite.add("Cast", [old], Site(f"{name}/cast", old.node.span, update.total.node), attrs=attrs)
                 old = cast.output()
             inputs = [is_there, statistic, old]
-            statistic = context.add("SelectV2", inputs, Site(name, context.common_span, update.total.node)).output()
+            statistic = rewrite.add("SelectV2", inputs, Site(name, rewrite.common_span, update.total.node)).output()
         for node in (*update.chain, *update.writes):
             inputs = [_moved(value, update.total, statistic, made) for value in node.inputs]
             if last and node in update.writes:
@@ -200,12 +202,12 @@ def _unroll(context: Context, update: Update, statistics: Sequence[tuple[Value, 
             else:
                 controls = [*node.controls, *(before if is_update(node) else ())]
                 name = f"{node.name}/micro_{number}"
-                made[node] = _copied(context, node, inputs, name, controls)
+                made[node] = _copied(rewrite, node, inputs, name, controls)
         before = [made[node] for node in update.writes if node in made]
 
 
-def _copied(context: Context, node: Node, inputs: Sequence[Value], name: str, controls: Iterable[Node]) -> Node:
-    copy = copy_node(context.graph, node, inputs, name=name, controls=controls)
+def _copied(rewrite: Rewrite, node: Node, inputs: Sequence[Value], name: str, controls: Iterable[Node]) -> Node:
+    copy = copy_node(rewrite.graph, node, inputs, name=name, controls=controls)
     copy.set_span(node.span)
     select_first(copy)
     return copy
@@ -215,3 +217,28 @@ def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node])
     if value is total:
         return statistic
     return made[value.node].output(value.index) if value.node in made else value
+
+
+@dataclass(frozen=True)
+class Averages:
+    """The averages of statistics over blocks, by the node that makes them, as they were before anything was guarded."""
+
+    values: Mapping[Node, Value]
+
+
+def _find(rewrite: Rewrite) -> None:
+    """Find the averages of statistics of blocks, before empty blocks are padded."""
+    rewrite.put(Averages(batch_statistic_averages(rewrite)))
+
+
+def _update(rewrite: Rewrite) -> None:
+    """Apply moving-average updates sequentially, one per micro-batch."""
+    averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
+    nodes = update_averages(rewrite, rewrite.get(ReshardInserter), averages, rewrite.outputs, named)
+    rewrite.put(Repeated(frozenset(nodes)))
+
+
+FIND_AVERAGES = Pass("find-averages", _find, needs=(ServerRegion, ReshardInserter), gives=(Averages,))
+SEQUENTIAL_AVERAGES = Pass(
+    "sequential-averages", _update, needs=(ServerRegion, ReshardInserter, Averages), gives=(Repeated,)
+)

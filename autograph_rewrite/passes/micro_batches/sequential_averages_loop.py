@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
@@ -94,7 +95,7 @@ def _finish(graph: Graph, loop: Loop, write: Node, named: Collection[str]) -> No
     if write.name in named:
         name = write.name
         take_name(graph, write, graph.unique_name(f"{name}/in_turn"))
-        graph.add("NoOp", name=name, controls=[end], origin=name)
+        Builder(graph, name, name).node("NoOp", controls=[end])
 
 
 def _other_reads(graph: Graph, update: Update) -> list[Node]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -229,9 +230,8 @@ class Loop:
     def joined(self, value: Value) -> Value:
         """Return the values of all iterations, joined along their first dimension."""
         handle, shape = self._list(value)
-        attrs = {"element_dtype": value.dtype, "value": np.zeros(0, np.int64), "dtype": dtypes.INT64}
-        lengths = {key: attrs.pop(key) for key in ("value", "dtype")}
-        none = self._graph.add("Const", name=self._named("lengths"), attrs=lengths).output()
+        none = Builder(self._graph, self._named("lengths")).const(np.zeros(0), dtypes.INT64)
+        attrs = {"element_dtype": value.dtype}
         return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
 
     def _list(self, value: Value) -> tuple[Value, Value]:
@@ -291,8 +291,7 @@ class Loop:
         array = np.asarray(content)
         key = name, f"{array.dtype.name} {array.tolist()}", self._stage
         if key not in self._numbers:
-            attrs = {"value": array, "dtype": dtypes.from_numpy(array.dtype)}
-            self._numbers[key] = self._graph.add("Const", name=self._named(name), attrs=attrs).output()
+            self._numbers[key] = Builder(self._graph, self._named(name)).const(array)
         return self._numbers[key]
 
     def _zero(self, value: Value, name: str) -> Value:
@@ -304,11 +303,11 @@ class Loop:
         zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
         if known is not None:
             return zero
-        return self._graph.add("Cast", [zero], name=self._named(f"{name}/cast"), attrs={"DstT": dtype}).output()
+        return Builder(self._graph, self._named(f"{name}/cast")).op("Cast", zero, DstT=dtype)
 
     def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
         """Add a node outside of the loop, one for each replica."""
-        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
+        node = Builder(self._graph, self._named(name), span=self._span).node(op, *inputs, **attrs)
         self.stages[node] = self._stage
         return node.output()
 
@@ -317,7 +316,7 @@ class Loop:
         return name if name.startswith(f"{self.scope}/") else f"{self.scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = self._graph.add(op, inputs, name=self._named(name), attrs=attrs, span=self._span)
+        node = Builder(self._graph, self._named(name), span=self._span).node(op, *inputs, **(attrs or {}))
         self._own.add(node)
         self.stages[node] = self._stage
         return node

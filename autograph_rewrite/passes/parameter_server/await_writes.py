@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 
 PREFIX = "autograph_written"
@@ -19,21 +19,20 @@ FLAG = "flag"
 """Name, behind the prefix and the variable, of what is fed: whether the program has written it since the last step."""
 
 
-def await_writes(context: Context, variable: str, device: str, lookups: list[Node]) -> None:
+def await_writes(rewrite: Rewrite, variable: str, device: str, lookups: list[Node]) -> None:
     """Let lookups wait for writes between two steps.
 
     Args:
-        context: the rewrite, of one of several workers.
         variable: the name of its handle.
         device: of the server that holds it.
         lookups: of its rows, outside of loops and branches.
     """
     name = f"{PREFIX}/{variable}"
-    begun = ServerBuilder(context, device, lookups[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
+    begun = ServerBuilder(rewrite, device, lookups[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
 
     def add(op: str, what: str, *inputs: Value, controls: tuple[Node, ...] = (), **attrs: object) -> Node:
         site = Site(f"{name}/{what}", Span.ONCE, lookups[0])
-        return context.add(op, inputs, site, controls=controls, attrs=attrs or None)
+        return rewrite.add(op, inputs, site, controls=controls, attrs=attrs or None)
 
     told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` makes a token of it
     flag = add("Placeholder", FLAG, dtype=dtypes.BOOL, shape=()).output()  # Grappler folds what has a default

@@ -12,91 +12,92 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Span, Use
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ops.traits import MERGES, has
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
-def cache_reads(context: Context, item: TrainingGraph) -> None:
+def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
-    servers = {request.name: request.server for request in context.plan.variables if request.server is not None}
+    servers = {request.name: request.server for request in rewrite.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy]
     looked_up = {name for name in asked if servers[name].lookups}
     if asked and len(asked) == len(servers):
-        asked = list(context.server_region.homes)  # what goes with the variables, too
-    unconditional = unconditional_nodes(topological_order(context.graph)) if looked_up else set()
+        asked = list(rewrite.server_region.homes)  # what goes with the variables, too
+    unconditional = unconditional_nodes(topological_order(rewrite.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
     for name in asked:
         variable = item.variables[name]
-        handle = context.graph.nodes.get(variable.handle)
-        uses = list(_local_uses(context, handle)) if handle is not None and name in context.server_region.homes else []
+        handle = rewrite.graph.nodes.get(variable.handle)
+        uses = list(_local_uses(rewrite, handle)) if handle is not None and name in rewrite.server_region.homes else []
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
         if name in looked_up and all(has(node.op, "reads_rows") and node in unconditional for node in readers):
-            if context.workers > 1:
-                await_writes(context, variable.handle, context.server_region.homes[name], readers)
+            if rewrite.workers > 1:
+                await_writes(rewrite, variable.handle, rewrite.server_region.homes[name], readers)
         else:
-            proxies[name] = _proxy(context, variable, handle)
+            proxies[name] = _proxy(rewrite, variable, handle)
             for node, index in uses:
                 node.set_input(index, proxies[name].output())
-                _bring_home(context, node)
+                _bring_home(rewrite, node)
     if proxies:
-        _refresh(context, item, proxies)
+        _refresh(rewrite, item, proxies)
 
 
-def _local_uses(context: Context, handle: Node) -> Iterator[Use]:
+def _local_uses(rewrite: Rewrite, handle: Node) -> Iterator[Use]:
     """Yield what reads the variable for something else than its update."""
     for use in handle.output().uses:
-        if not is_update(use.node) and not _leads_to_update(context, use.node):
+        if not is_update(use.node) and not _leads_to_update(rewrite, use.node):
             yield use
 
 
-def _leads_to_update(context: Context, node: Node) -> bool:
+def _leads_to_update(rewrite: Rewrite, node: Node) -> bool:
     """Return whether an update reads a handle, here or behind the nodes that hand it on."""
-    if node in context.server_region.nodes or is_update(node):
+    if node in rewrite.server_region.nodes or is_update(node):
         return True
     reached = (use.node for use in handle_uses(node)) if has(node.op, "forwards_handle") else ()
-    return any(other in context.server_region.nodes or is_update(other) for other in reached)
+    return any(other in rewrite.server_region.nodes or is_update(other) for other in reached)
 
 
-def _bring_home(context: Context, node: Node) -> None:
+def _bring_home(rewrite: Rewrite, node: Node) -> None:
     """Let a reader run where its replica is."""
     reached = [use.node for use in handle_uses(node)] if has(node.op, "forwards_handle") else []
     for other in (node, *reached):
-        context.server_region.devices.pop(other, None)
+        rewrite.server_region.devices.pop(other, None)
 
 
-def _proxy(context: Context, variable: Variable, handle: Node) -> Node:
+def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
     attrs = {"dtype": dtypes.NUMBERS[variable.dtype], "shape": variable.shape, "container": ""}
     name = proxy_name(variable)
-    return context.add("VarHandleOp", (), Site(name, Span.ONCE, handle), attrs=attrs | {"shared_name": name})
+    return rewrite.add("VarHandleOp", (), Site(name, Span.ONCE, handle), attrs=attrs | {"shared_name": name})
 
 
-def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) -> None:
+def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) -> None:
     """Refresh copies behind whatever waits for their variables to be written."""
-    order = topological_order(context.graph)
+    order = topological_order(rewrite.graph)
     unconditional = unconditional_nodes(order)
-    handles = {context.graph.nodes[item.variables[name].handle]: name for name in proxies}
+    handles = {rewrite.graph.nodes[item.variables[name].handle]: name for name in proxies}
     names = list(proxies)
     written: dict[str, int] = dict.fromkeys(names, 0)  # the bits of a variable's writes
     masks: dict[Node, int] = {}
     count = 0
     for node in order:
-        if node not in context.server_region.nodes and node in unconditional:
+        if node not in rewrite.server_region.nodes and node in unconditional:
             continue
         mask = 0  # of what a branch does behind a write, too
         for producer in dependencies(node):
             mask |= masks.get(producer, 0)
-        name = handles.get(handle_node(node.inputs[0])) if _is_update_there(context, node) else None
+        name = handles.get(handle_node(node.inputs[0])) if _is_update_there(rewrite, node) else None
         if name is not None:
             mask |= 1 << count
             written[name] |= 1 << count
@@ -104,8 +105,8 @@ def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) ->
         masks[node] = mask
     made: dict[tuple[str, int], tuple[Node, int]] = {}  # the copy, and all writes that it waits for
     for node in order:
-        is_local = node in unconditional and node not in context.server_region.nodes
-        awaited = [producer for producer in _awaited(context, node) if masks.get(producer)] if is_local else []
+        is_local = node in unconditional and node not in rewrite.server_region.nodes
+        awaited = [producer for producer in _awaited(rewrite, node) if masks.get(producer)] if is_local else []
         mask = 0
         for control in awaited:
             mask |= masks[control]
@@ -116,36 +117,36 @@ def _refresh(context: Context, item: TrainingGraph, proxies: dict[str, Node]) ->
         in_branches = any(control not in unconditional for control in awaited)
         readers = users(node) if in_branches else (node,)
         if new:
-            done = node if in_branches else _gathered(context, node, awaited)
-            made |= {key: (_copied(context, item.variables[key[0]], proxies[key[0]], done), mask) for key in new}
+            done = node if in_branches else _gathered(rewrite, node, awaited)
+            made |= {key: (_copied(rewrite, item.variables[key[0]], proxies[key[0]], done), mask) for key in new}
         for key in changed:
             for reader in readers:
                 reader.add_control(made[key][0])
 
 
-def _is_update_there(context: Context, node: Node) -> bool:
-    return node in context.server_region.nodes and is_update(node)
+def _is_update_there(rewrite: Rewrite, node: Node) -> bool:
+    return node in rewrite.server_region.nodes and is_update(node)
 
 
-def _awaited(context: Context, node: Node) -> list[Node]:
+def _awaited(rewrite: Rewrite, node: Node) -> list[Node]:
     """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
-    ends = (value.node for value in node.inputs if value.node not in context.server_region.nodes)
+    ends = (value.node for value in node.inputs if value.node not in rewrite.server_region.nodes)
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
 
 
-def _gathered(context: Context, node: Node, awaited: Sequence[Node]) -> Node:
+def _gathered(rewrite: Rewrite, node: Node, awaited: Sequence[Node]) -> Node:
     """Return one node that waits for what `node` waits for, in its place."""
-    done = context.graph.add("NoOp", name=f"{node.name}/written", origin=node, controls=awaited)
+    done = Builder.at(node).node("NoOp", what="written", controls=awaited)
     for control in awaited:
         node.remove_control(control)
     node.add_control(done)
     return done
 
 
-def _copied(context: Context, variable: Variable, proxy: Node, done: Node) -> Node:
-    handle = context.graph.nodes[variable.handle]
-    home = ServerBuilder(context, context.server_region.homes[variable.name], handle, variable.handle)
+def _copied(rewrite: Rewrite, variable: Variable, proxy: Node, done: Node) -> Node:
+    handle = rewrite.graph.nodes[variable.handle]
+    home = ServerBuilder(rewrite, rewrite.server_region.homes[variable.name], handle, variable.handle)
     dtype = dtypes.NUMBERS[variable.dtype]
     value = home.add("ReadVariableOp", (handle.output(),), "fresh", controls=[done], dtype=dtype).output()
     inputs, name = (proxy.output(), value), f"{variable.handle}/refresh"
-    return context.add("AssignVariableOp", inputs, Site(name, Span.ONCE, handle), attrs={"dtype": dtype})
+    return rewrite.add("AssignVariableOp", inputs, Site(name, Span.ONCE, handle), attrs={"dtype": dtype})

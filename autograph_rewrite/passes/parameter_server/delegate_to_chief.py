@@ -11,38 +11,42 @@ before it pushes a gradient for it, so that nobody reads half a step's update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import Runs
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
-from autograph_rewrite.passes.emit.read_before_update import Runs
-from autograph_rewrite.passes.parameter_server.branches import Branches
+from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
 
 SUFFIX = "/on_server"
 
 
-def name_server_roots(context: Context, item: TrainingGraph) -> None:
+def name_server_roots(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Give each server op that is run or read by name a node of that name in every process."""
-    graph, on_server = context.graph, context.server_region.nodes
+    graph, on_server = rewrite.graph, rewrite.server_region.nodes
     on_server &= set(graph)
-    alone = _initializers(item) if context.workers > 1 else ()
+    alone = _initializers(item) if rewrite.workers > 1 else ()
     for name in dict.fromkeys((*item.targets, *alone)):
         node = graph.nodes.get(name)
         if node is not None and node in on_server:
             take_name(graph, node, graph.unique_name(name + SUFFIX))
-            graph.add("NoOp", name=name, origin=name, controls=[node])
+            Builder(graph, name, name).node("NoOp", controls=[node])
     for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
         node = graph.nodes.get(name)
         if node is None or node not in on_server:
@@ -50,7 +54,7 @@ def name_server_roots(context: Context, item: TrainingGraph) -> None:
         take_name(graph, node, graph.unique_name(name + SUFFIX))
         outputs = node.outputs
         op = "Identity" if len(outputs) == 1 else "IdentityN"
-        new = graph.add(op, outputs, name=name, origin=name)
+        new = Builder(graph, name, name).node(op, *outputs)
         moved = {value: new.output(value.index) for value in outputs}
         for anchor, value in graph.anchors.items():
             graph.set_anchor(anchor, moved.get(value, value))
@@ -70,7 +74,7 @@ def lock_updates(nodes: Iterable[Node]) -> None:
             node.set_attr("use_locking", True)
 
 
-def delegate_to_chief(context: Context, item: TrainingGraph) -> None:
+def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Rewrite this process's graph; afterwards only worker 0 has server ops.
 
     Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
@@ -78,22 +82,22 @@ def delegate_to_chief(context: Context, item: TrainingGraph) -> None:
     Raises:
         PassError: what a server op needs of every worker is computed in a branch or loop only.
     """
-    graph = context.graph
-    context.server_region.nodes &= set(graph)
-    if context.plan.is_asynchronous:
-        context.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    on_server = _with_branches(topological_order(graph), context.server_region.nodes)
-    context.server_region.nodes = on_server
-    _read_before_pushing(context, item)
+    graph = rewrite.graph
+    rewrite.server_region.nodes &= set(graph)
+    if rewrite.plan.is_asynchronous:
+        rewrite.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
+    on_server = _with_branches(topological_order(graph), rewrite.server_region.nodes)
+    rewrite.server_region.nodes = on_server
+    _read_before_pushing(rewrite, item)
     order = topological_order(graph)
-    needs = _RequiredPushes(context, order, on_server)
+    needs = _RequiredPushes(rewrite, order, on_server)
     values = [value for node in order if node in on_server for value in node.outputs]
     branches = Branches(graph, order, on_server)
     exports = [value for value in values if any(reader not in on_server for reader, _ in value.uses)]
     exports += [value for value in branches.predicates() if value not in exports]
     waiting = [node for node in order if node not in on_server and any(c in on_server for c in node.controls)]
-    own = _own_updates(context, item)
-    exchange = _ChiefSide(context) if context.rank == 0 else _WorkerSide(context, needs)
+    own = _own_updates(rewrite, item)
+    exchange = _ChiefSide(rewrite) if rewrite.rank == 0 else _WorkerSide(rewrite, needs)
     handed = {value: exchange.value(value) for value in exports}
     for value, new in handed.items():
         value.replace_all_uses_with(new, keep=on_server | exchange.senders)
@@ -101,24 +105,24 @@ def delegate_to_chief(context: Context, item: TrainingGraph) -> None:
     for node in waiting:
         awaited = [control for control in node.controls if control in on_server]
         if node in branches.unconditional:
-            _wait(context, exchange, node, awaited, branches)
-        elif context.rank != 0:
+            _wait(rewrite, exchange, node, awaited, branches)
+        elif rewrite.rank != 0:
             branches.leave_out(node, awaited, handed)
     for node, awaited in joined.items():
-        _wait(context, exchange, node, awaited, branches)
+        _wait(rewrite, exchange, node, awaited, branches)
     if isinstance(exchange, _ChiefSide) and exchange.turns is not None:
-        _begin_together(context, item, exchange.turns)
-    if context.rank != 0:
+        _begin_together(rewrite, item, exchange.turns)
+    if rewrite.rank != 0:
         _forget(graph, on_server, item)
-        _require_own_updates(context, item, own)
+        _require_own_updates(rewrite, item, own)
 
 
 def _wait(
-    context: Context, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], branches: Branches
+    rewrite: Rewrite, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], branches: Branches
 ) -> None:
     """Make a node wait for a token instead of server ops; where those are in a branch, what follows it waits."""
     is_behind_branches = any(control not in branches.unconditional for control in awaited)
-    if context.rank != 0 or not is_behind_branches:
+    if rewrite.rank != 0 or not is_behind_branches:
         for control in awaited:
             node.remove_control(control)
         node.add_control(exchange.token(node, awaited, awaited))
@@ -129,12 +133,12 @@ def _wait(
         reader.add_control(token)
 
 
-def _begin_together(context: Context, item: TrainingGraph, turns: Turns) -> None:
+def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None:
     """Let updates that need nothing of other workers wait until those have begun, and so read what was there before.
 
     A counter of steps is such a variable. What waits for contributions of all waits for that already.
     """
-    graph, region = context.graph, context.server_region
+    graph, region = rewrite.graph, rewrite.server_region
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
@@ -152,24 +156,24 @@ def _begin_together(context: Context, item: TrainingGraph, turns: Turns) -> None
         pending.extend(new)
 
 
-def _own_updates(context: Context, item: TrainingGraph) -> set[str]:
+def _own_updates(rewrite: Rewrite, item: TrainingGraph) -> set[str]:
     """Return the names of the updates that the step makes in every process."""
-    graph = context.graph
+    graph = rewrite.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    return {node.name for node in step if is_update(node) and node not in context.server_region.nodes}
+    return {node.name for node in step if is_update(node) and node not in rewrite.server_region.nodes}
 
 
-def _require_own_updates(context: Context, item: TrainingGraph, own: set[str]) -> None:
+def _require_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
     """Make sure that what every process updates itself does not depend on what only worker 0 runs.
 
     Raises:
         PassError: an update would be left out.
     """
-    lost = sorted(own - _own_updates(context, item))
+    lost = sorted(own - _own_updates(rewrite, item))
     if lost:
         raise PassError(
             f"'{lost[0]}' would run on worker 0 only, because a parameter server waits for it",
-            node=context.graph.nodes.get(lost[0]),
+            node=rewrite.graph.nodes.get(lost[0]),
             hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
         )
 
@@ -182,18 +186,18 @@ class _ChiefSide:
         turns: whose turn it is; None where nothing is handed over.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, rewrite: Rewrite) -> None:
+        self._rewrite = rewrite
         self.turns: Turns | None = None
         self.senders: set[Node] = set()
 
     def _turn(self, node: Node) -> Turns:
-        self.turns = self.turns or Turns(self._context, node)
+        self.turns = self.turns or Turns(self._rewrite, node)
         return self.turns
 
     def value(self, value: Value) -> Value:
         """Return a value as worker 0 itself reads it: once it is sent."""
-        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
+        home = _home(self._rewrite, value.node, f"{value.node.name}/handed_{value.index}")
         axis = home.const(0, dtypes.INT32, "axis")
         row = home.add("ExpandDims", (value, axis), "row")
         sent = self._turn(value.node).send(home, home.wrapped(row.output(), "wrapped"), ())
@@ -203,7 +207,7 @@ class _ChiefSide:
 
     def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
         """Return what `reader` waits for: tokens that are sent once `done` are."""
-        home = _home(self._context, awaited[0], f"{reader.name}/token")
+        home = _home(self._rewrite, awaited[0], f"{reader.name}/token")
         true = home.const(True, dtypes.BOOL, "true")
         return self._turn(awaited[0]).send(home, true, done)
 
@@ -211,44 +215,43 @@ class _ChiefSide:
 class _WorkerSide:
     """Receives from worker 0."""
 
-    def __init__(self, context: Context, needs: _RequiredPushes) -> None:
-        self._context, self._needs = context, needs
+    def __init__(self, rewrite: Rewrite, needs: _RequiredPushes) -> None:
+        self._rewrite, self._needs = rewrite, needs
         self._turns: Turns | None = None
         self.senders: frozenset[Node] = frozenset()
 
     def _receive(self, home: ServerBuilder, dtype: int, nodes: Sequence[Node]) -> Node:
-        self._turns = self._turns or Turns(self._context, nodes[0])
+        self._turns = self._turns or Turns(self._rewrite, nodes[0])
         return self._turns.receive(home, dtype, self._needs.of(nodes))
 
     def value(self, value: Value) -> Value:
         """Return a value that worker 0 sends."""
-        home = _home(self._context, value.node, f"{value.node.name}/handed_{value.index}")
+        home = _home(self._rewrite, value.node, f"{value.node.name}/handed_{value.index}")
         taken = self._receive(home, dtypes.VARIANT, [value.node]).output()
         row = home.unwrapped(taken, value.dtype, "row")
         return home.add("Squeeze", (row,), "received", squeeze_dims=[0]).output()
 
     def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
         """Return what `reader` waits for: the token that comes once `awaited` are done."""
-        home = _home(self._context, awaited[0], f"{reader.name}/token")
+        home = _home(self._rewrite, awaited[0], f"{reader.name}/token")
         return self._receive(home, dtypes.BOOL, awaited)
 
 
-def _home(context: Context, node: Node, name: str) -> ServerBuilder:
-    server = min(context.plan.homes.values())  # of nodes that worker 0 runs itself
-    return ServerBuilder(context, context.server_region.devices.get(node, server), node, name)
+def _home(rewrite: Rewrite, node: Node, name: str) -> ServerBuilder:
+    server = min(rewrite.plan.homes.values())  # of nodes that worker 0 runs itself
+    return ServerBuilder(rewrite, rewrite.server_region.devices.get(node, server), node, name)
 
 
 class _RequiredPushes:
     """What server ops need of every process: pushes, collectives, and the values that it received before.
 
     Args:
-        context: the rewrite.
         order: the nodes of the graph.
         on_server: those that worker 0 runs.
     """
 
-    def __init__(self, context: Context, order: Sequence[Node], on_server: set[Node]) -> None:
-        pushes = {push for several in context.server_region.pushes.values() for push in several}.intersection(order)
+    def __init__(self, rewrite: Rewrite, order: Sequence[Node], on_server: set[Node]) -> None:
+        pushes = {push for several in rewrite.server_region.pushes.values() for push in several}.intersection(order)
         joint = pushes.union(node for node in order if is_collective(node.op))
         behind = marks_before(order, dict.fromkeys(joint, 1))
         unconditional = unconditional_nodes(order)
@@ -310,13 +313,13 @@ def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
     return found
 
 
-def _read_before_pushing(context: Context, item: TrainingGraph) -> None:
+def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Let this process's reads of a variable come before its contribution to the next value.
 
     What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
     the updates that the read follows, as a loss that is fetched alone, does not wait for it.
     """
-    graph, region = context.graph, context.server_region
+    graph, region = rewrite.graph, rewrite.server_region
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [value.node for value in outputs_of(graph, item)]
@@ -354,4 +357,160 @@ def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
     for node in [node for node in graph if node in on_server and node.name in known]:
         name = node.name
         take_name(graph, node, graph.unique_name(name + SUFFIX))
-        graph.add("NoOp", name=name, origin=name)
+        Builder(graph, name, name).node("NoOp")
+
+
+# Branches of workers in which server ops run: who waits for those, and that the rest stays in its branch.
+#
+#     worker 0   update @ ps ──^──► constant ──► Merge          what the branch ends with waits for the update
+#     worker 1   Switch:1    ──^──► constant ──► Merge          it has no update, and must not be alive in both branches
+#
+# A server op in a branch hands over nothing by itself, for it may not run: where branches meet, one token says that it
+# has, or never will. Where only the server knows which branch is taken, that is handed over, too.
+
+
+_NONE: Guards = frozenset()
+
+
+class Branches:
+    """The branches and loops of one worker's graph, before server ops leave it.
+
+    Args:
+        graph: of all replicas and the servers.
+        order: its nodes, producers first.
+        on_server: those that worker 0 runs.
+
+    Attributes:
+        unconditional: the nodes that run in every step, once.
+
+    Raises:
+        PassError: only a branch or loop of the server tells whether something of this worker runs.
+    """
+
+    def __init__(self, graph: Graph, order: Sequence[Node], on_server: set[Node]) -> None:
+        self._graph, self._order, self._on_server = graph, order, on_server
+        self._frames = frames_of(order)
+        self._guards = guards_of(order, self._frames)
+        self.unconditional = {node for node in order if node not in self._frames and node not in self._guards}
+        self._lost = self._find_lost()
+        self._switches: dict[tuple[Guard, Guards], Node | None] = {}
+        for node, lost in self._lost.items():
+            for guard in lost:
+                self._switches[guard, self._guards[node]] = self._switch_of(node, guard)
+        self._pivots: dict[tuple[Guard, Guards], Node] = {}
+
+    def _find_lost(self) -> dict[Node, Guards]:
+        """Return what nodes of the worker run behind only because they wait for server ops.
+
+        What leads to nothing that the worker does in every step is left out with those.
+        """
+        matters: set[Node] = set()
+        for node in reversed(self._order):
+            if node not in self._on_server and (node in self.unconditional or not matters.isdisjoint(users(node))):
+                matters.add(node)
+        found: dict[Node, Guards] = {}
+        for node in self._order:
+            controls = [control for control in node.controls if control not in self._on_server]
+            if node not in matters or node.op in MERGES or len(controls) == len(node.controls):
+                continue
+            alive = [opened(value, self._frames, self._guards.get(value.node, _NONE)) for value in node.inputs]
+            kept = _NONE.union(*alive, *(self._guards.get(control, _NONE) for control in controls))
+            lost = self._guards.get(node, _NONE) - kept
+            if lost:
+                found[node] = lost
+        return found
+
+    def _switch_of(self, node: Node, guard: Guard) -> Node | None:
+        """Return a Switch of the worker that decides about a node; None: its predicate does, which is in no branch."""
+        wanted = self._guards.get(node, _NONE)
+        local = (node for node in self._order if node.op in SWITCHES and node not in self._on_server)
+        for switch in local:
+            opens = opened(switch.output(guard.taken), self._frames, _NONE)
+            if guard in opens and self._guards.get(switch, _NONE) <= wanted:
+                return switch
+        if guard.predicate.node in self.unconditional:
+            return None
+        raise PassError(
+            f"'{node.name}' runs on every worker, in a branch inside of another that only a parameter server knows of",
+            node=node,
+            hint="give the variables that are updated in this branch synchronizer: all_reduce",
+        )
+
+    def predicates(self) -> list[Value]:
+        """Return the values on servers that decide what the worker runs."""
+        needed = dict.fromkeys(guard.predicate for (guard, _), switch in self._switches.items() if switch is None)
+        return [value for value in needed if value.node in self._on_server]
+
+    def joined(self) -> dict[Node, list[Node]]:
+        """Return the nodes of workers in which branches meet, with the last server ops that the branches wait for."""
+        behind: dict[Node, dict[Node, None]] = {}
+        found: dict[Node, list[Node]] = {}
+        for node in self._order:
+            if node in self._on_server:
+                continue
+            awaited: dict[Node, None] = {}
+            for producer in dependencies(node):
+                if producer in self._on_server:
+                    awaited |= {} if producer in self.unconditional else {producer: None}
+                else:
+                    awaited |= behind.get(producer, {})
+            if awaited and node not in self.unconditional:
+                behind[node] = awaited
+            elif awaited and node.op in MERGES:
+                found[node] = list(awaited)
+        return found
+
+    def leave_out(self, node: Node, awaited: Sequence[Node], handed: Mapping[Value, Value]) -> None:
+        """Let a node in a branch no longer wait for server ops, and run in no other branch.
+
+        Args:
+            node: it.
+            awaited: the server ops.
+            handed: what the worker reads instead of values on servers.
+        """
+        for control in awaited:
+            node.remove_control(control)
+        for guard in sorted(self._lost.get(node, _NONE), key=lambda guard: (len(guard.frame), guard.predicate.name)):
+            key = guard, self._guards[node]
+            if key not in self._pivots:
+                self._pivots[key] = self._pivot(guard, handed.get(guard.predicate, guard.predicate), node)
+            node.add_control(self._pivots[key])
+
+    def _pivot(self, guard: Guard, predicate: Value, node: Node) -> Node:
+        """Return a node of the worker that runs where a predicate has a value."""
+        name = f"{node.name}/{'taken' if guard.taken else 'else'}"
+        switch = self._switches[guard, self._guards[node]]
+        where = switch or node
+        if switch is None:
+            switch = Builder(
+                self._graph, self._graph.unique_name(f"{name}/switch"), where, span=where.span, device=where.device
+            ).node("Switch", predicate, predicate)
+        return Builder(self._graph, self._graph.unique_name(name), where, span=where.span, device=where.device).node(
+            "Identity", switch.output(guard.taken)
+        )
+
+
+def _serve(rewrite: Rewrite) -> None:
+    """Name and lock what runs on parameter servers, and add local copies of what is read there."""
+    if rewrite.plan.is_asynchronous:
+        lock_updates(rewrite.server_region.nodes)
+    name_server_roots(rewrite, rewrite.item)
+    cache_reads(rewrite, rewrite.item)
+
+
+def _has_servers(rewrite: Rewrite) -> bool:
+    return bool(rewrite.server_region.nodes)
+
+
+def _delegate(rewrite: Rewrite) -> None:
+    """Run parameter-server ops on worker 0 only; the others get completion tokens and the values that they read."""
+    delegate_to_chief(rewrite, rewrite.item)
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+
+
+def _has_servers_and_workers(rewrite: Rewrite) -> bool:
+    return _has_servers(rewrite) and rewrite.workers > 1
+
+
+PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (ServerRegion,))
+DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (ServerRegion,))

@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.server_stores import NEVER_STALE, ServerBuilder
 
 PREFIX = "autograph_runs"
@@ -27,15 +27,14 @@ class Turns:
     """Whose turn it is, in this process: nodes that a run has once, if it hands anything over.
 
     Args:
-        context: the rewrite, of one of several workers.
         origin: the node that they serve.
     """
 
-    def __init__(self, context: Context, origin: Node) -> None:
-        home = ServerBuilder(context, min(context.plan.homes.values()), origin, PREFIX)
+    def __init__(self, rewrite: Rewrite, origin: Node) -> None:
+        home = ServerBuilder(rewrite, min(rewrite.plan.homes.values()), origin, PREFIX)
         kept = home.store(
             "ResourceConditionalAccumulator",
-            f"worker_{context.rank}",
+            f"worker_{rewrite.rank}",
             dtype=dtypes.FLOAT,
             shape=(),
             reduction_type=b"SUM",
@@ -44,10 +43,10 @@ class Turns:
         never, one = home.const(NEVER_STALE, dtypes.INT64, "step"), home.const(1.0, dtypes.FLOAT, "one")
         begun = home.add("ResourceAccumulatorApplyGradient", (kept, never, one), "begun", controls=[count])
         mask = home.const(1, dtypes.INT32, "mask")
-        self.others = context.workers - 1
+        self.others = rewrite.workers - 1
         self.number = home.add("BitwiseAnd", (count.output(), mask), "turn").output()
         ready = home.queue([dtypes.BOOL], self.others, "ready")
-        if context.rank:
+        if rewrite.rank:
             true = home.const(True, dtypes.BOOL, "true")
             self.all_began = home.add("QueueEnqueueV2", (ready, true), "say", controls=[begun], timeout_ms=-1)
         else:

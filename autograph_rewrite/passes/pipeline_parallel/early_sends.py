@@ -16,11 +16,12 @@ what other processes ask for, so it has to be empty before the first part begins
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
@@ -74,9 +75,8 @@ def send_first(
     turn = _look(graph, "turn", _WORK, Span.EACH, [made])[-1]
     added = [made, turn]
     for value in crossing:
-        attrs = {"T": value.dtype}
-        name, origin = f"{value.node.name}/sent", value.node
-        sent = graph.add("Identity", [value], name=name, attrs=attrs, span=Span.EACH, origin=origin, controls=[made])
+        build = Builder.at(value.node, "sent", span=Span.EACH)
+        sent = build.node("Identity", value, controls=[made], T=value.dtype)
         for use in list(value.uses):
             if _is_away(use.node, stage, stages, devices):
                 use.node.set_input(use.index, sent.output())
@@ -99,20 +99,11 @@ def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[
         span: how often they are looked at.
         controls: what has to have run.
     """
-    attrs: dict[str, Any] = {"value": np.zeros(numbers, np.float32), "dtype": dtypes.FLOAT}
-    zeros = graph.add("Const", name=f"{SCOPE}/{name}/zeros", attrs=attrs)
-    attrs = {"dtype": dtypes.FLOAT, "shape": (numbers,)}
-    some = graph.add("PlaceholderWithDefault", [zeros.output()], name=f"{SCOPE}/{name}/some", attrs=attrs)
-    attrs = {"message": name}
-    looking = graph.add(
-        "CheckNumerics",
-        [some.output()],
-        name=f"{SCOPE}/{name}",
-        attrs=attrs,
-        span=span,
-        controls=dict.fromkeys(controls),
-    )
-    return [zeros, some, looking]
+    build = Builder(graph, f"{SCOPE}/{name}")
+    zeros = build.const(np.zeros(numbers), dtypes.FLOAT, "zeros")
+    some = build.op("PlaceholderWithDefault", zeros, what="some", dtype=dtypes.FLOAT, shape=(numbers,))
+    looking = replace(build, span=span).node("CheckNumerics", some, controls=dict.fromkeys(controls), message=name)
+    return [zeros.node, some.node, looking]
 
 
 def _away(value: Value, stages: Stages, devices: Devices) -> bool:

@@ -22,12 +22,15 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replication import Mesh, prefix
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
-from autograph_rewrite.passes.micro_batches.loop import order_of_bodies, require_closed
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.micro_batches.loop import order_of_bodies, require_closed, roll_micro_batches
 from autograph_rewrite.passes.micro_batches.loop_bodies import Cluster, LoopBodies
 from autograph_rewrite.passes.micro_batches.while_frame import Loop
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, turns
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 
 SCOPES = {FORWARD: "autograph_pipeline/forward", BACKWARD: "autograph_pipeline/backward"}
@@ -81,3 +84,16 @@ def _devices(plan: Plan, stages: Stages) -> int:
             hint=f"set pipeline.schedule to {wanted}, or micro.loop to false",
         )
     return devices
+
+
+def _roll(rewrite: Rewrite) -> None:
+    """Make the micro-batches the iterations of a loop (`form: loop`)."""
+    graph, plan, slices = rewrite.graph, rewrite.plan, rewrite.slices
+    rewrite.is_rolled = True
+    if rewrite.has(Stages):
+        roll_stages(graph, rewrite.get(Stages), plan, slices, rewrite.roots)
+    else:
+        roll_micro_batches(graph, Mesh(plan.replicas_each, plan.microbatches), slices, rewrite.roots)
+
+
+ROLL_LOOP = Pass("roll-loop", _roll, lambda rewrite: rewrite.plan.looped, (ServerRegion,))

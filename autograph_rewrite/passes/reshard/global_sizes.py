@@ -20,8 +20,8 @@ from autograph_rewrite.analysis.facts.placement import Fact
 from autograph_rewrite.analysis.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
 from autograph_rewrite.ir.graph import Node, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
@@ -29,18 +29,17 @@ from autograph_rewrite.passes.collectives.local_ops import reduce_local
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 
-def global_size(context: Context, value: Value, fact: Fact, batch: Value, keys: Keys) -> Value:
+def global_size(rewrite: Rewrite, value: Value, fact: Fact, batch: Value, keys: Keys) -> Value:
     """Return the size over the whole batch.
 
     Args:
-        context: the rewrite.
         value: sizes of one block.
         fact: what is known of it.
         batch: the number of examples, where `value` is.
         keys: of collectives.
     """
-    sizes = _Sizes(context, value, fact)
-    edge = context.edges.get((value.name, "replicated"))
+    sizes = _Sizes(rewrite, value, fact)
+    edge = rewrite.edges.get((value.name, "replicated"))
     crosses = edge is not None and edge.lowered.crosses  # then all processes add up, as the plan says
     counted = None if crosses else sizes.product(sizes.local, batch)
     if counted is None:
@@ -48,29 +47,28 @@ def global_size(context: Context, value: Value, fact: Fact, batch: Value, keys: 
     return sizes.with_the_rest(counted)
 
 
-def read_early(context: Context, node: Node) -> Value | None:
+def read_early(rewrite: Rewrite, node: Node) -> Value | None:
     """Return sizes that all blocks share, read before any micro-batch begins; None if that is needless, or impossible.
 
     Args:
-        context: the rewrite.
         node: makes them of one block.
     """
-    if context.micro == 1 or node.span is Span.EACH or len(node.output_dtypes) != 1 or node in context.early:
+    if rewrite.micro == 1 or node.span is Span.EACH or len(node.output_dtypes) != 1 or node in rewrite.early:
         return None
     if not any(value.node.span is Span.EACH for value in node.inputs):
         return None
-    fact = context.state.facts[node.output()]
+    fact = rewrite.state.facts[node.output()]
     if fact.placement.differs or not fact.value or not any(is_open(entry) for entry in fact.value):
         return None
-    sizes = _Sizes(context, node.output(), fact)
+    sizes = _Sizes(rewrite, node.output(), fact)
     return sizes.product([True] * len(fact.value))
 
 
 class _Sizes:
     """Adds nodes for one tensor of sizes."""
 
-    def __init__(self, context: Context, value: Value, fact: Fact) -> None:
-        self._context = context
+    def __init__(self, rewrite: Rewrite, value: Value, fact: Fact) -> None:
+        self._rewrite = rewrite
         self._value, self._fact = value, fact
         self._entries: Sequence[Dim] = fact.value or ()
         self._shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
@@ -118,20 +116,20 @@ class _Sizes:
 
     def _source(self, factor: str) -> tuple[Value, int] | None:
         """Return where an open dimension, or how many rows turn up, can be read before any variable is."""
-        context = self._context
-        if context.frames.get(self._value.node):
+        rewrite = self._rewrite
+        if rewrite.frames.get(self._value.node):
             return None
-        if factor.startswith(f"{BLOCK}#") and context.micro > 1 and context.processes == 1:
+        if factor.startswith(f"{BLOCK}#") and rewrite.micro > 1 and rewrite.processes == 1:
             name, axis = factor.removeprefix(f"{BLOCK}#"), ""
         elif factor.startswith(f"{COMMON}:"):
             name, _, axis = factor.removeprefix(f"{COMMON}:").rpartition("/")
         else:
             return None
-        if name.partition(":")[0] not in context.graph.nodes:
+        if name.partition(":")[0] not in rewrite.graph.nodes:
             return None
-        source = context.graph.value(name)
-        fact = context.state.facts.get(source)
-        if fact is None or fact.shape is None or source.node not in context.early:
+        source = rewrite.graph.value(name)
+        fact = rewrite.state.facts.get(source)
+        if fact is None or fact.shape is None or source.node not in rewrite.early:
             return None
         at = int(axis) if axis else fact.placement.dim
         is_there = len(fact.shape) > at and fact.shape[at] == Sym(1, (factor,))
@@ -139,26 +137,26 @@ class _Sizes:
 
     def _read(self, source: Value, axis: int) -> Value:
         """Return the size of a dimension of the whole: that of any block, or all rows that turn up in one."""
-        context, name = self._context, f"{source.node.name}/size_{axis}"
-        counts = is_local((context.state.facts[source].shape or ())[axis])
-        if (source, axis) not in context.open_sizes:
-            span, build = source.node.span, Builder.of(context, source)
+        rewrite, name = self._rewrite, f"{source.node.name}/size_{axis}"
+        counts = is_local((rewrite.state.facts[source].shape or ())[axis])
+        if (source, axis) not in rewrite.open_sizes:
+            span, build = source.node.span, FoldedBuilder.of(rewrite, source)
             shape = build.op("Shape", source, what=f"size_{axis}/shape")
             ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
             size = build.op("StridedSlice", shape, *ends, what=f"size_{axis}", shrink_axis_mask=1)
             if span is Span.EACH:  # where all are equal, the largest of all can be had before any of them begins
-                size = reduce_local(context, size, "sum" if counts else "max", name)
-            context.open_sizes[source, axis] = size
-        return self._as_number(context.open_sizes[source, axis], "size")
+                size = reduce_local(rewrite, size, "sum" if counts else "max", name)
+            rewrite.open_sizes[source, axis] = size
+        return self._as_number(rewrite.open_sizes[source, axis], "size")
 
     def added_up(self, edge: EdgePlan | None, keys: Keys) -> Value:
         """Return the local entries, added up over all blocks, and zeros in the place of others."""
-        context, value = self._context, self._value
-        build = Builder.of(context, value, span=Span.EACH)
+        rewrite, value = self._rewrite, self._value
+        build = FoldedBuilder.of(rewrite, value, span=Span.EACH)
         mine = build.op("Mul", value, build.const(self._local, self._fact.dtype, "is_local"), what="mine")
         counted = build.gather("AddN", mine, what="counted")
         if edge is not None and edge.lowered.crosses:
-            counted = reduce_between_processes(Exchange(context, keys, edge), counted, "sum", changing=False)
+            counted = reduce_between_processes(Exchange(rewrite, keys, edge), counted, "sum", changing=False)
         return counted
 
     def with_the_rest(self, counted: Value) -> Value:
@@ -177,11 +175,11 @@ class _Sizes:
         return self._add("Cast", [value], what, DstT=self._fact.dtype)
 
     def _add(self, op: str, inputs: list[Value], what: str, **attrs: Any) -> Value:
-        return Builder.of(self._context, self._value, span=Span.ONCE).op(op, *inputs, what=what, **attrs)
+        return FoldedBuilder.of(self._rewrite, self._value, span=Span.ONCE).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, what: str, dtype: object = None) -> Value:
         name = f"{self._value.node.name}/{what}"
         kind = dtypes.numpy_dtype(self._fact.dtype) if dtype is None else dtype
-        made = self._context.const(content, kind, name=name, near=self._value)
+        made = self._rewrite.const(content, kind, name=name, near=self._value)
         made.node.set_span(Span.ONCE)
         return made

@@ -9,7 +9,8 @@ Each value is converted once, whoever reads it. Relies on `assign_spans` having 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -17,46 +18,56 @@ from autograph_rewrite.analysis.batch_groups import batch_groups
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example, segments
-from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.analysis.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.graph import Node, Select, Span, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context, Site
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.claims import claims_of
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.report import Resolved
+from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
-from autograph_rewrite.passes.collectives.all_reduce import all_reduce, reduce_between_processes
-from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.all_reduce import (
+    all_reduce,
+    contribution,
+    reduce_between_processes,
+    sum_of_members,
+)
+from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.packing import Packing
 from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
-from autograph_rewrite.passes.collectives.wire_values import refuse_container
+from autograph_rewrite.passes.collectives.wire_values import cast, refuse_container
 from autograph_rewrite.passes.compression.compress import reduce_compressed
-from autograph_rewrite.passes.reshard.bucketing import reduce_bucket
-from autograph_rewrite.passes.reshard.constant_sizes import constant_size
 from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
-from autograph_rewrite.passes.reshard.segments import in_order, piece_with_segments
-from autograph_rewrite.passes.reshard.shared_predicates import common_predicate
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind
+from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
+from autograph_rewrite.resolve.server_region import ServerRegion, find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
 
-def assign_spans(context: Context) -> None:
+def assign_spans(rewrite: Rewrite) -> None:
     """Mark each node with how often it runs: once, on every replica, or for every micro-batch of each."""
-    context.future_splits = future_splits(context.state)
-    order = context.state.order
+    rewrite.future_splits = future_splits(rewrite.state)
+    order = rewrite.state.order
+    handles = rewrite.handles
     for node in order:
-        node.set_span(_span(context, node))
-    devices = run_devices(context.plan, context.task)
+        node.set_span(_span(rewrite, node, handles))
+    devices = run_devices(rewrite.plan, rewrite.task)
     if len(set(devices)) > 1 or parse(devices[0]).kind != "CPU":
         _enter_where_it_is_carried(order)
-    if context.plan.gathers_for_each:
+    if rewrite.plan.gathers_for_each:
         gather_for_each(order)
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
@@ -77,18 +88,18 @@ def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
             node.set_span(Span.EACH)
 
 
-def _span(context: Context, node: Node) -> Span:
-    state = context.state
-    if node in context.server_region.nodes:
+def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
+    state = rewrite.state
+    if node in rewrite.server_region.nodes:
         return Span.ONCE
     if node.op == "LoopCond":
         return Span.ONCE  # one condition for all replicas
-    if differs_by_replica(state, node, context.future_splits):
+    if differs_by_replica(state, node, rewrite.future_splits):
         return Span.EACH
-    if not context.mirrored or is_pinned(node) or node in context.server_region.devices:
+    if not rewrite.mirrored or is_pinned(node) or node in rewrite.server_region.devices:
         return Span.ONCE
-    is_input = has(node.op, "fed") and node.name not in context.variables
-    return Span.ONCE if is_input else context.common_span
+    is_input = has(node.op, "fed") and node.name not in handles
+    return Span.ONCE if is_input else rewrite.common_span
 
 
 def _carries(carrier: Node, merge: Node) -> bool:
@@ -103,13 +114,12 @@ class ReshardInserter:
     """Converts values on demand and remembers what it made.
 
     Args:
-        context: the rewrite, whose graph is edited.
         blocks: limits of the replicas' blocks.
         keys: makes the keys of collectives.
     """
 
-    def __init__(self, context: Context, blocks: Blocks, keys: Keys) -> None:
-        self._context = context
+    def __init__(self, rewrite: Rewrite, blocks: Blocks, keys: Keys) -> None:
+        self._rewrite = rewrite
         self._blocks = blocks
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
         self._keys = keys
@@ -119,9 +129,9 @@ class ReshardInserter:
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
         self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
-        state = context.state
+        state = rewrite.state
         self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
-        matters = context.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
+        matters = rewrite.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
         self._behind = inputs_behind(state) if matters else {}
         self.groups = batch_groups(state) if matters else None
 
@@ -129,31 +139,31 @@ class ReshardInserter:
         """Convert every edge of the original graph."""
         self._share_draws()
         self._before_back_edges()
-        for node in self._context.state.order:
-            transferred = self._context.state.transfers[node]
+        for node in self._rewrite.state.order:
+            transferred = self._rewrite.state.transfers[node]
             if transferred.constant:
-                constant_size(self._context, node, self._read)
+                constant_size(self._rewrite, node, self._read)
                 continue
             self._connect(node)
-            if (early := read_early(self._context, node)) is not None:
+            if (early := read_early(self._rewrite, node)) is not None:
                 self._read_instead(node.output(), early)
 
     def _read_instead(self, value: Value, new: Value) -> None:
         """Let those that read a value as it is read another one."""
         for user, position in value.uses:
-            transferred = self._context.state.transfers.get(user)
+            transferred = self._rewrite.state.transfers.get(user)
             if transferred is None or position not in transferred.operand_reshards:
                 self._read(user, position, new)
 
     def _share_draws(self) -> None:
         """Let all processes use what the first one drew: others draw zeros, and all is added up."""
-        context = self._context
-        for edge in [edge for edge in context.edges.values() if edge.from_ == "single"]:
-            value = context.graph.value(edge.value)
-            drawn = context.of_worker_0(value)
-            shared = reduce_between_processes(Exchange(context, self._keys, edge), drawn, "sum", changing=True)
+        rewrite = self._rewrite
+        for edge in [edge for edge in rewrite.edges.values() if edge.from_ == "single"]:
+            value = rewrite.graph.value(edge.value)
+            drawn = rewrite.of_worker_0(value)
+            shared = reduce_between_processes(Exchange(rewrite, self._keys, edge), drawn, "sum", changing=True)
             value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
-            context.take_place(value, shared)
+            rewrite.take_place(value, shared)
 
     def _before_back_edges(self) -> None:
         """Let what brings a loop variable to its Merge carry the converted value, and run where the Merge does.
@@ -161,7 +171,7 @@ class ReshardInserter:
         Nothing may stand between NextIteration and its Merge; and what only enters a loop is there in the first
         iteration only, while TensorFlow would wait in each for what comes from another device.
         """
-        state = self._context.state
+        state = self._rewrite.state
         for node in state.order:
             if node.op not in MERGES:
                 continue
@@ -173,7 +183,7 @@ class ReshardInserter:
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
-        carrier, devices = value.node, self._context.server_region.devices
+        carrier, devices = value.node, self._rewrite.server_region.devices
         self._brought[carrier.inputs[0]] = value
         self._carried[carrier] = reshard
         carrier.set_span(merge.span)
@@ -181,7 +191,7 @@ class ReshardInserter:
             devices[carrier] = devices[merge]
 
     def _connect(self, node: Node) -> None:
-        state = self._context.state
+        state = self._rewrite.state
         operand_reshards = state.transfers[node].operand_reshards
         if (carried := self._carried.get(node)) is not None:
             operand_reshards = {0: carried}
@@ -203,16 +213,16 @@ class ReshardInserter:
         if value.node.span is Span.ONCE:
             return value
         if value not in self._predicates:
-            self._predicates[value] = common_predicate(self._context, value)
+            self._predicates[value] = common_predicate(self._rewrite, value)
         return self._predicates[value]
 
     def _read(self, node: Node, index: int, value: Value) -> None:
         crosses = node.span.is_rarer_than(value.node.span)
         if not crosses and node._inputs[index] is value and not node.selects:
             return
-        mirrored = crosses and self._context.mirrored and node.span is Span.ONCE
+        mirrored = crosses and self._rewrite.mirrored and node.span is Span.ONCE
         if mirrored:
-            value = self._context.of_replica(value)
+            value = self._rewrite.of_replica(value)
         node.set_input(index, value, Select.FIRST if crosses else None)
         if mirrored:
             node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
@@ -226,8 +236,8 @@ class ReshardInserter:
             reader: for messages, and for the loop that it is in.
         """
         made, placement = self._converted(value, reshard, reader)
-        if made not in self._context.state.facts:
-            self._context.converted[made] = placement
+        if made not in self._rewrite.state.facts:
+            self._rewrite.converted[made] = placement
         return made
 
     def _converted(self, value: Value, reshard: Reshard, reader: Node) -> tuple[Value, Placement]:
@@ -248,9 +258,9 @@ class ReshardInserter:
         return self._whole[value]
 
     def _make_whole(self, value: Value, reader: Node) -> Value:
-        context = self._context
-        fact = context.fact(value)
-        if value in context.state.whole_inputs:
+        rewrite = self._rewrite
+        fact = rewrite.fact(value)
+        if value in rewrite.state.whole_inputs:
             return self._whole_input(value, fact)
         if not fact.placement.differs:
             return value
@@ -259,32 +269,32 @@ class ReshardInserter:
             return self._enter(value.node, self.whole(self._entered[value.node], reader))
         if fact.is_local:
             batch = self.blocks_at(value.node).batch
-            return global_size(context, value, fact, batch, self._keys)
-        edge = context.edges.get((value.name, "replicated"))
+            return global_size(rewrite, value, fact, batch, self._keys)
+        edge = rewrite.edges.get((value.name, "replicated"))
         if edge is None and value in self._brought:
-            edge = context.edges.get((self._brought[value].name, "replicated"))
-        with context.at(self._home(edge)):
+            edge = rewrite.edges.get((self._brought[value].name, "replicated"))
+        with rewrite.at(self._home(edge)):
             return self._combined(value, fact, edge)
 
     def _enter(self, enter: Node, value: Value) -> Value:
         """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
-        context, name = self._context, f"{enter.name}/whole"
+        rewrite, name = self._rewrite, f"{enter.name}/whole"
         attrs = {key: enter.attr(key) for key in ("frame_name", "is_constant", "parallel_iterations")}
         # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
-        span = Span.EACH if value.node.span is Span.EACH else context.common_span
-        node = context.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
-        context.frames[node] = context.frames[enter]
+        span = Span.EACH if value.node.span is Span.EACH else rewrite.common_span
+        node = rewrite.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
+        rewrite.frames[node] = rewrite.frames[enter]
         return node.output()
 
     def _home(self, edge: EdgePlan | None) -> str | None:
         """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
-        is_alone = edge is not None and self._context.processes == 1
-        return self._context.server_region.homes.get(edge.owner) if is_alone and edge is not None else None
+        is_alone = edge is not None and self._rewrite.processes == 1
+        return self._rewrite.server_region.homes.get(edge.owner) if is_alone and edge is not None else None
 
     def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
-        context = self._context
-        exchange = Exchange(context, self._keys, edge)
-        original, value = value, context.current(value)
+        rewrite = self._rewrite
+        exchange = Exchange(rewrite, self._keys, edge)
+        original, value = value, rewrite.current(value)
         if fact.placement.is_partial:
             if edge is not None and edge.bucket:
                 return self._from_bucket(original, edge.bucket)
@@ -295,24 +305,24 @@ class ReshardInserter:
         rows, blocks = rows_per_example(fact.split_size), self.blocks_at(original.node)
         joined = all_gather(exchange, value, Blocked(fact, blocks, rows))
         parts = segments(fact.split_size)
-        return in_order(context, joined, parts, fact.placement.dim, blocks) if parts else joined
+        return in_order(rewrite, joined, parts, fact.placement.dim, blocks) if parts else joined
 
     def _whole_input(self, value: Value, fact: Fact) -> Value:
         """Return a whole batch input, of which several processes hold a part each."""
-        context = self._context
-        if context.processes == 1:
+        rewrite = self._rewrite
+        if rewrite.processes == 1:
             return value
-        edge = context.edges[value.name, "replicated"]
-        part = fact._replace(placement=split(context.state.whole_inputs[value]))
-        return gather_between_processes(Exchange(context, self._keys, edge), value, Blocked(part, self._blocks, 1))
+        edge = rewrite.edges[value.name, "replicated"]
+        part = fact._replace(placement=split(rewrite.state.whole_inputs[value]))
+        return gather_between_processes(Exchange(rewrite, self._keys, edge), value, Blocked(part, self._blocks, 1))
 
     def _from_bucket(self, value: Value, bucket: int) -> Value:
         """Reduce a whole bucket, and return the sum of one of its members."""
-        context = self._context
-        edges = [edge for edge in context.edges.values() if edge.bucket == bucket]
-        members = [(context.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
+        rewrite = self._rewrite
+        edges = [edge for edge in rewrite.edges.values() if edge.bucket == bucket]
+        members = [(rewrite.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
         riding = self._blocks if len(members) < len(edges) else None
-        self._whole.update(reduce_bucket(context, members, self._keys, riding))
+        self._whole.update(reduce_bucket(rewrite, members, self._keys, riding))
         return self._whole[value]
 
     def piece(self, value: Value, reshard: Slice, reader: Node) -> Value:
@@ -324,22 +334,22 @@ class ReshardInserter:
             reader: for messages, and for the loop that it is in.
         """
         dim, rows, parts = reshard.dim, reshard.unit, reshard.segments
-        is_input = self._context.state.whole_inputs.get(value) == dim and not parts
+        is_input = self._rewrite.state.whole_inputs.get(value) == dim and not parts
         blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
         key = (value, reshard, blocks.source)
         if key not in self._pieces:
-            fact = self._context.fact(value)
+            fact = self._rewrite.fact(value)
             refuse_container(value, fact, reader)
             whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
             if blocks.interleaved:
                 which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
-                self._pieces[key] = rows_at(self._context, whole, which, dim, "block", Span.EACH)
+                self._pieces[key] = rows_at(self._rewrite, whole, which, dim, "block", Span.EACH)
             elif parts:
-                self._pieces[key] = piece_with_segments(self._context, whole, parts, dim, blocks)
+                self._pieces[key] = piece_with_segments(self._rewrite, whole, parts, dim, blocks)
             else:
                 limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
-                self._pieces[key] = rows_between(self._context, whole, value.node.name, dim, limits)
-            self._context.slices[self._pieces[key]] = whole
+                self._pieces[key] = rows_between(self._rewrite, whole, value.node.name, dim, limits)
+            self._rewrite.slices[self._pieces[key]] = whole
         return self._pieces[key]
 
     def blocks_at(self, node: Node) -> Blocks:
@@ -352,19 +362,19 @@ class ReshardInserter:
 
     def _measured_on(self, value: Value) -> Blocks:
         """Return the blocks to cut `value` by: a batch input is measured itself, so that it can be fed alone."""
-        axis = self._context.state.whole_inputs.get(value)
+        axis = self._rewrite.state.whole_inputs.get(value)
         if axis is None:
             return self._blocks
         if value not in self._blocks_of:
-            self._blocks_of[value] = Blocks(self._context, value, axis, self._keys)
+            self._blocks_of[value] = Blocks(self._rewrite, value, axis, self._keys)
         return self._blocks_of[value]
 
     def _term(self, source: Value) -> Value:
         """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
         if source not in self._terms:
-            context, build = self._context, Builder.of(self._context, source, span=Span.EACH)
-            first = [index == 0 for index in range(context.replicas)]
-            mine = context.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
+            rewrite, build = self._rewrite, FoldedBuilder.of(self._rewrite, source, span=Span.EACH)
+            first = [index == 0 for index in range(rewrite.replicas)]
+            mine = rewrite.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
             zeros = build.op("ZerosLike", source, what="zeros")
             self._terms[source] = build.op("SelectV2", mine, source, zeros, what="term")
         return self._terms[source]
@@ -372,8 +382,8 @@ class ReshardInserter:
     def _local_entry(self, value: Value, reshard: LocalEntry, reader: Node) -> Value:
         """Return a shape vector whose entry is this replica's size instead of the whole size."""
         build, fact, rows = (
-            Builder.of(self._context, value, span=Span.EACH),
-            self._context.fact(value),
+            FoldedBuilder.of(self._rewrite, value, span=Span.EACH),
+            self._rewrite.fact(value),
             rows_per_example(reshard.size),
         )
         (length,) = (dim if isinstance(dim, int) else 0 for dim in fact.shape or ())
@@ -387,3 +397,247 @@ class ReshardInserter:
         placed = build.op("Mul", mine, build.const(at, fact.dtype, "entry"), what="placed")
         others = build.op("Mul", value, build.const(1 - at, fact.dtype, "others"), what="kept")
         return build.op("AddV2", placed, others, what="local_size")
+
+
+# Reduce many small gradients with one collective.
+#
+#     before   CollectiveReduceV2(%dw1)   CollectiveReduceV2(%dw2)
+#     after    CollectiveReduceV2(Concat(flat %dw1, flat %dw2)) ──SplitV──► dw1, dw2
+#
+# A bucket is filled in the order in which the backward pass produces its members, so that it can leave while the rest
+# is still being computed. Members must be ready together: none may depend on the reduction of another, and none may be
+# in a loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.buckets`).
+
+
+def reduce_bucket(
+    rewrite: Rewrite, members: Sequence[tuple[Value, EdgePlan]], keys: Keys, riding: Blocks | None = None
+) -> Iterable[tuple[Value, Value]]:
+    """Reduce several partial values with one collective; return each with its sum.
+
+    Args:
+        members: partial values with their edges, of one element type.
+        keys: makes the collective's keys.
+        riding: blocks whose sizes and digests ride along; None: they do not.
+    """
+    values = [value for value, _ in members]
+    exchanges = [Exchange(rewrite, keys, edge) for _, edge in members]
+    name = f"autograph_bucket_{members[0][1].bucket}"
+    if members[0][1].compressor != NONE:
+        return zip(values, reduce_compressed(exchanges, values, name), strict=True)
+    sent = [
+        contribution(one, rewrite.current(value), rewrite.fact(value), one.planned.lowered.hops[:-1])
+        for one, value in zip(exchanges, values, strict=True)
+    ]
+    packing = Packing(rewrite, values, name, [riding.row_length] if riding is not None else [])
+    rows = [riding.row_in_halves(sent[0].dtype)] if riding is not None else []
+    total = sum_of_members(exchanges[0], packing.join([*sent, *rows]), name)
+    parts = packing.split(total, sent[0])
+    if riding is not None:
+        riding.take_halves(parts.pop())
+    sums = [
+        cast(rewrite, whole, rewrite.fact(value).dtype, f"{value.node.name}/narrow")
+        for value, whole in zip(values, parts, strict=True)
+    ]
+    return zip(values, sums, strict=True)
+
+
+# Replace a size that propagation has found to be a plain number by a constant.
+#
+# ShapeN(whole, block) ──► ConcatOffset ──► Slice         Const ──► Slice
+
+
+def constant_size(rewrite: Rewrite, node: Node, read: Callable[[Node, int, Value], None]) -> None:
+    """Let constants take the place of what a node computes.
+
+    Args:
+        node: its outputs are numbers.
+        read: lets an input of a node read another value.
+    """
+    for index, fact in enumerate(rewrite.state.transfers[node].outputs):
+        value = node.output(index)
+        if not value.uses:
+            continue
+        dtype = dtypes.numpy_dtype(fact.dtype)
+        shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
+        content = np.array(fact.value, dtype=dtype).reshape(shape)
+        new = rewrite.const(content, dtype, name=f"{node.name}/folded", near=value)
+        new.node.set_span(rewrite.common_span)
+        _wait_for_operands(rewrite, new.node, node)
+        for user, position in value.uses:
+            read(user, position, new)
+        rewrite.graph.move_anchors(value, new)
+
+
+def _wait_for_operands(rewrite: Rewrite, constant: Node, folded: Node) -> None:
+    """Let a constant in a loop wait for what the node that it stands for has read, not for the node: it must not run.
+
+    Its kernel may compare sizes of blocks with sizes of the whole batch, as that of ConcatOffset does.
+    """
+    if folded not in constant.controls:
+        return
+
+    def taken(value: Value) -> Node:
+        return rewrite.add("Identity", [value], Site(f"{folded.name}/taken", value.node.span, folded))
+
+    inside = [value for value in folded.inputs if rewrite.frames.get(value.node) == rewrite.frames.get(folded)]
+    operands = [awaited(value, taken) for value in inside]
+    if not operands:
+        return
+    constant.remove_control(folded)
+    for node in (*operands, *folded.controls):
+        constant.add_control(node)
+
+
+# Slice a replicated value into blocks with segments, and gather such blocks in the original's row order.
+#
+#     whole   a0 a1 a2 b0 b1 b2                  slices: rows 0 to 2 and 3 to 5 | rows 2 to 3 and 5 to 6
+#     joined  a0 a1 b0 b1 | a2 b2                rows 0 1 4 2 3 5 of it are the whole
+#
+# Where a segment of a block begins follows from the lengths of all blocks, so an uneven batch needs nothing else.
+
+
+def in_order(rewrite: Rewrite, joined: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
+    """Put the rows of joined blocks in the order of the whole.
+
+    Args:
+        joined: all blocks, one behind the other.
+        parts: how many rows of each segment one example has.
+        dim: along which they are joined.
+        blocks: of the batch.
+    """
+    where = blocks.ordered(tuple(parts), lambda: _order(rewrite, parts, blocks))
+    return rows_at(rewrite, joined, where, dim, "in_order", joined.node.span)
+
+
+def _order(rewrite: Rewrite, parts: Sequence[int], blocks: Blocks) -> Value:
+    """Return where each row of the whole stands among the joined blocks (vector, runs once)."""
+    count, name = rewrite.replicas, f"{SCOPE}/segments_{'_'.join(map(str, parts))}"
+    before = [0, *accumulate(parts)]
+    starts, sizes = np.zeros((len(parts) * count, count), np.int32), np.zeros((len(parts) * count, count), np.int32)
+    for i, rows in enumerate(parts):
+        for r in range(count):
+            starts[i * count + r, :r] = before[-1]
+            starts[i * count + r, r] = before[i]
+            sizes[i * count + r, r] = rows
+
+    build = FoldedBuilder.of(rewrite, blocks.source, name, span=Span.ONCE)
+
+    def const(content: object, what: str) -> Value:
+        made = build.numbers(content, what)
+        made.node.set_span(Span.ONCE)
+        return made
+
+    def of_lengths(matrix: object, what: str) -> Value:
+        products = build.op("Mul", const(matrix, f"{what}_of_block"), blocks.lengths, what=f"{what}_terms")
+        return build.op("Sum", products, const([1], f"{what}_axis"), what=what, keep_dims=True)
+
+    first, size = of_lengths(starts, "first"), of_lengths(sizes, "size")
+    zero, one = const(0, "zero"), const(1, "one")
+    longest = build.op("Max", size, const([0, 1], "axes"), what="longest")
+    places = build.op("Range", zero, longest, one, what="places")
+    numbers = build.op("AddV2", first, places, what="rows")
+    there = build.op("Where", build.op("Less", places, size, what="is_there"), what="there")
+    return build.op("GatherNd", numbers, there, what="order", Tindices=dtypes.INT64)
+
+
+def piece_with_segments(rewrite: Rewrite, whole: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
+    """Cut each replica's block of each part out of a whole value.
+
+    Args:
+        whole: the replicated value.
+        parts: rows per example of each segment, in order.
+        dim: the dimension that is split.
+        blocks: limits of the replicas' blocks.
+    """
+    name, cut = whole.node.name, []
+    for before, rows in zip([0, *accumulate(parts)], parts, strict=False):
+        limits = [blocks.rows(what, rows) for what in ("begin", "end")]
+        if before:
+            limits = [_behind(rewrite, limit, blocks.rows("batch", before)) for limit in limits]
+        cut.append(rows_between(rewrite, whole, name, dim, (limits[0], limits[1])))
+    build = FoldedBuilder.of(rewrite, whole, span=Span.EACH)
+    return build.op("ConcatV2", *cut, build.numbers(dim, "segments_axis"), what="segments", N=len(cut))
+
+
+def _behind(rewrite: Rewrite, limit: Value, rows: Value) -> Value:
+    return FoldedBuilder.of(rewrite, limit, span=Span.EACH).op("AddV2", limit, rows, what="behind")
+
+
+# Share one predicate between all replicas: a rounding difference would send them down different branches.
+#
+#     before   %p each ──► Switch each
+#     after    %p each ──► Identity (replica 0's) once ──► Identity each ──► Switch each
+#
+# Whether a variable has a value is asked of each replica's own copy, so there all have to say yes: in the branch taken,
+# each replica reads its copy.
+
+
+def common_predicate(rewrite: Rewrite, value: Value) -> Value:
+    """Return the predicate that every replica uses instead of its own.
+
+    Each still waits for what its own waits for: the branches may write what is written before.
+    """
+    name = f"{value.node.name}/predicate"
+    once = _of_all(rewrite, value, name) if _asks_for_a_value(value) else _of_first(rewrite, value, name)
+    each = rewrite.add("Identity", [once], Site(f"{name}/each", value.node.span, value.node))
+    each.add_control(value.node)
+    return each.output()
+
+
+def _of_first(rewrite: Rewrite, value: Value, name: str) -> Value:
+    return rewrite.add("Identity", [value], Site(name, Span.ONCE, value.node)).output()
+
+
+def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:
+    flags = FoldedBuilder.of(rewrite, value, name).gather("Pack", value, what="all", axis=0)
+    attrs = {"dtype": dtypes.INT32, "value": np.int32(0)}
+    axis = rewrite.add("Const", [], Site(f"{name}/axis", Span.ONCE, value.node), attrs=attrs)
+    axis.add_control(flags.node)  # in the loop of the flags
+    return rewrite.add("All", [flags, axis.output()], Site(name, Span.ONCE, value.node)).output()
+
+
+def _asks_for_a_value(value: Value) -> bool:
+    """Return whether a condition says that a variable has a value."""
+    while value.node.op == "Identity":
+        value = value.node.inputs[0]
+    return value.node.op == "VarIsInitializedOp"
+
+
+def _assign_spans(rewrite: Rewrite) -> None:
+    """Decide how often each node runs, and what runs where a variable lives."""
+    state, plan = rewrite.state, rewrite.plan
+    if rewrite.request.certificate is not None:
+        rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
+    rewrite.frames = frames_of(state.order)
+    rewrite.put(find_server_region(plan, state, rewrite.item.variables))
+    assign_spans(rewrite)
+
+
+def _assign_stages(rewrite: Rewrite) -> None:
+    """Assign each node to the stage of the pipeline that runs it."""
+    stages = assign_stages(rewrite.plan, rewrite.get(Propagation), rewrite.outputs, rewrite.item.variables)
+    if stages is not None:
+        rewrite.put(stages)
+
+
+def _measure_blocks(rewrite: Rewrite) -> None:
+    """Measure the batch: where the block of each replica begins and ends."""
+    rewrite, state = rewrite, rewrite.get(Propagation)
+    source, keys = measured_input(state), Keys(rewrite)
+    rewrite.put(keys)
+    rewrite.put(Blocks(rewrite, source, state.whole_inputs[source], keys))
+
+
+def _insert(rewrite: Rewrite) -> None:
+    """Insert the reshards: slice, add or all-reduce, concat or all-gather; sizes become local or global."""
+    reshard = ReshardInserter(rewrite, rewrite.get(Blocks), rewrite.get(Keys))
+    reshard.run()
+    rewrite.put(reshard)
+
+
+ASSIGN_SPANS = Pass("assign-spans", _assign_spans, needs=(Propagation, Resolved), gives=(ServerRegion,), is_whole=False)
+ASSIGN_STAGES = Pass(
+    "assign-stages", _assign_stages, lambda rewrite: rewrite.plan.pipeline is not None, (Propagation,), (Stages,), False
+)
+MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(ServerRegion,), gives=(Keys, Blocks), is_whole=False)
+INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(ServerRegion, Blocks, Keys), gives=(ReshardInserter,))

@@ -10,8 +10,9 @@ every later pass takes as it is: each replica runs it, on the devices of its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,28 +21,31 @@ import numpy as np
 from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.analysis.facts.symbolic_dims import is_local
 from autograph_rewrite.analysis.facts.windows import Halo
-from autograph_rewrite.analysis.propagate import notes
+from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.tensor_parallel.boundaries import boundaries, keep_whole, mark_boundaries
-from autograph_rewrite.passes.tensor_parallel.exchanges import ALL, Exchanges
-from autograph_rewrite.passes.tensor_parallel.gathered import gathered_reads
+from autograph_rewrite.passes.base.order_accesses import access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
 from autograph_rewrite.passes.tensor_parallel.loop_reads import read_before_loops
 from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
 from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
-from autograph_rewrite.passes.variable_sharding.pieces import in_pieces, pieces_of, shard_variables
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model
+from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
@@ -49,6 +53,82 @@ from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL, assign, number_devices, put, settle
 from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
+
+# The conversions between logical devices, kept by the node that makes each while axis after axis of the mesh is cut.
+#
+#     axis 0    h = AddN(h/part_0, h/part_1)                            one exchange: h, on axis 0
+#     axis 1    h/part_j = AddN(h/part_0/part_j, h/part_1/part_j)       two, of half the bytes: among devices (., j)
+#
+# An exchange that a further axis divides is one of each group of its devices.
+
+
+ALL = Fraction(1)
+
+
+@dataclass
+class Exchanges:
+    """What devices of one axis exchange.
+
+    Attributes:
+        axis: the one that is being cut.
+    """
+
+    axis: int = 0
+    _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
+
+    def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
+        """Keep a conversion; what each device hands over is counted where shapes are static.
+
+        Args:
+            made: what converts the value.
+            value: what is converted.
+            edge: its placements and lowering.
+            fact: what is known of the whole value.
+            share: of its elements, those that are handed over.
+        """
+        shape = fact.shape if fact is not None else None
+        is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
+        elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
+        dtype = made.output_dtypes[0]
+        size = int(elements * share) * dtypes.width(dtype)
+        self.mark(made)
+        told = replace(edge, axis=self.axis, dtype=dtypes.dtype_name(dtype), bytes=size, reason="devices of a replica")
+        self._made.setdefault(made, []).append((replace(told, value=value.name), value.node))
+
+    def mark(self, node: Node) -> None:
+        """Say of a node that devices of this axis meet there."""
+        node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
+
+    def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
+        """Let the devices of a further axis make a conversion, each group of them its own.
+
+        Args:
+            node: what made the conversion.
+            copies: what makes it on each device.
+            sizes: units of what each converts; empty: all convert as much as `node` did.
+        """
+        made = self._made.pop(node, [])
+        for k, copy in enumerate(copies if made else ()):
+            share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
+            self._made[copy] = [(replace(edge, value="", bytes=int(edge.bytes * share)), None) for edge, _ in made]
+
+    def edges(self, graph: Graph, step: Collection[Node]) -> list[EdgePlan]:
+        """Return the conversions of a step; those of initialisers happen once, and are not listed.
+
+        Args:
+            graph: as it is in the end.
+            step: the nodes that one step runs.
+        """
+        found = []
+        for node, made in self._made.items():
+            if node not in step or graph.nodes.get(node.name) is not node:
+                continue
+            for edge, of in made:
+                value = node.inputs[0] if edge.lowering == "slice" else node.output()
+                is_named = edge.value and graph.nodes.get(edge.node) in (None, of)  # else its name is another's by now
+                found.append(edge if is_named else replace(edge, value=value.name))
+        return found
+
 
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 
@@ -358,3 +438,120 @@ class Partitioner(Emitter):
 
         more = self.add("Mul", [value, numbers(up, "up")], near, f"{what}/times")
         return self.add("FloorDiv", [more, numbers(down, "down")], near, what)
+
+
+# Where tensors are cut that are placed by hand: copies of them, which say on which axis of the mesh along what.
+#
+#     before   x ──► MatMul                                            x: axis 0 cuts dimension 0, axis 1 dimension 1
+#     after    x ──► x/sharded (0: 0) ──► x/sharded_1 (1: 1) ──► MatMul
+#
+# The copies are made before anything is cut: each device of one axis then has its own of what the next axis cuts.
+
+
+_CUT = "_autograph_cut"
+
+
+def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]) -> None:
+    """Add the copies of all tensors.
+
+    Args:
+        graph: which is edited.
+        item: whose variables are no tensors.
+        cuts: which dimension each axis cuts, by the name of a variable or a tensor.
+    """
+    for name, dims in cuts.items():
+        if name in item.variables:
+            continue
+        value = graph.value(name)
+        for axis, dim in enumerate(dims):
+            if dim is None:
+                continue
+            node = graph.add("Identity", [value], name=f"{graph.value(name).node.name}/sharded", origin=value.node)
+            node.set_raw_attr(_CUT, encode("list(int)", [axis, dim]))
+            record_shapes(node, [static_shape(value)])
+            value.replace_all_uses_with(node.output(), keep=[node])
+            value = node.output()
+
+
+def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[Node]:
+    """Let readers of tensors see the whole on every axis; return what hands it to them, marked until all is cut.
+
+    Args:
+        graph: which is edited.
+        item: whose variables are no tensors.
+        names: of what is replicated, or on one device.
+    """
+    kept = []
+    for name in names:
+        if name in item.variables:
+            continue
+        value = graph.value(name)
+        node = value.node
+        if node.op != "Identity":
+            node = graph.add("Identity", [value], name=f"{node.name}/whole", origin=node)
+            record_shapes(node, [static_shape(value)])
+            value.replace_all_uses_with(node.output(), keep=[node])
+        node.set_raw_attr(WHOLE, encode("bool", True))
+        kept.append(node)
+    return kept
+
+
+def boundaries(graph: Graph, axis: int) -> dict[str, int]:
+    """Return the copies that an axis cuts, with the dimension; what they read is whole for all its devices.
+
+    Args:
+        graph: which is edited.
+        axis: of the mesh.
+    """
+    found = {}
+    for node in graph:
+        at, dim = node.attr(_CUT, (-1, -1))
+        if at == axis:
+            node.drop_attr(_CUT)
+            node.set_raw_attr(WHOLE, encode("bool", True))
+            found[node.name] = dim
+    return found
+
+
+# What reads a value whole of which the devices hold blocks: every gather of a step, told with who asks for it.
+#
+#     z: split(1) ──► Sort      model axis: Sort 'Sort' reads 'z' whole, of which each device has a block (split(1))
+#
+# That is right, and costs a gather; what has no rule at all has a note of its own, which `semantics.strict` refuses.
+
+
+def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
+    """Yield a note for each node that reads blocks whole, and has no other note.
+
+    Args:
+        state: the placements.
+        step: the nodes that one step runs.
+    """
+    for node in state.order:
+        made = state.transfers[node]
+        if node not in step or made.note or not made.inputs or any(fact.placement.differs for fact in made.outputs):
+            continue
+        for index, want in made.operand_reshards.items():
+            placement = made.inputs[index].placement
+            if want == REPLICATED and placement.is_split:
+                value = node.inputs[index].name
+                yield (
+                    f"model axis: {node.op} '{node.name}' reads '{value}' whole, of which each device has a block "
+                    f"({placement!r})"
+                )
+                break
+
+
+def _run(rewrite: Rewrite) -> None:
+    """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
+    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+    rewrite.put(WholeVariables(item.variables))
+    rewrite.item = replace(item, variables=shard_variables(item.variables))
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+
+
+def _has_model_axis(rewrite: Rewrite) -> bool:
+    return rewrite.plan.model is not None
+
+
+PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))

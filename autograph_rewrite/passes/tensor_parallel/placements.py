@@ -20,7 +20,7 @@ from autograph_rewrite.analysis.propagate import Propagation, propagate, restate
 from autograph_rewrite.analysis.reduction_placement import Cuts, place_reductions
 from autograph_rewrite.analysis.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.analysis.transfer import convert
-from autograph_rewrite.analysis.variables.shardable import obstacle
+from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode

@@ -9,7 +9,7 @@ Each axis of a mesh cuts what the one before it has left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 from autograph_rewrite.training_graph import Shards, Variable
@@ -57,3 +57,10 @@ def _joined(variable: Variable, pieces: Mapping[str, Variable]) -> Variable:
     within = tuple(part.shards and replace(part.shards, handles=(), devices=()) for part in parts)
     shards = replace(variable.shards, handles=handles, within=within if any(within) else ())
     return replace(variable, handle=handles[0], shards=shards)
+
+
+@dataclass(frozen=True)
+class WholeVariables:
+    """The item's variables as the outside knows them, those in shards among them."""
+
+    variables: Mapping[str, Variable]

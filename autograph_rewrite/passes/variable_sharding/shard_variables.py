@@ -20,8 +20,11 @@ from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
 from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -164,3 +167,18 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
         for k in range(len(cuts[name].sizes)):
             requests.append(placed(replace(base, name=shard_name(name, k)), cuts[name].of_shard(k)))
     return replace(plan, variables=tuple(requests))
+
+
+def _shard(rewrite: Rewrite) -> None:
+    """Shard variables, their slots and their updates."""
+    known = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else rewrite.item.variables
+    item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
+    rewrite.put(WholeVariables(in_pieces(known, item.variables)))  # the model axis may have cut others
+    rewrite.item = replace(item, variables=shard_variables(item.variables))
+
+
+def _has_shards(rewrite: Rewrite) -> bool:
+    return any(request.sizes for request in rewrite.plan.variables)
+
+
+SHARD_VARIABLES = Pass("shard-variables", _shard, _has_shards, gives=(WholeVariables,))

@@ -47,3 +47,11 @@ def _listed(members: list[EdgePlan]) -> str:
     found = [f"'{name}'" for name in (*owners, *values)]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return ", ".join(found[:_SHOWN]) + more
+
+
+# How many bytes a step exchanges: the one count that plan, comm, simulate, explain and report show.
+
+
+def exchanged_bytes(edges: Iterable[EdgePlan]) -> int:
+    """Return what one member of each exchange hands over in a step of the examples that the plan counts."""
+    return sum(edge.bytes for edge in edges if edge.lowered.hops or edge.compressor != "none")

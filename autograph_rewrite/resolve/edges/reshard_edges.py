@@ -6,36 +6,41 @@ norms, batch statistics) belongs to the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.facts.concrete_sizes import Sizes
-from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED
-from autograph_rewrite.analysis.facts.symbolic_dims import rows_per_example
+from autograph_rewrite.analysis.facts.placement import PARTIAL, REPLICATED, Fact, Shape
+from autograph_rewrite.analysis.facts.symbolic_dims import is_local, rows_per_example
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.rule_table import TABLE, families
 from autograph_rewrite.analysis.rules.arrays import random
 from autograph_rewrite.analysis.rules.base import LocalEntry, Slice
-from autograph_rewrite.ir.control_flow import before_loops
+from autograph_rewrite.analysis.variables.uses import declared_trained
+from autograph_rewrite.codecs.builtin import NONE
+from autograph_rewrite.ir.control_flow import before_loops, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.traits import ENTERS
+from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.lowerings import Operation
-from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan
+from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
-from autograph_rewrite.resolve.edges import one_shot
-from autograph_rewrite.resolve.edges.lowering_choice import by_hosts, homed, lowering_of
-from autograph_rewrite.resolve.edges.owners import Owners
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
-from autograph_rewrite.resolve.wire_types import sent_bytes
+from autograph_rewrite.resolve.server_region import find_server_region
+from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively, sent_bytes
 from autograph_rewrite.training_graph import Variable
 
 
@@ -74,7 +79,7 @@ def resolve_edges(
     found = _on_logical_devices(plan, state, found)
     bucketed = assign_buckets(plan, state, found, variables)
     if plan.homes or any(variable.captured for variable in variables.values()):
-        bucketed = one_shot.choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
+        bucketed = choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
     bucketed = [replace(edge, bytes=-(-edge.bytes // plan.period_of(edge))) for edge in bucketed]
     listed = compression.with_rounds(bucketed, state, variables)
     keyed = collective_keys.with_keys(listed, plan.devices, plan.members)
@@ -252,3 +257,324 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
             if any(nodes[other] in made for other in several if other != key):
                 result[key] = replace(found[key], owner=STEP)
     return result
+
+
+# Lowering of an edge: which of the table's rows its placements, its devices and its owner's residence call for.
+#
+#     partial(sum), one process       collective_reduce, or add_n where one copy of a variable serves all
+#     partial(sum), processes         host_reduce: added up in each process, then among processes
+#     the same with `hint: ring`, or GPUs   collective_reduce: one ring of all; on GPUs its way through a host is NCCL's
+#     partial(sum), for a server      accumulator; for all workers host_reduce, but where they are servers themselves
+#
+# Hierarchical sums: Goyal et al., Accurate, Large Minibatch SGD (2017), section 4.
+
+
+ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
+"""The types of conditional accumulators: TensorFlow has no kernel of one for others."""
+
+
+def homed(
+    plan: Plan,
+    state: Propagation,
+    found: Mapping[tuple[str, str], EdgePlan],
+    variables: Mapping[str, Variable],
+) -> dict[tuple[str, str], EdgePlan]:
+    """Return the edges as they are lowered where variables live on single devices.
+
+    Args:
+        plan: says where.
+        state: the placements of all values.
+        found: the edges, by value and target.
+        variables: of the item.
+    """
+    if not plan.homes:
+        return dict(found)
+    if len(plan.processes) == 1:
+        return {key: replace(edge, lowering=_at_home(plan, state, edge)) for key, edge in found.items()}
+    through = {key: replace(edge, lowering=_through_servers(plan, state, edge)) for key, edge in found.items()}
+    if not _can_meet_besides(plan) or _reaches_branches(plan.with_edges(through.values()), state, variables):
+        return through
+    besides = {key: edge for key, edge in found.items() if _is_for_workers(plan, state, edge)}
+    return through | besides if _are_worth_a_ring(plan, besides.values()) else through
+
+
+def _can_meet_besides(plan: Plan) -> bool:
+    """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
+
+    Runs with collectives have one number in all processes (`runtime.session.on_servers.finish_together`). By it, the
+    devices at both ends and the name of a node, which is the same in the graphs of all workers, a process tells apart
+    what is sent: between two servers, or two devices of one, it could not. Where the server is a worker, who is done
+    first would end what that worker runs itself.
+    """
+    servers = set(plan.homes.values())
+    apart = len(servers) == 1 and {process_of(device) for device in servers}.isdisjoint(plan.processes)
+    return apart and not plan.is_asynchronous and all(parse(server).kind == "CPU" for server in servers)
+
+
+def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
+    """Return whether sums take no longer around a ring of n workers than through a server.
+
+    The ring sends 2 (n - 1) messages one after the other, each of them a share of the bytes; a server takes two, of
+    all bytes for each worker. Small sums of few workers are in one shot, which takes one.
+    """
+    return len(plan.processes) <= 2 or may_be(plan) or sum(edge.bytes for edge in edges) > SENT_MORE
+
+
+def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
+    """Return whether processes send to each other in a loop or branch: nobody outside knows that all of it has come.
+
+    What is sent to a branch that is not taken is waited for by nothing that the run computes.
+    """
+    sometimes = set(state.order) - unconditional_nodes(state.order)
+    if not sometimes:
+        return False
+    region = find_server_region(plan, state, variables)
+    copied = {variables[request.name].handle for request in plan.variables if request.server and request.server.proxy}
+
+    def is_there(value: Value) -> bool:
+        handle = handle_node(value)
+        return (handle in region.handles and handle.name not in copied) or value.node in region.nodes
+
+    return any(node in region.nodes or any(map(is_there, node.inputs)) for node in sometimes)
+
+
+def _is_for_workers(plan: Plan, state: Propagation, edge: EdgePlan) -> bool:
+    """Return whether an edge, which no server takes, is a sum or a gather that collectives can carry."""
+    if edge.owner in plan.homes:
+        return False
+    if edge.to == SIZES or not edge.lowered.does(Operation.REDUCE):
+        return edge.lowering != "host_gather"  # its rows may be strings, and any number of them
+    fact = as_sent(state.source(state.graph.value(edge.value)))
+    return can_be_sent(fact.dtype, fact.placement.op)
+
+
+def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    """Return how values meet on the device of their owner, where one process has all replicas."""
+    placement = state.source(state.graph.value(edge.value)).placement
+    if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
+        return edge.lowering
+    if placement.is_split:
+        return "concat"
+    return ("add_n" if placement == PARTIAL else "fold") if placement.is_partial else edge.lowering
+
+
+def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
+    """Return how a value crosses between the processes of a job through a store on a server."""
+    fact = state.source(state.graph.value(edge.value))
+    if edge.lowering in ("collective_gather", "host_gather"):
+        return "server_gather"
+    if edge.lowering not in ("collective_reduce", "micro_reduce", "host_reduce"):
+        return edge.lowering
+    return "accumulator" if fact.placement == PARTIAL and as_sent(fact).dtype in ACCUMULATED else "server_reduce"
+
+
+def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
+    """Return the lowering of an edge where no servers hold variables.
+
+    Args:
+        plan: the request.
+        fact: of the value.
+        target: the placement that is asked for, as edges write it.
+        options: of the edge's owner.
+    """
+    if target.startswith("split"):
+        return "slice"
+    if target.startswith("partial"):
+        return "zeros"
+    if target == "local":
+        return "local_size"
+    crosses = len(plan.processes) > 1
+    if fact.is_local:
+        counted = any(rows_per_example(entry) is None for entry in fact.value or () if is_local(entry))
+        return "host_reduce" if crosses and counted else "global_size"
+    mirrored = plan.mode == "mirrored" and plan.replicas > 1
+    if fact.placement.is_partial:
+        wire = wire_types.wire_type(fact.dtype, fact.placement.op)
+        if mirrored and wire in wire_types.COLLECTIVE_TYPES and not _is_hierarchical(plan, options):
+            return "micro_reduce" if plan.microbatches > 1 else "collective_reduce"
+        return by_hosts(plan, fact)
+    if (
+        mirrored
+        and plan.microbatches == 1
+        and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices)
+    ):
+        return "collective_gather"
+    return "host_gather" if crosses else "concat"
+
+
+def _is_hierarchical(plan: Plan, options: Options) -> bool:
+    """Return whether replicas of a process add up by themselves before processes do.
+
+    Among CPU devices of one memory an AddN moves less than a ring of them all, and the ring among processes is shorter
+    (measured: benchmarks/hierarchy.py). NCCL knows the links between GPUs better. Who names a ring gets one. What
+    compressors send has an error of each replica's own to feed back.
+    """
+    several = len(plan.processes) > 1 and plan.replicas_each > 1 and options.hint == "auto"
+    return several and options.compressor == NONE and all(parse(device).kind == "CPU" for device in plan.devices)
+
+
+def by_hosts(plan: Plan, fact: Fact) -> str:
+    """Return how the parts of a value are combined on the first device of each process."""
+    if len(plan.processes) > 1:
+        return "host_reduce"
+    return "add_n" if fact.placement == PARTIAL else "fold"
+
+
+# Owners of edges: the variable whose update an edge reaches along values of that variable's shape; else the step.
+#
+# dw: partial(sum) ──► sum ──► ResourceApplyAdam(w)      belongs to w
+# loss: partial(sum) ──► sum ──► output                  belongs to the step
+
+
+MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")
+"""Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
+MAX_REACH = 400
+"""How many nodes to look at for the owner of an edge."""
+
+
+class Owners:
+    """Finds the variable that an edge serves."""
+
+    def __init__(self, state: Propagation, variables: Mapping[str, Variable]) -> None:
+        self._state = state
+        self._by_handle = {variable.handle: variable for variable in variables.values()}
+        self._trained = declared_trained(variables)
+
+    def of(self, value: Value) -> str:
+        """Return the owner of the reduction or gather of `value`."""
+        fact = self._state.source(value)
+        sparse = fact.placement.is_split
+        if not sparse and not fact.shape:
+            return STEP if fact.shape == () and not self._scalar_variables() else self._search(value, fact.shape, False)
+        return self._search(value, fact.shape, sparse)
+
+    def _scalar_variables(self) -> bool:
+        return any(variable.shape == () and variable.trainable is not False for variable in self._by_handle.values())
+
+    def _search(self, value: Value, shape: Shape | None, sparse: bool) -> str:
+        reached: list[Variable] = []
+        seen = {value}
+        pending = deque([value])
+        visited = 0
+        while pending and visited < MAX_REACH:
+            current = pending.popleft()
+            for node, index in current._uses:
+                visited += 1
+                variable = self._updated_by(node)
+                if variable is not None:
+                    reached.append(variable)
+                    # A slot is written first, then read again for the update of its variable.
+                    pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
+                    seen.update(self._reads(node.inputs[0]))
+                    continue
+                if sparse and (_mixes_rows(node) or has(node.op, "measures")):  # a number of rows is not the rows
+                    continue
+                for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
+                    if other not in seen and self._follows(other, shape, sparse):
+                        seen.add(other)
+                        pending.append(other)
+        alike = [v for v in reached if v.shape == shape] or reached
+        owners = [v for v in alike if v.name in self._trained] if self._trained else alike
+        return next((v.name for v in owners), STEP)
+
+    def _updated_by(self, node: Node) -> Variable | None:
+        if not is_update(node):
+            return None
+        return self._by_handle.get(handle_node(node.inputs[0]).name)
+
+    def _reads(self, handle: Value) -> list[Value]:
+        """Return what is read from a variable, also inside branches and loops."""
+        uses = handle_uses(handle_node(handle))
+        return [node.output() for node, _ in uses if node.op == "ReadVariableOp"]
+
+    def _made(self, node: Node) -> list[Value]:
+        transferred = self._state.transfers.get(node)
+        return [] if transferred is None else [node.output(i) for i in range(len(transferred.outputs))]
+
+    def _follows(self, value: Value, shape: Shape | None, sparse: bool) -> bool:
+        fact = self._state.facts[value]
+        if sparse:  # rows: their number changes when duplicates are merged
+            return fact.shape is None or len(fact.shape) >= 1
+        if fact.shape is None or shape is None:
+            return True
+        return fact.shape == shape or _elements(fact.shape) == _elements(shape)
+
+
+def _mixes_rows(node: Node) -> bool:
+    rule = TABLE.get(node.op)
+    return rule is not None and rule.family in MIXES_ROWS
+
+
+def _elements(shape: Shape) -> int | None:
+    if any(not isinstance(dim, int) or is_local(dim) for dim in shape):
+        return None
+    return math.prod(dim for dim in shape if isinstance(dim, int))
+
+
+# One-shot sums: which all-reduces between processes send all to everybody, instead of going around a ring twice.
+#
+#     ring       2 (n - 1) messages of bytes / n, one after another
+#     one-shot     (n - 1) messages of bytes; each member adds up what it has got, in the same order as all others
+#
+# A message between two processes costs TensorFlow's gRPC about half a millisecond of processor time, whatever it holds
+# (benchmarks/one_shot.py). Two members send as many bytes in either way. In functions, and where the runs of a session
+# are over together (`runtime.session.on_servers.finish_together`): else who is done with a run deletes what another
+# process has not asked for yet, and a gather is done before a ring is.
+#
+# After: XLA's one-shot and two-shot all-reduce; Thakur et al., Optimization of Collective Communication Operations in
+# MPICH (2005), section 4.5.
+
+
+INSTEAD = MappingProxyType(
+    {"collective_reduce": "one_shot_reduce", "host_reduce": "host_one_shot", "micro_reduce": "micro_one_shot"}
+)
+"""By lowering that goes around a ring, the one that does the same in one shot."""
+MOST_MEMBERS = 8
+GATHERED = 1024 * 1024
+"""Bytes of all members together at most: more no longer fits into the caches of a core, which adds it up."""
+SENT_MORE = 48 * 1024
+"""Bytes that a message of a one-shot may have more than one of a ring: at 1 Gbit/s they take as long as a message."""
+
+
+def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], bool]) -> list[EdgePlan]:
+    """Return the edges, those of small sums between processes in one shot.
+
+    Args:
+        plan: the request.
+        edges: with their buckets.
+        fits: tells whether the shape of an edge's value is the same in all steps, and a gather knows its type.
+    """
+    listed = list(edges)
+    members = len(plan.processes)
+    if not may_be(plan):
+        return listed
+    rings = [edge for edge in listed if _is_ring(plan, edge) and (edge.to == SIZES or fits(edge))]
+    together = Counter[int]()
+    for edge in rings:
+        together[edge.bucket] += edge.bytes
+    whole = Counter(edge.bucket for edge in listed if edge.bucket)
+    found = Counter(edge.bucket for edge in rings if edge.bucket)
+
+    def is_small(edge: EdgePlan) -> bool:
+        sent = together[edge.bucket] if edge.bucket else edge.bytes
+        return 0 < sent * members <= GATHERED and sent - 2 * sent / members <= SENT_MORE
+
+    chosen = {id(edge) for edge in rings if is_small(edge) and whole[edge.bucket] == found[edge.bucket]}
+    return [replace(edge, lowering=INSTEAD[edge.lowering]) if id(edge) in chosen else edge for edge in listed]
+
+
+def may_be(plan: Plan) -> bool:
+    """Return whether small sums of a job can be in one shot.
+
+    Args:
+        plan: the request.
+    """
+    on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
+    return 1 < len(plan.processes) <= MOST_MEMBERS and on_cpu and plan.model is None
+
+
+def _is_ring(plan: Plan, edge: EdgePlan) -> bool:
+    """Return whether a ring between processes, which nobody asked for, carries an edge's values as they are."""
+    if edge.lowering not in INSTEAD or edge.compressor != NONE or plan.options_of(edge.owner).hint != "auto":
+        return False
+    return edge.lowered.crosses or plan.replicas_each == 1

@@ -17,11 +17,11 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.propagation_passes import Sharded
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.training_graph import TrainingGraph
 
-CONVERTS = "insert-reshards"
-"""The first pass that leaves a graph of replicas."""
+CONVERTS = "assign-spans"
+"""The first pass after which one device cannot run the graph: nodes are those of several replicas."""
 MEANS_BLOCKS = frozenset(
     ("slice-batch-inputs", "partition-model", "localize-indices", "localize-kept-rows", "local-batch-norm")
 )
@@ -58,7 +58,7 @@ class PlainStates(RewriteObserver):
         graph, item = rewrite.graph.clone(), rewrite.item
         for node in graph:
             node.drop_attr("_class")  # what they stand beside may be gone; devices are assigned later
-        variables = rewrite.get(Sharded).variables if rewrite.has(Sharded) else item.variables
+        variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
         values = dict(zip(item.outputs, rewrite.outputs, strict=True))
         outputs = {
             name: replace(info, tensor=f"{values[name].node.name}:{values[name].index}")

@@ -7,7 +7,8 @@ restore()      worker 0 says which ─► all read it ─► all write their var
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,14 @@ import numpy as np
 
 from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.diagnostics.user_warning import warn_user
-from autograph_rewrite.errors import CheckpointError, ConfigError, GraphError
+from autograph_rewrite.errors import CheckpointError, ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.selected import chosen_config
-from autograph_rewrite.runtime.checkpoints.bundle import names_in, read
+from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoints.deal import Piece, deal
-from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Label, Manifest
-from autograph_rewrite.runtime.checkpoints.joint_save import JointSave
-from autograph_rewrite.runtime.checkpoints.pace import Pace
-from autograph_rewrite.runtime.checkpoints.page_cache import be_patient
+from autograph_rewrite.runtime.checkpoints.folder import PREFIX, CheckpointFolder, Damaged, Label, Manifest
+from autograph_rewrite.runtime.checkpoints.page_cache import be_patient, kept_small
 from autograph_rewrite.runtime.checkpoints.targets import Target, average_variables, target_of
 from autograph_rewrite.runtime.consensus.agreement import common_name
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
@@ -307,3 +307,222 @@ def _require_fitting(
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(f"'{name}'" for name in names[:3]) + more
+
+
+# One checkpoint being written by all workers, beside the steps: files say who is done, so that no step waits.
+#
+# worker 1   part-1.index, part-1.data-...   then `part-1.done`
+# worker 0   its own part, then looks for those of all, joins them, and puts the checkpoint in its place
+# worker 1   until the folder is gone from where it was being written, or `failed` stands in it
+
+
+_LOOK = 0.02
+"""Seconds between looks at what the others have written."""
+_FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class JointSave:
+    """One save of a job.
+
+    Args:
+        folder: where the checkpoints are.
+        partial: where this one is while it is being written: of all workers the same, and of no other save.
+        label: what the program says of it; that of worker 0 counts.
+        task: which worker this is.
+        workers: their names, for messages.
+        seconds: how long to wait for the others.
+    """
+
+    folder: CheckpointFolder
+    partial: Path
+    label: Label
+    task: int
+    workers: Sequence[str]
+    seconds: float
+
+    def run(self, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
+        """Write this worker's part, and come back when the checkpoint is whole.
+
+        Args:
+            pieces: what this worker writes.
+            values: whole values of the variables that these are of, by name.
+
+        Raises:
+            CheckpointError: somebody could not write.
+            ClusterError: somebody does not.
+        """
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            if pieces:
+                write_part(self.partial / f"part-{self.task}", pieces, values)
+            self._say(f"part-{self.task}.done", "part" if pieces else "")
+            if self.task == 0:
+                self._join()
+        except (OSError, CheckpointError, ClusterError) as error:
+            self._say(_FAILED, f"{self.workers[self.task]}: {error}")
+            raise
+        if self.task != 0:
+            self._until(lambda: not self.partial.exists(), lambda: [self.workers[0]])
+
+    def _join(self) -> None:
+        done = [self.partial / f"part-{task}.done" for task in range(len(self.workers))]
+        self._until(
+            lambda: all(file.exists() for file in done),
+            lambda: [name for name, file in zip(self.workers, done, strict=True) if not file.exists()],
+        )
+        parts = [file.with_suffix("") for file in done if file.read_text(encoding="utf-8")]
+        merge_parts(parts, self.partial / PREFIX)
+        for file in done:
+            file.unlink()
+        self.folder.commit(self.partial, self.label)
+
+    def _until(self, is_done: Callable[[], bool], missing: Callable[[], list[str]]) -> None:
+        """Wait for the others.
+
+        Raises:
+            CheckpointError: somebody has failed.
+            ClusterError: somebody takes too long.
+        """
+        deadline = time.monotonic() + self.seconds
+        while not is_done():
+            failed = self.partial / _FAILED
+            if failed.exists():
+                raise CheckpointError(f"step {self.label.step} was not saved: {failed.read_text(encoding='utf-8')}")
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{listed(missing())} has not written its part of the checkpoint of step {self.label.step} "
+                    f"within {self.seconds:g} s",
+                    hint=f"is {self.folder.path} on a file system that all workers share, and do all of them save "
+                    "after the same steps?",
+                )
+            time.sleep(_LOOK)
+
+    def _say(self, name: str, text: str) -> None:
+        """Leave a note for the others, whole from the moment that they see it."""
+        try:
+            write_whole(self.partial / name, text.encode())
+        except OSError:
+            if name != _FAILED:  # where nothing can be written they find out by themselves
+                raise
+
+
+# The pace of a program's checkpoints: how many of its steps one call makes, found by the steps that it names.
+#
+# save(100) behind 100 calls, save(200) behind 200     1: behind 250 calls its step is 250
+# save(1) behind 500 calls                             none: it counts epochs, and only the program can save in between
+# restore() of step 200, saved at a pace of 1          1: behind 30 calls more its step is 230
+
+
+class Pace:
+    """The pace of the checkpoints of one manager.
+
+    Attributes:
+        last: the step of the last checkpoint; None: there is none.
+        steps_per_call: the pace; 0: it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self._from = 0, 0
+        self.steps_per_call = 0
+        self._has_extra = False
+
+    def restored(self, checkpoint: Manifest, calls: int) -> None:
+        """Note that a checkpoint was read: its pace holds until this program's own is known.
+
+        Args:
+            checkpoint: what it says of itself.
+            calls: that this process has made.
+        """
+        self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
+        self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
+
+    def saved(self, step: int, calls: int, extra: Mapping[str, Any] | None) -> None:
+        """Note that a checkpoint is written.
+
+        Args:
+            step: that the program names.
+            calls: that this process has made.
+            extra: what the program adds to it.
+        """
+        step_before, calls_before = self._from
+        steps, made = step - step_before, calls - calls_before
+        if made:
+            self.steps_per_call = steps // made if steps > 0 and steps % made == 0 else 0
+        self.last, self._from, self._has_extra = step, (step, calls), bool(extra)
+
+    def step(self, calls: int) -> int | None:
+        """Return the step that the program would name; None where only the program can tell.
+
+        Args:
+            calls: that this process has made.
+        """
+        step, before = self._from
+        if calls == before:
+            return self.last
+        return step + self.steps_per_call * (calls - before) if self.steps_per_call and not self._has_extra else None
+
+
+# Variables in TensorFlow's checkpoint format: each worker writes a part, and the parts become one bundle.
+#
+#     SaveV2 part-0, SaveV2 part-1 ─► MergeV2Checkpoints ─► variables.index, variables.data-00000-of-00002, ...
+#
+# It is what `tf.train.Saver` reads under the names of the variables, and `tf.train.load_checkpoint` anywhere.
+
+
+def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
+    """Write pieces of variables.
+
+    Args:
+        prefix: of the files.
+        pieces: which; at least one.
+        values: whole values by name.
+    """
+    tf = tensorflow()
+    with tf.device("CPU:0"), kept_small(prefix):
+        cut = [values[p.name] if p.rows is None else values[p.name][p.rows[0] : p.rows[1]] for p in pieces]
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=[piece.name for piece in pieces],
+            shape_and_slices=[piece.slice_spec for piece in pieces],
+            tensors=[tf.convert_to_tensor(value) for value in cut],
+        )
+
+
+def merge_parts(parts: Sequence[Path], prefix: Path) -> None:
+    """Make one bundle of parts; their files move."""
+    tf = tensorflow()
+    with tf.device("CPU:0"):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=[str(part) for part in parts], destination_prefix=str(prefix), delete_old_dirs=False
+        )
+
+
+def names_in(prefix: Path) -> list[str]:
+    """Return the names of all values that a bundle has."""
+    return [name for name, _ in tensorflow().train.list_variables(str(prefix))]
+
+
+def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield whole values by name, those that the bundle has.
+
+    Raises:
+        Damaged: the checksum of a value is not that of what was written.
+    """
+    tf = tensorflow()
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        kinds = reader.get_variable_to_dtype_map()
+        for name in names:
+            if kinds.get(name) == tf.variant:  # the position of an iterator: nothing that numpy has
+                yield (
+                    name,
+                    tf.raw_ops.RestoreV2(
+                        prefix=str(prefix), tensor_names=[name], shape_and_slices=[""], dtypes=[tf.variant]
+                    )[0],
+                )
+            elif name in kinds:
+                yield name, reader.get_tensor(name)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise Damaged(f"the checkpoint {prefix.parent} is damaged: {str(error).splitlines()[0]}") from None

@@ -15,7 +15,7 @@ from autograph_rewrite.ir.types.dtypes import NUMBERS
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.runtime.function.guard import Guard
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
-from autograph_rewrite.runtime.function.on_servers.served_variables import bring
+from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.native.function_def import ReadAfter, Stack
 from autograph_rewrite.runtime.session.variable_copies import copies_of
 from autograph_rewrite.training_graph import TrainingGraph

@@ -14,7 +14,7 @@ import numpy as np
 
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.compressor_state import ExtraState
-from autograph_rewrite.runtime.function.on_servers.served_variables import Held, Served
+from autograph_rewrite.runtime.function.served_variables import Held, Served
 from autograph_rewrite.runtime.function.sharded_variables import Sharded
 from autograph_rewrite.training_graph import Shards, Variable
 

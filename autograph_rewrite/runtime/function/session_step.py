@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.plan.parts.messages import VariableRequest
@@ -39,7 +40,9 @@ def stand_alone(item: TrainingGraph) -> TrainingGraph:
     """Return a function's item as a session runs it: with variables of its own, and one target."""
     alone = unbind(item).item
     graph = alone.graph.clone()
-    target = graph.add("NoOp", name=graph.unique_name(TARGET), controls=[graph.nodes[name] for name in alone.targets])
+    target = Builder(graph, graph.unique_name(TARGET)).node(
+        "NoOp", controls=[graph.nodes[name] for name in alone.targets]
+    )
     return replace(alone, source=graph, targets=(target.name,))
 
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.parameter_server.turns import PREFIX
 from autograph_rewrite.plan.parts.names import proxy_name
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
 from autograph_rewrite.runtime.consensus.step_digest import described, written_between
 from autograph_rewrite.runtime.function.guard import is_same
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal
-from autograph_rewrite.runtime.function.on_servers.others_began import OthersBegan
-from autograph_rewrite.runtime.function.on_servers.served_variables import Served, bring, served
-from autograph_rewrite.runtime.function.on_servers.tables_written import TablesWritten
+from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.native.variable_reader import Reader
 from autograph_rewrite.runtime.session.session import DistributedSession
 from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
@@ -272,3 +272,55 @@ def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
     if not variables:
         return list
     return Reader([variable.handle for variable in variables], [v.dtype.as_datatype_enum for v in variables])
+
+
+# Whether the other workers have begun the next step: what worker 0 waits for before it writes on a server.
+#
+# They may still read there what the last step has left. Each says so when it begins (`passes.parameter_server.turns`);
+# worker 0 takes that in the step, or, where it has something to write, before it.
+
+
+_TAKE = "QueueDequeueManyV2"
+
+
+class OthersBegan:
+    """Takes what the others say; does nothing where a step does not wait for it.
+
+    Args:
+        session: of a step.
+    """
+
+    def __init__(self, session: DistributedSession) -> None:
+        self._session = session
+        self._has_waited = False
+        ops = (op for op in session.graph.get_operations() if op.type == _TAKE and op.name.startswith(f"{PREFIX}/"))
+        found = next((op for op in ops if PASS_ATTR in op.node_def.attr), None)
+        self._count, self._take = None, None
+        if found is None:
+            return
+        queue, self._count = found.inputs
+        # TensorFlow's own way to look into a constant forbids to feed it from then on.
+        self._others = int(tensorflow().make_ndarray(self._count.op.node_def.attr["value"].tensor))
+        with session.graph.as_default(), tensorflow().device(queue.device):
+            taken = tensorflow().raw_ops.QueueDequeueManyV2(
+                handle=queue, n=self._others, component_types=found.get_attr("component_types")
+            )
+        self._take = taken[0].op
+
+    def wait(self) -> None:
+        """Wait until the others have begun the next step.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._take is not None and not self._has_waited:
+            self._session.run_ops([self._take])
+            self._has_waited = True
+
+    def feeds(self) -> dict[Any, int]:
+        """Return what a step is fed besides: how many it still has to wait for."""
+        if self._count is None:
+            return {}
+        still = 0 if self._has_waited else self._others
+        self._has_waited = False
+        return {self._count: still}

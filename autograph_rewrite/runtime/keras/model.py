@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +25,10 @@ from autograph_rewrite.load.sources.keras_models import require_usable, step_fun
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
+from autograph_rewrite.runtime.function.arguments import Leaf, Opens, Shape
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.keras.declared_lengths import declared_lengths
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.keras.steps_per_call import Drawn, stacked, taken
 from autograph_rewrite.runtime.preemption.stop import Stop
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -472,3 +472,158 @@ class _FallBack:
         warnings.warn(f"{verb} runs on one device: {error}", stacklevel=6)
         step = getattr(self._model, f"{self._kind}_step")
         self.function = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
+
+
+# The dimensions that a Keras model leaves open: workers with sequences of other lengths have to trace one step.
+#
+# Input((None, 4))   batch float64[2, 3, 4]    traced for [None, 3, 4]       by this worker alone
+# [None, None, 4]    where others may have other lengths
+
+
+def declared_lengths(model: Any) -> Opens:
+    """Return what opens, of the leaves of a batch, the dimensions that the model's inputs and outputs leave open.
+
+    Args:
+        model: a Keras model; of one whose inputs are not declared nothing is opened.
+    """
+    inputs, outputs = _shapes(model, "inputs"), _shapes(model, "outputs")
+
+    def opened(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
+        found = list(leaves)
+        for part, shapes in (("x", inputs), ("y", outputs), ("sample_weight", outputs)):
+            at = [i for i, path in enumerate(paths) if path.partition("/")[0] == part]
+            if len(at) == len(shapes):
+                for i, shape in zip(at, shapes, strict=True):
+                    found[i] = _opened(leaves[i], shape)
+        return found
+
+    return opened
+
+
+def _shapes(model: Any, which: str) -> list[Shape]:
+    try:
+        tensors = tensorflow().nest.flatten(getattr(model, which))
+        return [tuple(tensor.shape) for tensor in tensors]
+    except (AttributeError, ValueError, TypeError):  # a model of one's own, or one that was not built
+        return []
+
+
+def _opened(leaf: Leaf, declared: Shape) -> Leaf:
+    """Return a leaf with the open dimensions of what is declared; labels may have fewer dimensions than outputs."""
+    if leaf.shape is None or declared is None or len(leaf.shape) > len(declared):
+        return leaf
+    return leaf._replace(
+        shape=tuple(None if told is None else size for size, told in zip(leaf.shape, declared, strict=False))
+    )
+
+
+# Several steps in one call of a model's training function (`steps_per_run`, and Keras' `steps_per_execution`).
+#
+# Drawn      an iterator of dense batches: the loop in the graph draws them, and ends where the data do
+# stacked    other batches: those that follow each other with one shape become rows
+#
+# [32, 8] [32, 8] [32, 8] [7, 8]   ──►   [3, 32, 8]   [1, 7, 8]
+
+
+class Drawn:
+    """Draws batches in a loop in the graph, and runs a step on each; returns the last step's results.
+
+    The first step runs by itself: what it returns gives the loop its form.
+
+    Args:
+        step: runs one step on a batch, or adds it to a graph.
+    """
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self._tf = tensorflow()
+        self._step = step
+        self._results: Any = None
+        self._loop = self._tf.function(self._several, autograph=False)
+
+    def takes(self, iterator: Any) -> bool:
+        """Return whether the graph can draw from an iterator: one of tf.data, of dense tensors alone."""
+        tf = self._tf
+        if not hasattr(iterator, "get_next_as_optional"):
+            return False
+        specs = tf.nest.flatten(iterator.element_spec)
+        return all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs)
+
+    def __call__(self, iterator: Any, count: int) -> Any:
+        """Run up to `count` steps; None if there was no batch left."""
+        tf = self._tf
+        if self._results is None:
+            data = next(iterator, None)
+            if data is None:
+                return None
+            self._results, count = self._step(data), count - 1
+            self._loop.get_concrete_function(iterator, tf.constant(count))  # what needs variables is made by now
+        else:
+            data = None
+        done, results = self._loop(iterator, tf.constant(count))
+        if not done and data is None:
+            return None
+        return tf.nest.pack_sequence_as(self._results, results) if done else self._results
+
+    def _several(self, iterator: Any, count: Any) -> tuple[Any, list[Any]]:
+        """Return how many steps were done, and the last one's results, flat."""
+        tf = self._tf
+
+        def drawn(number: Any) -> Any:
+            none = tf.experimental.Optional.empty
+            return tf.cond(number < count, iterator.get_next_as_optional, lambda: none(iterator.element_spec))
+
+        def one_step(number: Any, batch: Any, *_: Any) -> list[Any]:
+            results = [tf.identity(result) for result in tf.nest.flatten(self._step(batch.get_value()))]
+            with tf.control_dependencies(results):
+                number = number + 1
+            return [number, drawn(number), *results]
+
+        types = [tf.convert_to_tensor(result).dtype for result in tf.nest.flatten(self._results)]
+        number, _, *results = tf.while_loop(
+            lambda _, batch, *__: batch.has_value(),
+            one_step,
+            [tf.constant(0), drawn(tf.constant(0)), *(tf.zeros([], dtype) for dtype in types)],
+            shape_invariants=[
+                tf.TensorShape([]),
+                tf.OptionalSpec(iterator.element_spec),
+                *(tf.TensorShape(None) for _ in types),
+            ],
+            parallel_iterations=1,
+        )
+        return number, results
+
+
+def taken(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """Yield up to `count` batches."""
+    for _ in range(count):
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+
+
+def stacked(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield the batches that follow each other with equal shapes as one, and whether that has rows for steps.
+
+    Args:
+        batches: as Keras nests them; one with sparse or ragged parts stays alone.
+    """
+    tf = tensorflow()
+
+    def stack(*parts: Any) -> Any:
+        return None if parts[0] is None else tf.stack(parts)
+
+    for form, group in itertools.groupby(batches, _form):
+        if form is None:
+            yield from ((batch, False) for batch in group)
+        else:
+            yield tf.nest.map_structure(stack, *group), True
+
+
+def _form(batch: Any) -> Hashable:
+    """Return what batches have in common that can be stacked; None for one that cannot."""
+    tf = tensorflow()
+    leaves = tf.nest.flatten(batch)
+    if not all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in leaves):
+        return None
+    return tuple((leaf.dtype, tuple(leaf.shape)) if leaf is not None else None for leaf in leaves)

@@ -7,19 +7,26 @@ One that is asked to end lets its workers end first (`leaving`).
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Collection
+from contextlib import suppress
 from typing import NoReturn
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.failures.liveness import Presence, listed, name_of
+from autograph_rewrite.runtime.consensus import flags
+from autograph_rewrite.runtime.failures.liveness import PATIENCE, Presence, listed, name_of
 from autograph_rewrite.runtime.job.bind_address import Guard
 from autograph_rewrite.runtime.job.tf_server import open_to_all, require_free
-from autograph_rewrite.runtime.servers.leaving import Leaving
+from autograph_rewrite.runtime.preemption.signals import grace, listen, name_of_signal
+from autograph_rewrite.runtime.preemption.stop import FLAG, of_grace
 
 LOOK = 1.0
 """Seconds between two looks at the workers."""
@@ -80,3 +87,87 @@ def serve(member: Membership, seconds: float) -> NoReturn:
             problem = f"{member.name} has served for {LATEST:.0f} s, and no worker came: {listed(member.workers)}"
             raise ClusterError(problem, hint="look at what the workers printed last")
         leaving.wait(LOOK)
+
+
+# A server that is asked to end: it tells its workers, and serves them until they have ended, as long as there is time.
+#
+# ps 0       SIGTERM ─► tells all workers ────────── serves, also what they save ────────── ends by the signal
+# workers               all end behind the same step, as if they had been asked themselves ─┘
+
+
+_LOOK = 0.1
+"""Seconds from one look at the workers to the next, once the server is asked to end."""
+
+
+class Leaving:
+    """Whether, and until when, a server ends because it was asked to.
+
+    Args:
+        member: this process.
+        target: of sessions on its server.
+    """
+
+    def __init__(self, member: Membership, target: str) -> None:
+        self._member, self._target = member, target
+        self._asked, self._ends = threading.Event(), 0.0
+        self._number, self._is_told = 0, False
+        listen(self._note)
+
+    def _note(self, number: int) -> None:
+        if not self._asked.is_set():
+            self._number, self._ends = number, time.monotonic() + of_grace(grace())
+            self._asked.set()
+
+    @property
+    def patience(self) -> float:
+        """How long to wait for an answer of the workers, in seconds."""
+        left = self._ends - time.monotonic() if self._asked.is_set() else PATIENCE
+        return min(PATIENCE, max(_LOOK, left))
+
+    def wait(self, seconds: float) -> None:
+        """Wait between two looks at the workers; less if somebody asks this process to end.
+
+        Args:
+            seconds: as long at most.
+        """
+        if self._asked.is_set():
+            time.sleep(_LOOK)
+        else:
+            self._asked.wait(seconds)
+
+    def look(self, there: Collection[str]) -> None:
+        """End if this process was asked to and nobody needs it any more, or time is up.
+
+        Args:
+            there: the addresses of the workers that are there.
+        """
+        if not self._asked.is_set():
+            return
+        names = listed(name_of("worker", task, a) for task, a in enumerate(self._member.workers) if a in there)
+        signalled, left = name_of_signal(self._number), self._ends - time.monotonic()
+        if not there:
+            self._end()
+        if left <= 0:
+            _say(f"{self._member.name} ends, as {signalled} asks for, by force: {names} has not ended before it")
+            self._end()
+        if not self._is_told:
+            self._is_told = True
+            _say(
+                f"{self._member.name} is asked to end by {signalled}, and tells its workers; it serves {names} until "
+                f"they have ended, for {left:.0f} s at most"
+            )
+            threading.Thread(target=self._tell, daemon=True).start()
+
+    def _tell(self) -> None:
+        """Let all workers end together, as if one of them had been asked to."""
+        with suppress(tensorflow().errors.OpError):  # they have ended, or do not answer
+            flags.put(self._member, FLAG, range(len(self._member.workers)), self._target)
+
+    def _end(self) -> None:
+        """End as a process does that does not handle the signal."""
+        signal.signal(self._number, signal.SIG_DFL)
+        os.kill(os.getpid(), self._number)
+
+
+def _say(text: str) -> None:
+    print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)

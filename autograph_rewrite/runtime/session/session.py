@@ -6,13 +6,20 @@ written whole, in all their copies.
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.errors import ClusterError
+from autograph_rewrite.analysis.facts.placement import REPLICATED
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.passes.base.instance_order import GATE
+from autograph_rewrite.passes.emit.tensor_map import View
+from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, require_consensus
 from autograph_rewrite.runtime.consensus.broadcast_queue import abandon
@@ -20,7 +27,7 @@ from autograph_rewrite.runtime.consensus.coordinator import Coordinator, Workers
 from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
 from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
 from autograph_rewrite.runtime.consensus.replica_means import replica_means
-from autograph_rewrite.runtime.consensus.session_digest import SessionDigest
+from autograph_rewrite.runtime.consensus.session_digest import SessionDigest, ancestors
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
 from autograph_rewrite.runtime.session.chief_driven import ChiefDrivenSession
@@ -32,19 +39,19 @@ from autograph_rewrite.runtime.session.connect import (
     require_devices,
     watchdog_of,
 )
-from autograph_rewrite.runtime.session.fetches import assemble, name_of
+from autograph_rewrite.runtime.session.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.session.first_batch import FirstBatch
-from autograph_rewrite.runtime.session.gate_feeds import GateFeeds
-from autograph_rewrite.runtime.session.on_servers.drain_stores import StoreDrain
-from autograph_rewrite.runtime.session.on_servers.finish_together import FinishTogether
-from autograph_rewrite.runtime.session.on_servers.staleness_clock import BoundedStaleness, StalenessBound
-from autograph_rewrite.runtime.session.original_names import OriginalNames
-from autograph_rewrite.runtime.session.step_numbers import StepNumbers
+from autograph_rewrite.runtime.session.staleness_clock import (
+    BoundedStaleness,
+    FinishTogether,
+    StalenessBound,
+    StoreDrain,
+)
 from autograph_rewrite.runtime.session.steps_loop import StepsLoops
-from autograph_rewrite.runtime.session.whole_variables import WholeVariables
-from autograph_rewrite.runtime.tracing.observers import observers
+from autograph_rewrite.runtime.session.variable_copies import Copy, copies_of
+from autograph_rewrite.runtime.tracing.recording import observers
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, observed
-from autograph_rewrite.training_graph import TrainingGraph
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 class DistributedSession:
@@ -360,3 +367,359 @@ class DistributedSession:
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
         return self._session.session if self.is_driven else self._session
+
+
+# Feed the barriers between micro-batches in runs that update no variable, so that no gradient is computed.
+#
+# run(["loss", "train"])       each micro-batch waits for the gradients of the one before
+# run("prediction")            the gates are fed: neither gradients nor labels are needed
+
+
+class GateFeeds:
+    """The gates of one graph.
+
+    Args:
+        graph: a tf.Graph.
+        targets: names of the operations that train.
+    """
+
+    def __init__(self, graph: Any, targets: Collection[str]) -> None:
+        ops = (op for op in graph.get_operations() if op.type == "PlaceholderWithDefault")
+        self._names = {op.name for op in ops if f"/{GATE}" in op.name}
+        self._targets = targets
+        self._known: dict[str, bool] = {}
+
+    def feeds(self, fetched: Iterable[Any]) -> dict[str, float]:
+        """Return what to feed besides, to run some tensors and operations."""
+        if not self._names or any(self._trains(getattr(element, "op", element)) for element in fetched):
+            return {}
+        return dict.fromkeys((f"{name}:0" for name in self._names), 0.0)
+
+    def _trains(self, root: Any) -> bool:
+        """Return whether an operation needs one that trains, by any way but through a gate."""
+        if root.name not in self._known:
+            seen, pending = {root.name}, [root]
+            while pending and pending[-1].name not in self._targets:
+                op = pending.pop()
+                producers = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+                found = {p.name: p for p in producers if p.name not in seen and p.name not in self._names}
+                seen.update(found)
+                pending.extend(found.values())
+            self._known[root.name] = bool(pending)
+        return self._known[root.name]
+
+
+# Step numbers: runs with collectives have one number in all workers, and after an error one that no run has had.
+#
+#     worker 0   run 7 done      number 78     worker 1   run 7 done       number 78
+#                run 8 fails     number 79                run 8 is done    number 79
+#                carries on      runs nothing, twice      carries on       runs nothing, once
+#                run 9           number 81                run 9            number 81
+#
+# TensorFlow numbers the runs under one key one after the other in each process, and a run that fails does not use its
+# number up (`RetireStepId`). With the same number again, what a failed run has asked another process for would take a
+# value of the next one, and the cleaning up after it would end that. A key is of graphs, not of runs: TensorFlow keeps
+# the one with which something was first fetched. It does not look for collectives in the functions of a loop.
+
+
+_KEY = 0x5745
+"""What all runs with collectives of a program are numbered under."""
+
+
+class StepNumbers:
+    """Numbers the runs of one session.
+
+    Args:
+        graph: the tf.Graph of the session, to which a node is added.
+        member: this process; None: it is alone, or its session runs for all workers.
+    """
+
+    def __init__(self, graph: Any, member: Membership | None) -> None:
+        self._graph, self._member = graph, member
+        self._known: dict[tuple[str, ...], bool] = {}
+        self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
+        if member is not None:
+            tf = tensorflow()
+            with graph.as_default(), tf.device(f"/job:{member.job}/replica:0/task:{member.task}/device:CPU:0"):
+                self._nothing = tf.no_op()
+
+    def is_numbered(self, fetches: Iterable[Any], options: Any, *, in_loop: bool) -> bool:
+        """Return whether a run has a number that others know, and have it so.
+
+        Args:
+            fetches: tensors and operations, or names of them.
+            options: the RunOptions of the run.
+            in_loop: the steps are in a loop.
+        """
+        meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
+        if meets:
+            options.experimental.collective_graph_key = _KEY
+        return meets and self._member is not None
+
+    def _meets(self, fetches: Iterable[Any]) -> bool:
+        names = tuple(getattr(one, "name", one) for one in fetches)
+        if names not in self._known:
+            elements = [self._graph.as_graph_element(name) for name in names]
+            step = ancestors(getattr(element, "op", element) for element in elements)
+            self._known[names] = any(is_collective(one.type) for one in step)
+        return self._known[names]
+
+    def renew(self, session: Any, seconds: float) -> None:
+        """Go on with a number that no worker has used; all of them call this.
+
+        Args:
+            session: of the graph.
+            seconds: to wait for the others.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._member is None:
+            return
+        mine = tf_server.numbers_used()
+        used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
+        options = tensorflow().compat.v1.RunOptions()
+        options.experimental.collective_graph_key = _KEY
+        for _ in range(mine, int(used.max()) + 1):
+            session.run(self._nothing, options=options)
+            tf_server.use_number()
+
+
+# The original names of a session: what is run for a fetch, and which tensor a feed goes to, in the rewritten graph.
+#
+# "loss"       output    -> loss:0 of the first replica
+# "logits:0"   split(0)  -> its block on each replica, concatenated
+# "train"      target    -> the operation on each replica
+# "w"          variable  -> read whole, before the run
+
+
+class OriginalNames:
+    """Finds original names in a graph.
+
+    Args:
+        item: an original or rewritten item.
+        graph: the tf.Graph that holds the item's graph.
+    """
+
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
+        self._tf = tensorflow()
+        self._item, self._graph = item, graph
+        self._known: dict[str, Fetch] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether the graph has an operation of this name."""
+        try:
+            return bool(self._graph.get_operation_by_name(name))
+        except KeyError:
+            return False
+
+    def fetch(self, name: str) -> Fetch:
+        """Return what is run for an original name, and how its value is put together.
+
+        Raises:
+            GraphError: the rewritten graph does not have it.
+        """
+        if name not in self._known:
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def require_same_writes(self, names: Sequence[str]) -> None:
+        """Refuse to fetch what writes other variables than in the original graph.
+
+        Raises:
+            GraphError: it writes more, or less.
+        """
+        if self._item.layout is None or not self._item.layout.writes.changed:
+            return
+        outputs = self._item.outputs
+        tensors = [outputs[name].tensor if name in outputs else name for name in names]
+        more, less = self._item.layout.writes.differences(tensor.partition(":")[0] for tensor in tensors)
+        if more or less:
+            what = f"would write '{more[0]}', which it does not" if more else f"would not write '{less[0]}', as it does"
+            raise GraphError(
+                f"a run of {', '.join(map(repr, names))} {what} in the original graph",
+                hint="declare what runs by itself (train_op=[..., name], outputs=[..., name]), or fetch the train op",
+            )
+
+    def _find(self, name: str) -> Fetch:
+        output = self._item.outputs.get(name)
+        name = output.tensor if output is not None else name
+        variable, late = variable_of(self._item.variables, name)
+        if not variable or (not late and self._is_value(name)):
+            return self._instances(name)
+        own = name.partition(":")[0] in (variable, f"{variable}/read")
+        is_there = late and (not own or self.has(name.partition(":")[0]))
+        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
+        return Fetch(elements, REPLICATED, variable=variable, late=late)
+
+    def _instances(self, name: str) -> Fetch:
+        """Return the instances of an original tensor or operation.
+
+        Raises:
+            GraphError: the rewritten graph does not have them.
+        """
+        layout = self._item.layout
+        is_tensor = ":" in name
+        node = name.partition(":")[0]
+        try:
+            if is_tensor or (self._has_value(node) and node not in self._item.targets and node != self._item.init_op):
+                view = layout.find(name) if layout is not None else None
+                view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
+                return Fetch(
+                    tuple(self._graph.get_tensor_by_name(t) for t in view.tensors), view.placement, view.segments
+                )
+            names = (layout.instances(node) if layout is not None else ()) or (node,)
+            return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names), None)
+        except (KeyError, ValueError):
+            raise GraphError(
+                f"'{name}' is not in the rewritten graph: no declared output or target needs it",
+                hint=f"declare it: outputs=[..., '{node}']",
+            ) from None
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether the graph has a tensor of this name that is no handle."""
+        try:
+            found = self._graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError):
+            return False
+        return bool(found.dtype != self._tf.resource)
+
+    def _has_value(self, node: str) -> bool:
+        layout = self._item.layout
+        name = ((layout.instances(node) if layout is not None else ()) or (node,))[0]
+        return self.has(name) and bool(self._graph.get_operation_by_name(name).outputs)
+
+    def feed(self, key: Any) -> str | None:
+        """Return the tensor to feed; None for a placeholder of the original graph that no step needs.
+
+        Raises:
+            GraphError: there is nothing of this name.
+        """
+        name = name_of(key)
+        info = self._item.inputs.get(name)
+        if info is not None:
+            return info.tensor
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            self._graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            if self._item.layout is not None and name.partition(":")[0] in self._item.layout.feeds:
+                return None
+            known = ", ".join(self._item.inputs)
+            raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
+        return tensor
+
+
+# The variables of a session's graph by original name, read and assigned as full values.
+#
+# All reads are added when the session opens: a graph that grew with every read would be sent to the runtime each time.
+
+
+class WholeVariables:
+    """What reads and writes the variables of an item, by original name.
+
+    Args:
+        item: an original or rewritten item.
+        graph: the tf.Graph that holds the item's graph; reads are added here, and a variable's writes with its first.
+    """
+
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
+        self._tf = tensorflow()
+        self._item = item
+        self._graph = graph
+        self._known: Mapping[str, Variable] = {**item.state, **item.variables}
+        self._held: dict[str, list[Any]] = {}
+        self._writes: dict[str, tuple[list[Any], list[Any]]] = {}
+        with graph.as_default():
+            self._reads = {name: self._read(name) for name in self._known if self._is_there(name)}
+
+    def reads(self, name: str) -> list[Any]:
+        """Return the tensors with the value of a variable: one, of a variable in `item.state` one per replica.
+
+        Raises:
+            GraphError: there is no such variable.
+        """
+        if name not in self._reads:
+            close = difflib.get_close_matches(name, self._reads, n=3)
+            raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
+        return self._reads[name]
+
+    def copies(self, name: str) -> list[Any]:
+        """Return tensors with what each replica of this process has of a variable, made once."""
+        if name not in self._held:
+            with self._graph.as_default():
+                self._held[name] = [copy.read() for copy in self._copies(name)]
+        return self._held[name]
+
+    @property
+    def readable(self) -> dict[str, Variable]:
+        """The variables of the original graph that come to one value."""
+        unreadable = self._unreadable()
+        return {n: v for n, v in self._item.variables.items() if n in self._reads and n not in unreadable}
+
+    def require_readable(self, names: Iterable[str]) -> None:
+        """Refuse variables of which each replica has a component, and nothing makes one value.
+
+        Raises:
+            GraphError: one of them is such a variable.
+        """
+        unreadable = self._unreadable()
+        for name in names:
+            if name in unreadable:
+                raise GraphError(
+                    f"each replica has a component of '{name}', and nothing makes one value of them",
+                    hint=f"give its policy an aggregation, or read '{name}/autograph_component', a row per replica",
+                )
+
+    def _unreadable(self) -> set[str]:
+        report = self._item.report
+        return {p.variable for p in report.plan.policies if p.is_unreadable} if report is not None else set()
+
+    def writes(self, name: str, value: Any) -> tuple[list[Any], dict[Any, Any]]:
+        """Return the ops that set a variable in all its copies, and what to feed them.
+
+        Raises:
+            GraphError: there is no such variable, or not one value per replica.
+        """
+        self.reads(name)
+        if name not in self._writes:
+            with self._graph.as_default():
+                self._writes[name] = self._write(name)
+        sources, writes = self._writes[name]
+        rows = value if name in self._item.state else [value]
+        if len(rows) != len(sources):
+            raise GraphError(
+                f"'{name}' has a value for each of {len(sources)} replicas, not {len(rows)}",
+                hint="pass zeros of the shape that read_variable returns to start anew",
+            )
+        return writes, dict(zip(sources, rows, strict=True))
+
+    def _read(self, name: str) -> list[Any]:
+        copies = self._copies(name)
+        return [copy.read() for copy in (copies if name in self._item.state else copies[:1])]
+
+    def _write(self, name: str) -> tuple[list[Any], list[Any]]:
+        dtype = self._tf.as_dtype(self._known[name].dtype)
+        sources: list[Any] = []
+        writes: list[Any] = []
+        for copy in self._copies(name):
+            if not sources or name in self._item.state:
+                sources.append(self._tf.compat.v1.placeholder(dtype))
+            writes.append(copy.write(sources[-1]))
+        return sources, writes
+
+    def _copies(self, name: str) -> list[Copy]:
+        copies = [*copies_of(self._item, self._known[name])]
+        if copies:  # of a variable on a server, what this worker reads instead
+            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if self._has_all(names)]
+        return [Copy(self._graph, handles, self._known[name]) for handles in copies]
+
+    def _is_there(self, name: str) -> bool:
+        copies = copies_of(self._item, self._known[name])
+        return bool(copies) and all(map(self._has_all, copies))
+
+    def _has_all(self, names: Iterable[str]) -> bool:
+        try:
+            return all(self._graph.get_operation_by_name(name) for name in names)
+        except KeyError:
+            return False

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.runtime.tracing.all_ranks import Ranks
+from autograph_rewrite.inspect.profile.rank_trace import RankTrace
+from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.preemption import step_boundary
+from autograph_rewrite.runtime.progress import report
+from autograph_rewrite.runtime.tracing import requested
 from autograph_rewrite.runtime.tracing.prediction import prediction
 from autograph_rewrite.runtime.tracing.tracer import StepObserver, Tracer
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
@@ -74,3 +82,87 @@ class Recording:
     def _let_go(self) -> None:
         for one, before in self._observed:
             one.observer = before
+
+
+# The traces of all ranks of a job: meet to compare clocks, trace the same steps, hand everybody all traces.
+
+
+ROUNDS = 8
+"""How often ranks meet before the steps: the quickest round says most about their clocks."""
+WHAT = "profile steps"
+
+
+class Ranks:
+    """All ranks of the job that something runs in; one process alone is the only one.
+
+    Args:
+        items: rewritten, that are profiled.
+    """
+
+    def __init__(self, items: Sequence[TrainingGraph]) -> None:
+        reports = [item.report for item in items if item.report is not None and item.report.member is not None]
+        self._job: tuple[Membership, float] | None = None
+        if reports and len(reports[0].member.workers) > 1:
+            self._job = reports[0].member, reports[0].plan.timeout_seconds
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first rank."""
+        return self._job is None or self._job[0].is_chief
+
+    def cut_among(self, item: TrainingGraph) -> int:
+        """Return how many ranks give examples of their own to a step."""
+        if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
+            return 1
+        return len(self._job[0].workers)
+
+    def meet(self) -> list[tuple[int, int]]:
+        """Wait for all ranks; return when exchanges with them began and ended.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        return [] if self._job is None else Rendezvous(*self._job).rounds(ROUNDS, WHAT)
+
+    def gather(self, trace: RankTrace, extra: str) -> tuple[list[RankTrace], str]:
+        """Return the traces of all ranks, and what the first one says beside its own.
+
+        Args:
+            trace: of this rank.
+            extra: what this rank says.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._job is None:
+            return [trace], extra
+        mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
+        said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
+        return [RankTrace.of(data) for data, _ in said], said[0][1]
+
+
+# Who is told of the steps of a function or session, as the environment asks.
+#
+# They are what stops between two steps, a profile, and how far the process has come.
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    asked = (step_boundary.requested(), requested.requested(), report.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.codecs.builtin import NONE
-from autograph_rewrite.passes.base.compression_record import Compressed
+from autograph_rewrite.passes.base.report import Compressed
 from autograph_rewrite.plan.codecs import codec_of, shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autograph_rewrite.analysis.variables.readers import declared_trained
+from autograph_rewrite.analysis.variables.uses import declared_trained
 from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.runtime.verify.error_norm import Deviation

@@ -17,7 +17,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.rules.base import WHOLE
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.passes import propagation_passes
+from autograph_rewrite.passes import propagate, resolve_plan
 from tests.support.models.preprocessing_layers import IMAGE, LAYERS, Layer
 
 TWO = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
@@ -41,13 +41,13 @@ Step = Callable[..., Any]
 def propagated(monkeypatch: pytest.MonkeyPatch) -> list[Propagation]:
     """Return the placements of each graph that is rewritten from now on."""
     found: list[Propagation] = []
-    plain = propagation_passes.reshard_edges.resolve_edges
+    plain = resolve_plan.reshard_edges.resolve_edges
 
     def resolve(plan: Any, state: Propagation, *args: Any) -> Any:
         found.append(state)
         return plain(plan, state, *args)
 
-    monkeypatch.setattr(propagation_passes.reshard_edges, "resolve_edges", resolve)
+    monkeypatch.setattr(resolve_plan.reshard_edges, "resolve_edges", resolve)
     return found
 
 
@@ -133,7 +133,7 @@ def test_words_that_are_handled_whole_are_put_into_rows_whole(
     propagated: list[Propagation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of rows of a block must not meet words of the batch."""
-    plain = propagation_passes.mark_dynamic_partitions
+    plain = propagate.mark_dynamic_partitions
 
     def mark(graph: Graph) -> None:
         plain(graph)
@@ -142,7 +142,7 @@ def test_words_that_are_handled_whole_are_put_into_rows_whole(
                 node.set_raw_attr(WHOLE, encode("bool", True))
 
     one = trained("TextVectorization", None)
-    monkeypatch.setattr(propagation_passes, "mark_dynamic_partitions", mark)
+    monkeypatch.setattr(propagate, "mark_dynamic_partitions", mark)
     for found, expected in zip(trained("TextVectorization", TWO), one, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-5)
     assert "StringSplitV2" in read_whole(propagated[-1])

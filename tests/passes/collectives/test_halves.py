@@ -12,9 +12,9 @@ import autograph_rewrite as ar
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Span
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.base.builder import Builder
-from autograph_rewrite.passes.base.context import Context
-from autograph_rewrite.passes.collectives.halves import join_rows, split_row
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
+from autograph_rewrite.passes.collectives.block_bounds import join_rows, split_row
 from tests.support.small_items import INT32, const, regression
 
 ROWS = (
@@ -27,16 +27,16 @@ ROWS = (
 def added_up(dtype: int, rows: tuple[list[int], ...] = ROWS) -> Any:
     """What all members find, where each puts its row at its place and a sum over members is taken."""
     graph = Graph()
-    plan = ar.build_plan(regression(), {"devices": ["CPU:0"]})
-    state: Any = None  # nothing here asks where values are
-    context = Context(graph, plan, state, {})
+    item = regression()
+    plan = ar.build_plan(item, {"devices": ["CPU:0"]})
+    rewrite = Rewrite(Request(item, plan), graph, plan, item, plan)
     placed = []
     for member, row in enumerate(rows):
         near = const(graph, f"row_{member}", row, INT32)
-        build = Builder.of(context, near, f"member_{member}", span=Span.ONCE)
+        build = FoldedBuilder.of(rewrite, near, f"member_{member}", span=Span.ONCE)
         placed.append(split_row(build, near, dtype, (member, len(rows))))
     total = graph.add("AddN", placed, name="total").output()
-    whole = join_rows(Builder.of(context, total, "whole", span=Span.ONCE), total, (len(rows), len(rows[0])))
+    whole = join_rows(FoldedBuilder.of(rewrite, total, "whole", span=Span.ONCE), total, (len(rows), len(rows[0])))
     with tf.Graph().as_default() as loaded:
         tf.import_graph_def(tf.compat.v1.GraphDef.FromString(serde.to_bytes(graph)), name="")
     with tf.compat.v1.Session(graph=loaded) as session:

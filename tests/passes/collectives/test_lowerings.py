@@ -92,7 +92,9 @@ def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> No
     row = textwrap.indent(f"{_block(page, 'row').rstrip()},\n", " " * 8)
     table.write_text(text.replace("LOWERINGS = _table(\n    (\n", f"LOWERINGS = _table(\n    (\n{row}"))
     emitters = package / "passes" / "collectives" / "all_reduce.py"
-    imports = "from autograph_rewrite.ir.graph import Span\nfrom autograph_rewrite.passes.base.builder import Builder\n"
+    imports = (
+        "from autograph_rewrite.ir.graph import Span\nfrom autograph_rewrite.passes.base.builder import FoldedBuilder\n"
+    )
     emitters.write_text(f"{emitters.read_text(encoding='utf-8')}\n\n{imports}{_block(page, 'emitter')}")
     (tmp_path / "case.txt").write_text(CASE, encoding="utf-8")
     environ = {"PYTHONPATH": str(tmp_path), "AUTOGRAPH_CERTIFY": "all", "PATH": "/usr/bin:/bin"}

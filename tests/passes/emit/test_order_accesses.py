@@ -14,7 +14,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.emit.order_accesses import access_order, order_accesses
+from autograph_rewrite.passes.base.order_accesses import access_order, order_accesses
 from tests.support.training import placeholder, v1, variable
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pytest
 from autograph_rewrite.ir.graph import Graph, Node, Span, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.passes.emit.order_collectives import order_collectives
+from autograph_rewrite.passes.emit.instances import order_collectives
 from tests.support.small_items import INT32, const
 
 GPU = "/device:GPU:0"

@@ -11,7 +11,7 @@ from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, open
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ops.traits import MERGES
-from autograph_rewrite.passes.parameter_server import branches
+from autograph_rewrite.passes.parameter_server import delegate_to_chief
 from tests.jobs.programs.served import PROXIES, item_of
 from tests.jobs.programs.served_graphs import Names, in_a_branch, named, predicted
 from tests.passes.parameter_server.test_sums_between_workers import rank_1
@@ -54,7 +54,7 @@ def test_a_worker_without_the_updates_of_a_branch_is_in_that_branch_all_the_same
 ) -> None:
     item = item_of(in_a_branch, version)
     assert list(alive_together(rank_1(item, "PS", **more).graph)) == []
-    monkeypatch.setattr(branches.Branches, "_find_lost", lambda _: {})
+    monkeypatch.setattr(delegate_to_chief.Branches, "_find_lost", lambda _: {})
     assert [node.op for node in alive_together(rank_1(item, "PS", **more).graph)] == ["Merge"]
 
 

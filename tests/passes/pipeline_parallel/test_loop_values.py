@@ -23,8 +23,7 @@ from autograph_rewrite.passes.micro_batches.loop import roll_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.loop import roll_stages
 from autograph_rewrite.plan.parts.messages import Micro, Pipeline
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.stages.assignment import Stages
-from autograph_rewrite.resolve.stages.repeated_layers import repeated_layers
+from autograph_rewrite.resolve.stages.assignment import Stages, repeated_layers
 from tests.support.staged import MODELS, assert_alike, feed, inputs, staged_item, train, values, variable
 
 v1 = tf.compat.v1

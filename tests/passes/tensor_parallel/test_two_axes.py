@@ -19,7 +19,7 @@ from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
-from autograph_rewrite.plan.tile_assignments import axes_of_tiles
+from autograph_rewrite.plan.request import axes_of_tiles
 from autograph_rewrite.resolve.model_axis.splits import cut_dimensions
 from tests.support import split_models as models
 

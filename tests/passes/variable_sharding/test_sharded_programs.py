@@ -103,7 +103,7 @@ def test_a_plan_that_cannot_be_carried_out_says_why(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any, **__: Any) -> Any:
         raise PassError("no way")
 
-    monkeypatch.setattr("autograph_rewrite.passes.emission_passes.place_instances", refuse)
+    monkeypatch.setattr("autograph_rewrite.passes.emit.instances.place_instances", refuse)
     assert "no way" in str(refusal(item, plan))
 
 

@@ -1,1 +1,0 @@
-"""Contracts by family of ops."""

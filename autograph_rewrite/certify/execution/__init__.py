@@ -1,1 +1,0 @@
-"""Abstract execution on sample data: what reshards and loops of a rewrite produce, computed in numpy."""

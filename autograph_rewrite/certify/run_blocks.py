@@ -1,0 +1,251 @@
+"""Judge a node by running it on samples: on the whole, and on what each of two replicas holds if its claims are true.
+
+    x: split(0), [b, 4]     Reshape(x, [-1, 2])      whole 3 x 4 ──► 6 x 2
+    claimed split(0)                                 blocks of 2 and 1 rows ──► the first 4 rows, the other 2
+
+A size that nobody knows is drawn anew in each trial, also as one of the numbers that stand in the claims, until the
+kernel can run. Integers that count examples are judged in the same way, with numbers in the place of symbols.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.samples import COMBINE, Array, Sample, TooLargeError, draw
+from autograph_rewrite.certify.seen import Seen, is_local, is_named_after, said
+from autograph_rewrite.ir.claims import Claim, Claims, Dim
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import get_op
+
+INSTANCES = (0, 1)
+BATCHES = (3, 5, 4)
+TRIALS, ENOUGH = 40, 6
+"""How many samples are tried, and how many have to fit."""
+PRIMES = (2, 3, 5, 7, 11, 13)
+SIZES = frozenset(("shape", "dims", "size", "num_segments", "multiples", "element_shape"))
+"""Operands that say how much there is of something; other integers next to the data say where."""
+DATA = frozenset(("T", "Tparams", "dtype"))
+LARGE = 32
+LIMITS = 1e30
+"""Beyond this stand the limits of a type, from which folds of nothing begin."""
+
+
+class Trial(Sample):
+    """Data for one node.
+
+    Args:
+        seen: the node, with its claims.
+        number: of the trial; each draws other sizes.
+    """
+
+    def __init__(self, seen: Seen, number: int) -> None:
+        self._number = number
+        values = {f"{number}/{i}": _with_shape(claim) for i, claim in enumerate(seen.operands)}
+        types = {name: value.dtype for name, value in zip(values, seen.node.inputs, strict=True)}
+        dims = [
+            dim for claim in (*seen.operands, *seen.results) for dim in (*(claim.shape or ()), *(claim.value or ()))
+        ]
+        stated = {dim for dim in dims if isinstance(dim, int) and 1 < dim <= LARGE}
+        self._sizes_seen = sorted({2, 3, 4, 2 * max(stated, default=3), *stated})  # a slice may end beyond all of them
+        self._places = dict(zip(values, _places(seen), strict=True))
+        self._rank = max([claim.dim + 1 for claim in seen.operands] + [1 + number % 3])
+        batch = seen.batch if seen.batch is not None else BATCHES[number % 3]
+        super().__init__(Claims(values, {}, {}, len(INSTANCES)), types, {}, batch, {})
+        if number % 2:  # a block of one row, which some ops treat as what stretches
+            self.examples = [np.arange(batch - 1), np.arange(batch - 1, batch)]
+
+    def free(self, key: str) -> int:
+        """Return a size of which nothing is known."""
+        if self._number == 0:
+            return PRIMES[zlib.crc32(key.encode()) % len(PRIMES)]
+        if self._number == 1:
+            return 3
+        return self._sizes_seen[zlib.crc32(f"{key}/{self._number}".encode()) % len(self._sizes_seen)]
+
+    def _draw(self, name: str, claim: Claim, instance: int | None) -> Any:
+        if claim.shape is None:
+            claim = claim._replace(shape=(None,) * self._rank)
+        if claim.axes is not None:
+            return np.array(sorted(claim.axes[self._number % 2]), dtypes.numpy_dtype(self._types[name]))
+        drawn, place = np.asarray(super()._draw(name, claim, instance)), self._places[name]
+        if drawn.dtype.kind in "iu" and place:
+            return drawn % (2, 5)[self._number % 2] if place == "where" else 2 + drawn % 3
+        return drawn
+
+    def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
+        """Return small numbers, and truth values of which folds are not all alike."""
+        if dtype == dtypes.BOOL:
+            return draw(key, shape, dtypes.INT32) % 10 < (5, 9, 1)[self._number % 3]
+        drawn = draw(key, shape, dtype)
+        return np.fmod(drawn, 64) if drawn.dtype.kind == "f" else drawn
+
+
+def _with_shape(claim: Claim) -> Claim:
+    """Return a claim of which the shape is known if the contents are."""
+    if claim.value is None or (
+        claim.shape is not None and None not in claim.shape and len(claim.value) == _count(claim)
+    ):
+        return claim
+    return claim._replace(shape=(len(claim.value),))
+
+
+def _count(claim: Claim) -> int:
+    dims = claim.shape or ()
+    return prod(dims) if all(isinstance(dim, int) for dim in dims) else -1
+
+
+def _places(seen: Seen) -> list[str]:
+    """Return for each operand whether it says where something is, or how much there is; nothing of data."""
+    arguments = get_op(seen.node.op).inputs
+    several = len(seen.operands) - sum(not (arg.number_attr or arg.type_list_attr) for arg in arguments)
+    found: list[str] = []
+    for arg in arguments:
+        place = "" if arg.type_attr in DATA else "size" if arg.name in SIZES else "where"
+        found += [place] * (several if arg.number_attr or arg.type_list_attr else 1)
+    return found[: len(seen.operands)] + [""] * (len(seen.operands) - len(found))
+
+
+def judge_by_running(seen: Seen) -> str | None:
+    """Return what is wrong with the claims of a node.
+
+    Raises:
+        TooLargeError: its values are too large to be drawn, and smaller ones do not fit.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return _judge(seen)
+    except TooLargeError:
+        if None in (_judge(_shrunk(seen, by_rank)), _judge(_shrunk(seen, odd_part))):
+            return None
+        raise
+
+
+def _judge(seen: Seen) -> str | None:
+    of_blocks = any(claim.value is None for claim in seen.results)  # else it makes numbers that count a block
+    fitting, problem = 0, ""
+    for number in range(TRIALS):
+        trial = Trial(seen, number)
+        try:
+            own = [_run(seen, trial, instance) for instance in INSTANCES]
+            whole = _run(seen, trial, None) if of_blocks else own[0]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            problem = f"it can't compute with what is claimed of its inputs: {error}"
+            if of_blocks and _fits(seen, trial):
+                return problem
+            continue
+        if misfit := _misfit(seen, whole):
+            problem = misfit
+            continue
+        fitting += 1
+        for index in range(len(seen.results)):
+            if wrong := _wrong(seen, trial, index, whole[index], [one[index] for one in own]):
+                return f"result {index} is claimed {wrong}"
+        if fitting == ENOUGH:
+            return None
+    return None if fitting else problem
+
+
+def _run(seen: Seen, trial: Trial, instance: int | None) -> list[Array]:
+    inputs = [trial.whole(name) if instance is None else trial.own(name, instance) for name in trial.claims.values]
+    return [np.asarray(made) for made in kernels.run(seen.node, inputs)]
+
+
+def _misfit(seen: Seen, whole: Sequence[Array]) -> str | None:
+    """Return which result of a sample has not the size that is claimed; perhaps because of numbers that were drawn."""
+    for index, (claim, made) in enumerate(zip(seen.results, whole, strict=True)):
+        for at, dim in enumerate(claim.shape or ()):
+            is_cut = claim.kind == "split" and claim.dim == at
+            if made.ndim != len(claim.shape or ()) or (isinstance(dim, int) and not is_cut and dim != made.shape[at]):
+                return f"result {index} is claimed to have the shape {claim.shape}, and has {made.shape}"
+    return None
+
+
+def _fits(seen: Seen, trial: Trial) -> bool:
+    """Return whether the op can be run on the whole."""
+    try:
+        _run(seen, trial, None)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _wrong(seen: Seen, trial: Trial, index: int, whole: Array, own: Sequence[Array]) -> str | None:
+    """Return how a result is not what is claimed of it."""
+    claim = seen.results[index]
+    for instance, mine in enumerate(own):
+        if claim.shape is not None:
+            sizes = [
+                there if dim is None or is_named_after(dim, seen.node, index) else trial.size(dim, instance, "")
+                for dim, there in zip(claim.shape, mine.shape, strict=False)
+            ]
+            if len(claim.shape) != mine.ndim or sizes != list(mine.shape):
+                return f"to have the shape {claim.shape}, of {[operand.shape for operand in seen.operands]}"
+        if claim.value is not None:
+            entries, known = mine.ravel().tolist(), own[0].ravel().tolist()
+            said_to_be = [
+                k if e is None else trial.size(e, instance, "") for e, k in zip(claim.value, known, strict=False)
+            ]
+            if len(claim.value) != len(entries) or entries != said_to_be:
+                return f"to be {claim.value}, of {[operand.value for operand in seen.operands]}"
+    if claim.zero and whole.any():
+        return "to be zero, and nothing says so"
+    if claim.kind == "local":
+        return None if any(map(is_local, claim.value or ())) else f"a local size, and is {claim.value}"
+    return None if _holds(claim, trial, whole, own) else f"{said(claim)}, of {', '.join(map(said, seen.operands))}"
+
+
+def _holds(claim: Claim, trial: Trial, whole: Array, own: Sequence[Array]) -> bool:
+    if claim.kind == "replicated":
+        return all(_alike(mine, whole) for mine in own)
+    if claim.kind == "split" and claim.dim < whole.ndim:
+        if trial.has_rows_of_its_own(claim):
+            return _alike(np.concatenate(own, claim.dim), whole)
+        return all(_alike(mine, trial.block(whole, claim, r, "")) for r, mine in enumerate(own))
+    combine = COMBINE.get(claim.op)
+    return claim.kind == "partial" and combine is not None and _alike(reduce(combine, own), whole)
+
+
+def _alike(one: Array, other: Array) -> bool:
+    """Return whether two results are the same but for rounding."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind not in "fc":
+        return np.array_equal(one, other)
+    close = 1e-2 if one.dtype.itemsize == 2 else 1e-5
+    size = np.abs(other, where=np.isfinite(other), out=np.zeros(other.shape))
+    return np.allclose(one, other, close, close * float(size.max(initial=0, where=size < LIMITS)), equal_nan=True)
+
+
+def _shrunk(seen: Seen, smaller: Callable[[Sequence[int]], dict[int, int]]) -> Seen:
+    """Return a node with smaller sizes in the place of large ones."""
+    every = (*seen.operands, *seen.results)
+    sizes = {abs(n[0] if isinstance(n, tuple) else n or 0) for c in every for n in (*(c.shape or ()), *(c.value or ()))}
+    new = smaller(sorted(sizes - {0}))
+
+    def of(dims: tuple[Dim, ...] | None) -> tuple[Dim, ...] | None:
+        each = [(new[d[0]], d[1]) if isinstance(d, tuple) else new.get(d, d) for d in dims or ()]
+        return None if dims is None else tuple(each)
+
+    def claim_of(claim: Claim) -> Claim:
+        return claim._replace(shape=of(claim.shape), value=of(claim.value))
+
+    operands, results = (tuple(map(claim_of, claims)) for claims in (seen.operands, seen.results))
+    return replace(seen, operands=operands, results=results, batch=None if seen.batch is None else new.get(seen.batch))
+
+
+def by_rank(sizes: Sequence[int]) -> dict[int, int]:
+    """Keep which of the sizes is the larger one."""
+    return {size: min(size, 8 + rank) for rank, size in enumerate(sizes)}
+
+
+def odd_part(sizes: Sequence[int]) -> dict[int, int]:
+    """Keep which sizes are products of others."""
+    return {size: size // (size & -size) for size in sizes}

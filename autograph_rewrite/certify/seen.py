@@ -1,0 +1,221 @@
+"""The claims that a node is checked against: of its operands after their reshards, and of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, segment_rows
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.types import dtypes
+
+BLOCK, BATCH, OPEN = "b", "B", "T:"
+WHOLE = Read("replicated")
+
+
+def is_local(dim: Dim) -> bool:
+    """Return whether a size counts a block."""
+    return isinstance(dim, tuple) and any(factor.startswith(BLOCK) for factor in dim[1])
+
+
+def is_own(dim: Dim) -> bool:
+    """Return whether a size is a name that one value got because nothing was known of it."""
+    return isinstance(dim, tuple) and any("#" in factor for factor in dim[1])
+
+
+def is_named_after(dim: Dim, node: Node, index: int) -> bool:
+    """Return whether a size is only a name for a dimension of this very result, so that it says nothing.
+
+    Args:
+        dim: a symbolic size.
+        node: whose result has it.
+        index: of the result.
+    """
+    own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
+    return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
+
+
+def is_open(dim: Dim) -> bool:
+    """Return whether a size depends on a dimension that nobody states."""
+    return isinstance(dim, tuple) and any(factor.startswith(OPEN) for factor in dim[1])
+
+
+def line_up(one: Dim, other: Dim) -> bool:
+    """Return whether blocks of two sizes have the same rows wherever the whole values have equally many.
+
+    Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T` that may be a single row.
+    """
+    return _line_up(one, other, BLOCK)
+
+
+def line_up_whole(one: Dim, other: Dim) -> bool:
+    """Return the same of the sizes of whole values."""
+    return _line_up(one, other, BATCH)
+
+
+def _line_up(one: Dim, other: Dim, example: str) -> bool:
+    if one is None or other is None:
+        return False
+    if one == other:
+        return True
+    rest = [_per_example(dim, example) for dim in (one, other)]
+    return None not in rest and 1 not in rest and any(map(is_open, rest))
+
+
+def _per_example(dim: Dim, example: str) -> Dim:
+    if not isinstance(dim, tuple) or example not in dim[1]:
+        return None
+    factors = list(dim[1])
+    factors.remove(example)
+    return (dim[0], tuple(factors)) if factors else dim[0]
+
+
+def whole(dim: Dim, batch: int | None) -> Dim:
+    """Return the size over the whole batch of a size of a block."""
+    if not is_local(dim):
+        return dim
+    coefficient, factors = dim
+    others = tuple(factor for factor in factors if not factor.startswith(BLOCK))
+    (mine,) = (factor for factor in factors if factor.startswith(BLOCK))
+    if rows := segment_rows(mine):
+        return whole((coefficient * sum(rows), (*others, BLOCK)), batch)
+    if mine == BLOCK and batch is not None:
+        return (coefficient * batch, others) if others else coefficient * batch
+    return coefficient, tuple(sorted((*others, BATCH + mine[1:])))
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """Return the product of sizes as a size; None where one is not known."""
+    coefficient, factors = 1, list[str]()
+    for dim in dims:
+        if dim is None:
+            return None
+        mine, more = (dim, ()) if isinstance(dim, int) else dim
+        coefficient *= mine
+        factors += more
+    return (coefficient, tuple(sorted(factors))) if factors else coefficient
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node with its claims.
+
+    Attributes:
+        node: of which op, attributes and element types are looked at.
+        operands: claims of what it reads, as it reads it.
+        results: claims of what it makes.
+        batch: the static size of the batch, or None.
+        inexact: what the configuration lets differ from one device.
+        guessed: operands and dimensions cut into blocks of a whole that may have other rows, or a single one.
+    """
+
+    node: Node
+    operands: tuple[Claim, ...]
+    results: tuple[Claim, ...]
+    batch: int | None = None
+    inexact: tuple[str, ...] = ()
+    guessed: frozenset[tuple[int, int]] = frozenset()
+
+    def stretches(self, index: int, dim: int) -> bool:
+        """Return whether a dimension of an operand has one row, or may have, for all that the other operands have."""
+        return (self.operands[index].shape or ())[dim] == 1 or (index, dim) in self.guessed
+
+    def rank(self, index: int) -> int | None:
+        """Return the number of dimensions of an operand."""
+        shape = self.operands[index].shape
+        return None if shape is None else len(shape)
+
+    def value(self, index: int) -> tuple[Dim, ...] | None:
+        """Return the contents of an operand, where they are known."""
+        return self.operands[index].value if index < len(self.operands) else None
+
+    def ints(self, index: int) -> tuple[int, ...] | None:
+        """Return the contents of an operand where all are plain integers."""
+        value = self.value(index)
+        return value if value is not None and all(isinstance(entry, int) for entry in value) else None
+
+    def axis(self, index: int, rank: int) -> int | None:
+        """Return the dimension that an operand names, counted from the front."""
+        value = self.ints(index)
+        return value[0] % rank if value is not None and len(value) == 1 and -rank <= value[0] < rank else None
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Return an attribute of the node."""
+        return self.node.attr(key, default)
+
+    def reading_whole(self) -> Seen:
+        """Return the node as it is if it reads the whole of each operand."""
+        return replace(self, operands=tuple(as_read(claim, WHOLE, self.batch) for claim in self.operands))
+
+    def is_inexact(self, index: int) -> bool:
+        """Return whether an operand consists of floating point numbers."""
+        return dtypes.base(self.node.inputs[index].dtype) in dtypes.INEXACT
+
+
+def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
+    """Return the claim of a value as a node reads it.
+
+    Args:
+        claim: of the value as it is.
+        read: how the node reads it.
+        batch: examples of the global batch, where it is static.
+    """
+    if read == OWN:
+        return claim
+    if read.kind == "entry":
+        value = list(claim.value or ())
+        value[read.dim : read.dim + 1] = [read.size]
+        return claim._replace(kind="local", value=tuple(value))
+    shape = None if claim.shape is None else tuple([whole(dim, batch) for dim in claim.shape])
+    value_of_all = None if claim.value is None else tuple([whole(entry, batch) for entry in claim.value])
+    if read.kind == "split":
+        if shape is not None:
+            shape = (*shape[: read.dim], _block(read), *shape[read.dim + 1 :])
+        return Claim("split", read.dim, "", shape, None, claim.zero)
+    if read.kind == "partial":
+        return Claim("partial", 0, "sum", shape, None, claim.zero)
+    return Claim("replicated", 0, "", shape, value_of_all, claim.zero)
+
+
+def _block(read: Read) -> Dim:
+    """Return the size of a block that is read."""
+    if not read.segments:
+        return read.unit, (BLOCK,)
+    common = gcd(*read.segments)
+    named = ",".join(str(rows // common) for rows in read.segments)
+    return common, (f"{SEGMENTS}{named}]",)
+
+
+def see(node: Node, claims: Claims) -> Seen:
+    """Return a node with its claims."""
+    values: Mapping[str, Claim] = claims.values
+    operands, guessed = [], set()
+    for index, value in enumerate(node.inputs):
+        source, read = values[value.name], claims.reads.get((node.name, index), OWN)
+        if value.node.name in claims.carriers:  # it has converted what it hands on
+            first = value.node
+            source, read = values[first.inputs[0].name], claims.reads.get((first.name, 0), OWN)
+        operands.append(as_read(source, read, claims.batch))
+        if read.kind == "split" and not _has_rows(source, read, claims.batch):
+            guessed.add((index, read.dim))
+    made = [values[node.output(i).name] for i in range(len(node.output_dtypes))]
+    if node.name in claims.carriers:
+        made = [as_read(made[0], claims.reads.get((node.name, 0), OWN), claims.batch)]
+    return Seen(node, tuple(operands), tuple(made), claims.batch, tuple(claims.inexact), frozenset(guessed))
+
+
+def _has_rows(claim: Claim, read: Read, batch: int | None) -> bool:
+    """Return whether a value is known to have the rows of all the blocks into which it is cut."""
+    size = claim.shape[read.dim] if claim.shape is not None else None
+    return size is not None and whole(size, batch) == whole(_block(read), batch)
+
+
+def said(claim: Claim) -> str:
+    """Return a placement in words."""
+    if claim.kind == "split":
+        return f"split({claim.dim})"
+    if claim.kind == "partial":
+        return f"partial({claim.op})"
+    return "a local size" if claim.kind == "local" else claim.kind

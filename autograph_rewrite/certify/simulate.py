@@ -1,0 +1,594 @@
+"""Compute what each node of the folded graph reads, and compare it with the claimed placement of that operand.
+
+    %dw (original, each) ──► AddN(all) ──► ResourceApplyAdam
+    own(0), own(1)           their sum      has to read: whole(%dw)
+
+Original nodes are not computed: what they give is sample data of the value that they give, which is right if what they
+read is right. Everything else is computed (`kernels`), whatever it is called and whoever made it.
+
+Loops that a rewrite has made are run, per replica and iteration.
+
+    t = 0, 1, ...   Merge      takes what entered, later what NextIteration handed on
+                    Switch     hands on one way; what reads the other one does not run
+                    LoopCond   says whether there is another iteration
+                    Exit       gives the one thing that arrives there, when the loop ends
+
+An original node in it is not computed. Its k-th run on a replica stands for the k-th micro-batch there, whatever the
+number of the iteration: in a pipeline a stage begins late. That is a name and no assumption: the run has to read what
+this micro-batch reads, there has to be one for each, and what becomes of its values is compared like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.baseline import Baseline, Leaf
+from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
+from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
+from autograph_rewrite.certify.samples import COMBINE, Sample, Token
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.claims import OWN, Read
+from autograph_rewrite.ir.control_flow import by_loops, frames_of
+from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.replica_marks import VARYING
+
+MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
+COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
+WHOLE = Read("replicated")
+SAID = {
+    "own": "its own instance of",
+    "replicated": "the whole of",
+    "split": "its own block of",
+    "partial": "a contribution to",
+    "entry": "the local size in",
+}
+SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
+RESTATED = frozenset(
+    ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
+)
+"""Attributes that may differ between instances of one node; what they mean is checked elsewhere."""
+
+
+class Simulation:
+    """One walk over a folded graph, with one sample.
+
+    Args:
+        baseline: what it should do.
+        sample: data.
+        order: the nodes, producers first.
+        looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
+    """
+
+    def __init__(self, baseline: Baseline, sample: Sample, order: Sequence[Node], *, looped: bool = False) -> None:
+        self._baseline, self._sample, self._order = baseline, sample, order
+        self._micro = baseline.claims.micro if looped else 1
+        self._copies = sample.instances // self._micro  # of each EACH node
+        parts = 1 if looped else baseline.claims.micro
+        self._mesh = Mesh(self._copies // parts, parts)
+        self._held: dict[Value, Any] = {}
+        self._loops: dict[Node, Loop] = {}  # by original node in it
+        self.matches = {node: baseline.match(node) for node in order}
+        self._of_all: set[Node] = set()  # copies that run once, for all micro-batches
+        for node in order if looped else ():
+            if self.matches[node] is None and (found := baseline.match_whole(node)):
+                self.matches[node] = found
+                self._of_all.add(node)
+        self.not_covered: dict[str, None] = {}
+
+    def run(self) -> None:
+        """Compute what is not original; then compare what original nodes read.
+
+        Raises:
+            VerifyError: something is wrong.
+        """
+        for part, is_loop in parts_of(self._order, self.matches):
+            if is_loop:
+                self._run_loop(part)
+            else:
+                self._run_once(part)
+        for node in self._order:
+            found = self.matches[node]
+            if found is not None and VARYING not in found.attrs:  # which state the number of one device
+                self._compare(node, found)
+
+    def _run_once(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            found = self.matches[node]
+            if found is not None:
+                for value in node.read_outputs:
+                    self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
+                self._check_runs(node)
+            elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
+                made = self._guarded(node, partial(self._results, node))
+                self._held |= {node.output(index): data for index, data in enumerate(made)}
+
+    def _check_runs(self, node: Node) -> None:
+        each = self._micro > 1 and node.span is Span.EACH
+        if each and any(self._held[value].form == "own" for value in node.read_outputs):
+            raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
+
+    def _run_loop(self, nodes: Sequence[Node]) -> None:
+        try:
+            loop = Loop(self, nodes, self._copies, self._micro)
+            loop.run()
+        except UnknownError as error:
+            unknown = UnknownError(f"a loop of the rewrite ({error})")
+            self._held |= {value: unknown for node in nodes for value in node.read_outputs}
+            return
+        self._held |= loop.given
+        self._loops |= dict.fromkeys(loop.read, loop)
+
+    def _form(self, node: Node, found: Node, index: int) -> str:
+        if node in self._of_all:
+            return "whole"
+        claims = self._baseline.claims
+        claim = claims.values.get(found.output(index).name)
+        return "own" if claim is not None and claim.differs and found.name not in claims.folded else "whole"
+
+    def leaf(self, node: Node, index: int, instance: int) -> Leaf:
+        """Return what an instance of an original node gives.
+
+        Args:
+            node: of the rewritten graph.
+            index: of its output.
+            instance: which replica, or micro-batch of a replica.
+        """
+        found = self.matches[node]
+        assert found is not None
+        form = self._form(node, found, index)
+        return Leaf(found.output(index).name, form, instance if form == "own" else None)
+
+    def outputs(self, anchors: Mapping[str, Value]) -> None:
+        """Check that declared outputs are whole.
+
+        Raises:
+            VerifyError: one is not.
+        """
+        for anchor, name in self._baseline.claims.outputs.items():
+            value = anchors.get(anchor)
+            if value is None:
+                raise VerifyError(f"the output '{name}' is gone")
+            if value.node.span is not Span.ONCE or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+                continue  # behind the pass that merges them, they run once
+            held = self._held.get(value)
+            self._same_data(value.node, f"the output '{name}'", held, name, WHOLE)
+
+    # -- what is not original
+
+    def _guarded(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """Compute what a node gives, or why nothing here can tell.
+
+        Raises:
+            VerifyError: that cannot be done with what it reads.
+        """
+        try:
+            return compute()
+        except UnknownError as error:
+            return [error] * (1 + max((value.index for value in node.read_outputs), default=0))
+        except (ValueError, IndexError, TypeError, OverflowError) as error:
+            raise VerifyError(
+                f"'{node.name}' ({node.op}) cannot compute with a batch of {self._sample.batch}: {error}", node=node
+            ) from error
+
+    def _results(self, node: Node) -> Sequence[Any]:
+        """Return for each output the data, a list for EACH nodes."""
+        if node.op in COLLECTIVES:
+            return [self._collective(node)]
+        if node.op == "NoOp":
+            return ()
+        instances = range(self._count(node))
+        per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
+        if node.span is Span.ONCE:
+            return per_instance[0]
+        return [list(each) for each in zip(*per_instance, strict=True)]
+
+    def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
+        """Return what a node of a loop that is not original makes of what is held of its operands.
+
+        Args:
+            node: of the loop's body.
+            copy: which instance of the loop.
+            items: what is held of each operand.
+
+        Raises:
+            VerifyError: it cannot compute with that.
+        """
+        return self._guarded(node, lambda: self._of_instance(node, copy, items))
+
+    def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
+        if node.op == "Const":
+            return [_constant(node, instance)]
+        if not items:
+            raise NoKernelError(node.op)
+        if node.op in LISTS:
+            return [LISTS[node.op](*items, data=lambda item: self.data(item, instance))]
+        return list(kernels.run(node, [self.data(item, instance) for item in items]))
+
+    def _operands(self, node: Node, instance: int) -> list[Any]:
+        selects = node.selects
+        taken = [(value, self._taken(node, instance, value, selects.get(i))) for i, value in enumerate(node.inputs)]
+        return [self._at(value, i) for value, which in taken for i in which]
+
+    def _count(self, node: Node) -> int:
+        """Return how many instances a node has."""
+        return self._mesh.count(node.span)
+
+    def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> list[int]:
+        """Return which instances of a value an instance of a node reads."""
+        return self._mesh.read(node.span, instance, value.node.span, select)
+
+    def _at(self, value: Value, instance: int) -> Any:
+        """Return the data that an instance of a value holds; a list as it is."""
+        return self.data(self.item(value, instance), instance)
+
+    def item(self, value: Value, copy: int) -> Any:
+        """Return what one of the instances of a value holds."""
+        held = self._held.get(value)
+        if held is None:
+            return UnknownError(f"'{value.name}' of a loop that the rewrite made")
+        return held[copy] if isinstance(held, list) else held
+
+    def data(self, item: Any, instance: int) -> Any:
+        """Make data of what an instance holds.
+
+        Raises:
+            UnknownError: nothing here can tell, or it has too many elements.
+        """
+        if isinstance(item, UnknownError):
+            raise UnknownError(*item.args)
+        if not isinstance(item, Leaf):
+            return item
+        if item.form == "whole":
+            return self._sample.whole(item.name)
+        return self._sample.own(item.name, instance if item.instance is None else item.instance)
+
+    def _collective(self, node: Node) -> Any:
+        if node.span is Span.ONCE:  # the only member of its process
+            return self._at(node.inputs[0], 0)
+        value = node.inputs[0]
+        own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
+        members = int(self._at(node.inputs[1], 0))
+        if members != len(own):
+            raise ValueError(f"{members} members of {len(own)}")
+        if node.op == "CollectiveGatherV2":
+            joined = np.concatenate(own, 0)
+        else:
+            joined = reduce(COMBINE[MERGES[node.attr("merge_op")]], own)
+            if node.attr("final_op") == b"Div":
+                joined = joined / len(own)
+        return [joined] * len(own)
+
+    def _compare(self, node: Node, found: Node) -> None:
+        if len(node.inputs) != len(found.inputs):
+            raise VerifyError(
+                f"'{node.name}' reads {len(node.inputs)} values, the original {len(found.inputs)}", node=node
+            )
+        self._compare_attributes(node, found)
+        claims = self._baseline.claims
+        for index, (value, wanted) in enumerate(zip(node.inputs, found.inputs, strict=True)):
+            read = WHOLE if node in self._of_all else claims.reads.get((found.name, index), OWN)
+            what = f"input {index} of '{node.name}' ({node.op})"
+            select = node.selects.get(index)
+            if select is Select.ALL:
+                raise VerifyError(f"{what} reads all instances of '{value.name}'", node=node)
+            held = self._read(node, index)
+            if node.op in SHAPES_OF_ELEMENTS and not index:
+                self.not_covered["the shapes that lists state of their elements (their kernels check them)"] = None
+                continue
+            if self._is_read_as_it_is(held, self._wanted(wanted, read)):
+                continue
+            self._same_data(node, what, held, wanted.name, read)
+
+    def _read(self, node: Node, index: int) -> Any:
+        """Return what an original node holds of an operand; in a loop of the rewrite, a list by instance."""
+        if loop := self._loops.get(node):
+            return [items[index] for items in loop.read[node]]
+        value, select = node.inputs[index], node.selects.get(index)
+        held = self._held.get(value)
+        if not isinstance(held, list) or value.node.span is node.span:
+            return held
+        return [held[self._taken(node, i, value, select)[0]] for i in range(self._count(node))]
+
+    def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
+        """Return the original value that may be read as it is."""
+        claim = self._baseline.claims.values.get(wanted.name)
+        differs = claim is not None and claim.differs
+        if read == OWN:
+            return Leaf(wanted.name, "own" if differs else "whole")
+        return Leaf(wanted.name, "whole") if read.kind == "replicated" else None
+
+    def _is_read_as_it_is(self, held: Any, wanted: Leaf | None) -> bool:
+        if wanted is None or not isinstance(held, list):
+            return isinstance(held, Leaf) and held == wanted
+        own = wanted.form == "own"
+        return all(
+            isinstance(item, Leaf) and item == wanted._replace(instance=instance if own else None)
+            for instance, item in enumerate(held)
+        )
+
+    def _compare_attributes(self, node: Node, found: Node) -> None:
+        may_differ = any(text.startswith("random") for text in self._baseline.claims.inexact)
+        for key in {*node.attrs, *found.attrs}:
+            if key.startswith("_") or node.attrs.get(key) == found.attrs.get(key) or key in RESTATED:
+                continue
+            if key == "use_locking" and node.attr(key):
+                continue  # which asynchronous workers need, and changes no value
+            if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and may_differ:
+                continue
+            raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
+
+    def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:
+        if held is None:
+            held = UnknownError("a value that the rewrite carries round a loop")
+        of_all = self._sample.instances if node in self._loops else self._copies
+        instances = range(0, of_all, of_all // self._count(node) if node not in self._loops else 1)
+        try:
+            items = held if isinstance(held, list) else [held] * len(instances)
+            actual = [self.data(item, i) for item, i in zip(items, instances, strict=True)]
+            if read.kind == "partial" and node.span is not Span.ONCE:
+                good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
+            else:
+                expected = [self._expected(name, read, i) for i in instances]
+                good = all(map(alike, actual, expected))
+        except IndexError:
+            self.not_covered[f"{what}: its rows do not follow from the size of the batch"] = None
+            return
+        except UnknownError as error:
+            if read != WHOLE or held != Leaf(name, "whole"):
+                self.not_covered[f"{what}: {error}"] = None
+            return
+        if not good:
+            raise VerifyError(
+                f"{what} should read {SAID[read.kind]} '{name}', but does not with a batch of {self._sample.batch}",
+                node=node,
+            )
+
+    def _expected(self, name: str, read: Read, instance: int) -> Any:
+        sample = self._sample
+        if read == OWN:
+            return sample.own(name, instance)
+        whole = sample.whole(name)
+        if read.kind == "split":
+            return sample.rows(whole, read.dim, read.unit, instance, read.segments)
+        if read.kind == "entry":
+            changed = np.array(whole)
+            changed[read.dim] = sample.size(read.size, instance, name)
+            return changed
+        return whole
+
+
+def _constant(node: Node, instance: int) -> Any:
+    contents = node.attr("value")
+    return kernels.constant(contents[instance] if isinstance(contents, tuple) else contents)
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Return whether two values are exactly the same."""
+    if isinstance(left, Token) or isinstance(right, Token):
+        return isinstance(left, Token) and isinstance(right, Token) and left.name == right.name
+    left, right = np.asarray(left), np.asarray(right)
+    return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
+
+
+# -- loops that the rewrite has made
+
+IDLE = 64
+"""So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""
+FORWARDED = frozenset(("Identity", "LoopCond", "NextIteration"))
+"""What hands on what it reads, as it is held."""
+
+
+class _Dead:
+    """What a node gives that does not run."""
+
+
+DEAD = _Dead()
+
+
+def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list[tuple[Sequence[Node], bool]]:
+    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite has made.
+
+    Args:
+        order: the nodes, producers first.
+        matches: by node, the original one.
+    """
+    frames = frames_of(order)
+    made = {
+        frame[0]
+        for node, frame in frames.items()
+        if node.op == "LoopCond" and node.span is Span.EACH and matches[node] is None and len(frame) == 1
+    }
+    if not made:
+        return [(order, False)]
+    return [(run, run[0] in frames and frames[run[0]][0] in made) for run in by_loops(order)]
+
+
+class Loop:
+    """One loop, which every replica runs for itself.
+
+    Args:
+        outside: the simulation that it is part of.
+        nodes: of the loop, producers first.
+        copies: how many replicas there are.
+        micro: how many micro-batches each of them has.
+
+    Attributes:
+        read: by original node, what each instance holds of each of its operands.
+        given: by value that leaves the loop, what each replica holds of it.
+    """
+
+    def __init__(self, outside: Simulation, nodes: Sequence[Node], copies: int, micro: int) -> None:
+        self._outside, self._nodes, self._copies, self._micro = outside, nodes, copies, micro
+        inside = set(nodes)
+        self._exits = [use.node for node in nodes for value in node.read_outputs for use in value.uses]
+        self._exits = [node for node in dict.fromkeys(self._exits) if node.op in EXITS]
+        if any(node.span is not Span.EACH for node in inside):
+            raise UnknownError("replicas share a part of it")
+        if sum(node.op == "LoopCond" for node in nodes) != 1:
+            raise UnknownError("it is not one loop")
+        self.read: dict[Node, list[Sequence[Any]]] = {node: [] for node in nodes if outside.matches[node] is not None}
+        self.given: dict[Value, list[Any]] = {node.output(): [] for node in self._exits}
+        self._copy, self._goes_on = 0, False
+        self._runs: dict[Node, list[Sequence[Any]]] = {}
+        self._now: dict[Value, Any] = {}
+        self._before: Mapping[Value, Any] | None = None  # what the iteration before handed on
+
+    def run(self) -> None:
+        """Run it on every replica.
+
+        Raises:
+            VerifyError: it does not end, writes a variable, leaves out a micro-batch, gives two things or none, or is
+                one loop for several replicas.
+            UnknownError: it is of another kind.
+        """
+        self._check_frames()
+        for node in self.read:
+            if writes_variable(node.op):
+                raise VerifyError(f"'{node.name}' writes in every iteration of a loop", node=node)
+        for copy in range(self._copies):
+            self._copy, self._before = copy, None
+            self._runs = {node: [] for node in self.read}
+            given = self._iterate()
+            for node in self._exits:
+                if node not in given:
+                    raise VerifyError(f"'{node.name}' never leaves its loop", node=node)
+                self.given[node.output()].append(given[node])
+            for node, runs in self._runs.items():
+                if len(runs) != self._micro:
+                    raise VerifyError(f"'{node.name}' runs for {len(runs)} of {self._micro} micro-batches", node=node)
+                self.read[node] += runs
+
+    def _check_frames(self) -> None:
+        for node in self._nodes:
+            if node.op in ENTERS:
+                raw = node.attrs["frame_name"]
+                names = raw.raws if isinstance(raw, PerInstance) else (raw,)
+                if len(set(names)) < self._copies:
+                    raise VerifyError(f"'{node.name}' enters one loop on all replicas", node=node)
+
+    def _iterate(self) -> dict[Node, Any]:
+        """Run the iterations on one replica; return what leaves the loop.
+
+        Raises:
+            VerifyError: there are always more, or something leaves it twice.
+            UnknownError: something goes on when the condition says that it is over.
+        """
+        given: dict[Node, Any] = {}
+        idle = 0
+        while idle <= IDLE:
+            known = sum(map(len, self._runs.values()))
+            self._iteration()
+            for node in self._exits:
+                item = self._now.get(node.inputs[0], DEAD)
+                if item is not DEAD and node in given:
+                    raise VerifyError(f"'{node.name}' leaves its loop twice", node=node)
+                if item is not DEAD:
+                    given[node] = item
+            carried = {v: item for v, item in self._now.items() if v.node.op in BACK_EDGES and item is not DEAD}
+            if not self._goes_on and carried:
+                raise UnknownError("something goes on after its last iteration")
+            if not self._goes_on:
+                return given
+            self._before = carried
+            idle = 0 if sum(map(len, self._runs.values())) > known else idle + 1
+        raise VerifyError(f"the loop of '{self._nodes[0].name}' does not end", node=self._nodes[0])
+
+    def _iteration(self) -> None:
+        self._now, self._goes_on = {}, False
+        dead: set[Node] = set()
+        for node in self._nodes:
+            items = [self._item(node, value) for value in node.inputs]
+            if any(control in dead for control in node.controls):
+                items = [DEAD]
+            results = self._results(node, items)
+            if not results:
+                dead.add(node)
+            for value in node.read_outputs:
+                self._now[value] = results[value.index] if value.index < len(results) else DEAD
+
+    def _item(self, node: Node, value: Value) -> Any:
+        if node.op in ENTERS:
+            first = self._before is None or bool(node.attr("is_constant", False))
+            return self._outside.item(value, self._copy) if first else DEAD
+        if value.node.op in BACK_EDGES:
+            return DEAD if self._before is None else self._before.get(value, DEAD)
+        if value not in self._now:
+            raise UnknownError(f"'{node.name}' reads '{value.name}' by no door")
+        return self._now[value]
+
+    def _results(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        """Return what a node gives; nothing if it does not run."""
+        if node.op == "Merge" and self._outside.matches[node] is None:
+            return self._merged(node, items)
+        if any(item is DEAD for item in items):
+            return ()
+        if self._outside.matches[node] is not None:
+            return self._original(node, items)
+        if node.op in ENTERS or node.op in FORWARDED:
+            if node.op == "LoopCond":
+                self._goes_on = self._holds(items[0])
+            return items
+        if node.op == "Switch":
+            return [DEAD, items[0]] if self._holds(items[1]) else [items[0], DEAD]
+        if node.op == "NoOp":
+            return [None]
+        return self._outside.computed(node, self._copy, items)
+
+    def _merged(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        alive = [index for index, item in enumerate(items) if item is not DEAD]
+        if len(alive) > 1:
+            raise VerifyError(f"'{node.name}' gets two values in one iteration", node=node)
+        return [items[alive[0]], alive[0]] if alive else ()
+
+    def _holds(self, item: Any) -> bool:
+        return bool(self._outside.data(item, self._copy))
+
+    def _original(self, node: Node, items: Sequence[Any]) -> Sequence[Any]:
+        runs = self._runs[node]
+        outputs = range(max((value.index for value in node.read_outputs), default=0) + 1)
+        if len(runs) == self._micro:
+            return [UnknownError(f"'{node.name}' after the last micro-batch") for _ in outputs]
+        runs.append(items)
+        instance = self._copy * self._micro + len(runs) - 1
+        return [self._outside.leaf(node, index, instance) for index in outputs]
+
+
+# -- lists that the rewrite has made
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A list, with what is held of each element."""
+
+    items: tuple[Any, ...] = ()
+
+
+def _item(made: Any, at: Any, data: Any) -> Any:
+    elements, number = _list(made), int(data(at))
+    if not 0 <= number < len(elements):
+        raise IndexError(f"there is no element {number} of {len(elements)}")
+    return elements[number]
+
+
+def _list(made: Any) -> tuple[Any, ...]:
+    if not isinstance(made, Kept):
+        raise NoKernelError("a list of the original")
+    return made.items
+
+
+LISTS: Mapping[str, Callable[..., Any]] = {
+    "EmptyTensorList": lambda *shape, data: Kept(),
+    "TensorListPushBack": lambda made, item, data: Kept((*_list(made), item)),
+    "TensorListGetItem": lambda made, at, shape, data: _item(made, at, data),
+    "TensorListStack": lambda made, shape, data: np.stack([data(one) for one in _list(made)]),
+    "TensorListConcatV2": lambda made, *sizes, data: np.concatenate([data(one) for one in _list(made)]),
+}
+"""By op, from what is held of the operands to what is held of the result."""

@@ -1,0 +1,362 @@
+"""The certificate's table: the factors of each op type, as text that `patterns` reads; from TensorFlow's documentation.
+
+Each entry is a text, a colon, and the ops that have it. What depends on an attribute or on a rank is a function that
+returns a text. What moves elements about by numbers that it reads (slices, pieces, reshapes, gathers, folds) has no
+entry: it is run on samples (`run_blocks`). Any other op has to read and to make whole values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from autograph_rewrite.certify.seen import Seen
+from autograph_rewrite.ir.types import dtypes
+
+TEXTS = """
+@+->@ : Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0
+    BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Ceil CheckNumerics CheckNumericsV2 ComplexAbs Cos Cosh Dawsn
+    Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 Floor FresnelCos FresnelSin Inv Invert IsFinite IsInf IsNan LeakyRelu
+    Lgamma Log Log1p LogicalNot Ndtri OnesLike PopulationCount Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid
+    Sign Sin Sinh Softplus Softsign Spence Sqrt Square Tan Tanh ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr
+    BitwiseXor ClipByValue Complex Equal FloorDiv FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac LeftShift
+    Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter NotEqual Polygamma Pow RightShift
+    SquaredDifference StringJoin TruncateDiv TruncateMod Xlog1py Xlogy Zeta AsString StringToNumber
+    StringToHashBucketFast StringLower StringUpper StringStrip StringLength RegexReplace RegexFullMatch
+    StaticRegexReplace StaticRegexFullMatch StringToHashBucket StringToHashBucketStrong EncodeBase64 DecodeBase64
+    UnicodeScript UnicodeTranscode DecodeCompressed Bucketize
+@+->@ linear 0 : Neg Real Imag Conj MulNoNan RealDiv Div DivNoNan Xdivy ReluGrad Relu6Grad LeakyReluGrad EluGrad
+    SeluGrad SoftplusGrad SoftsignGrad
+@+->@ linear 0 1 : Mul
+@+->@ linear 1 : TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad
+@.->@. : Softmax LogSoftmax RGBToHSV HSVToRGB
+@.->@.,@. : TopK
+@.,*->@.,@. : TopKV2
+@.,*->@ : NthElement
+@..->@.. : Cholesky MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot
+=..,=..->=.. : CholeskyGrad
+@..->@ : MatrixDeterminant
+@..->@,@ : LogMatrixDeterminant
+=..,=.c->=.c linear 1 : MatrixSolve TridiagonalSolve
+=..,=.c,*->=.c linear 1 : MatrixSolveLs
+@..,@.c->@.c linear 1 : MatrixTriangularSolve BandedTriangularSolve
+@..,*,*->@.. linear 0 : MatrixBandPart
+@..->@..,@.. : Qr
+@..->@..,@. : Lu
+=.,=.->=. linear 0 1 : Cross
+@.->@. linear 0 : FFT IFFT
+@..->@.. linear 0 : FFT2D IFFT2D
+@...->@... linear 0 : FFT3D IFFT3D
+@.,*->@. linear 0 : RFFT IRFFT
+@..,*->@.. linear 0 : RFFT2D IRFFT2D
+@...,*->@... linear 0 : RFFT3D IRFFT3D
+@.,*->@. : AdjustHue AdjustSaturation
+@...,*->@... : AdjustContrastv2
+@.,@.->@,@. : SoftmaxCrossEntropyWithLogits
+n.,n->n,n. : SparseSoftmaxCrossEntropyWithLogits
+n.,n->n : InTopK
+n.,n,*->n : InTopKV2
+n.,n.->n. : LowerBound UpperBound
+n...,....->n... linear 0 1 : Conv2D DepthwiseConv2dNative
+#n...,....,n...->n... linear 1 2 : Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput
+n...,*,n...->....|n linear 0 2 : Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
+n....,.....->n.... linear 0 1 : Conv3D
+#n....,.....,n....->n.... linear 1 2 : Conv3DBackpropInputV2
+n....,*,n....->.....|n linear 0 2 : Conv3DBackpropFilterV2
+n...,...->n... : Dilation2D
+n...,...,n...->n... linear 2 : Dilation2DBackpropInput
+n...,...,n...->...|n linear 2 : Dilation2DBackpropFilter
+n...->n... linear 0 : AvgPool ExtractImagePatches SpaceToDepth DepthToSpace
+#n...,n...->n... linear 1 : AvgPoolGrad
+n....->n.... linear 0 : AvgPool3D ExtractVolumePatches
+#n....,n....->n.... linear 1 : AvgPool3DGrad
+n...->n... : MaxPool
+n...,*,*->n... : MaxPoolV2
+n....->n.... : MaxPool3D
+n...,n...,n...->n... : MaxPoolGrad MaxPoolGradGrad
+n...,n...,n...,*,*->n... : MaxPoolGradV2 MaxPoolGradGradV2
+n....,n....,n....->n.... : MaxPool3DGrad MaxPool3DGradGrad
+nhw.->nhw. : LRN
+nhw.,nhw.,nhw.->nhw. linear 0 : LRNGrad
+n...,*->n... linear 0 : ResizeBilinear ResizeBicubic ResizeArea ResizeNearestNeighbor ResizeNearestNeighborGrad
+n...,n...->n... linear 0 : ResizeBilinearGrad ResizeBicubicGrad
+n...,*,*,*->n... linear 0 : ScaleAndTranslate
+n...,n...,*,*->n... linear 0 : ScaleAndTranslateGrad
+n...,n..->n... : DrawBoundingBoxes
+n...,n..,*->n... : DrawBoundingBoxesV2
+n...,n..,*,*,*,*->n..,n.,n.,n : CombinedNonMaxSuppression
+b.,b.,b.,*,*,*,*,*->b.,b.,b.,b.,b.,b.,b. : LSTMBlockCell
+b.,b.,b.,*,*,*,*,*,b.,b.,b.,b.,b.,b.,b.,b.->b.,b.,.,.,.|b : LSTMBlockCellGrad
+b.,b.,*,*,*,*->b.,b.,b.,b. : GRUBlockCell
+b.,b.,*,*,*,*,b.,b.,b.,b.->b.,b.,b.,b. : GRUBlockCellGrad
+*,.b.,b.,b.,*,*,*,*,*->.b.,.b.,.b.,.b.,.b.,.b.,.b. : BlockLSTM BlockLSTMV2
+*,.b.,b.,b.,*,*,*,*,*,.b.,.b.,.b.,.b.,.b.,.b.,.b.,.b.,.b.->.b.,b.,b.,..,.,.,.,.|b : BlockLSTMGrad BlockLSTMGradV2
+@->@ : FakeQuantWithMinMaxArgs
+=,=->= linear 0 : FakeQuantWithMinMaxArgsGradient
+@,*,*->@ : FakeQuantWithMinMaxVars
+=,=,*,*->=,,|= linear 0 : FakeQuantWithMinMaxVarsGradient
+@c,c,c->@c : FakeQuantWithMinMaxVarsPerChannel
+=c,=c,c,c->=c,c,c|= linear 0 : FakeQuantWithMinMaxVarsPerChannelGradient
+@,*->@. : DecodePaddedRaw
+@+->@ added : Add AddV2 Sub AddN AccumulateNV2
+@->@ moves zero : ZerosLike
+@,#@->@ moves 0 : BroadcastTo
+#@,*->@ zeros 1 : Fill
+@->|@ : L2Loss
+@,*,*->.|@ : HistogramFixedWidth
+.@,*+->.@ linear 0 : SegmentSum SegmentMean SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN
+    SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments
+    SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad
+.@,*+->.@ : SegmentMax SegmentMin SegmentProd
+.@,?@->@ moves 0 : TensorListFromTensor
+.@,*,?@,*+->@ moves 0 : TensorListScatter TensorListScatterV2
+=,.=,*->= moves 0 1 : TensorListScatterIntoExistingList
+.@->.@,* moves 0 counts 1 : TensorListConcat
+.@,?.@,*->.@,* moves 0 counts 1 : TensorListConcatV2
+.@,?.@,*->.@ moves 0 : TensorListSplit
+=,=->= moves : TensorListConcatLists TensorListPushBack
+=,*,=->= moves 0 2 : TensorListSetItem
+@,*,?@->@ moves 0 : TensorListGetItem
+@,?@->@,@ moves 0 : TensorListPopBack
+@,?@->.@ moves 0 : TensorListStack
+@,*,?@->.@ moves 0 : TensorListGather
+"""
+
+DRAWS = """
+#@,*+->@ : RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal StatelessRandomUniform
+    StatelessRandomUniformInt StatelessRandomUniformFullInt StatelessRandomNormal StatelessTruncatedNormal
+    StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomNormalV2
+    StatelessTruncatedNormalV2
+#@,*,@->@ : StatelessRandomGammaV2 StatelessRandomPoisson
+#@,*,@,@->@ : StatelessRandomBinomial
+#@,*,*,*,@->@ : StatelessRandomGammaV3
+n.,*->n. : Multinomial
+"""
+"""What is drawn once for all replicas, unless the configuration lets each draw its own block."""
+
+
+def _ranked(seen: Seen, operand: int = 0) -> str | None:
+    """Return a letter for each dimension of an operand."""
+    rank = seen.rank(operand)
+    return None if rank is None else "abcdefghijkl"[:rank]
+
+
+def _shut(letters: str, *dims: int) -> str:
+    gone = {dim % len(letters) for dim in dims} if letters else set()
+    return "".join("." if i in gone else letter for i, letter in enumerate(letters))
+
+
+def matmul(seen: Seen) -> str:
+    """Matrices, or stacks of them: rows m, columns n, and k which is summed over."""
+    flips = ("transpose_a", "transpose_b") if seen.node.op == "MatMul" else ("adj_x", "adj_y")
+    left, right = ("km" if seen.attr(flips[0], False) else "mk"), ("nk" if seen.attr(flips[1], False) else "kn")
+    stack = "" if seen.node.op == "MatMul" else "@"
+    return f"{stack}{left},{stack}{right}->{stack}mn|k linear 0 1"
+
+
+def einsum(seen: Seen) -> str:
+    """What the equation says; a name that an operand has twice can't be cut."""
+    equation = seen.attr("equation").decode().replace(" ", "").replace("...", "@")
+    left, _, right = equation.partition("->")
+    folded = "".join(sorted({*left} - {*right} - {","}))
+    each = " ".join(map(str, range(len(seen.operands))))
+    return f"{equation}|{folded} linear {each}"
+
+
+def _channels(seen: Seen) -> str | None:
+    first = seen.node.op != "BiasAddV1" and seen.attr("data_format") == b"NCHW"
+    return None if (seen.rank(0) or 0) < 2 else "nc@" if first else "@c"
+
+
+def bias_add(seen: Seen) -> str | None:
+    """A number for each channel is added."""
+    names = _channels(seen)
+    return names and f"{names},c->{names} added"
+
+
+def bias_add_grad(seen: Seen) -> str | None:
+    """The sum over everything but the channels."""
+    names = _channels(seen)
+    return names and f"{names}->c|{names.replace('c', '')} linear 0"
+
+
+def batch_norm(seen: Seen) -> str | None:
+    """Images keep apart where they are normalised by given statistics, which are handed on."""
+    rank = seen.rank(0)
+    if seen.attr("is_training", True) or not rank:
+        return None
+    image = "n" + "." * (rank - 1)
+    if "Grad" in seen.node.op:  # gradients of scale and offset are sums over the images
+        return f"{image},{image},*+->{image},.,.,*,*|n"
+    return f"{image},*+->{image},*+"
+
+
+def transform(seen: Seen) -> str | None:
+    """One transformation for all images, or one for each."""
+    return None if seen.rank(1) is None else f"n...,{'.' if seen.stretches(1, 0) else 'n'}.,*+->n..."
+
+
+def cast(seen: Seen) -> str:
+    """Only widening is linear; a zero stays one."""
+    old, new = seen.node.inputs[0].dtype % dtypes.REF_OFFSET, seen.node.output_dtypes[0]
+    widens = WIDTH.get(old, 99) <= WIDTH.get(new, 0) and (old in COMPLEX) <= (new in COMPLEX)
+    return "@->@ zeros 0" + widens * " linear 0"
+
+
+COMPLEX = (8, 18)
+WIDTH = {19: 11, 14: 8, 1: 24, 2: 53, 8: 24, 18: 53}
+"""Bits of the significand, by element type."""
+
+
+def select(seen: Seen) -> str:
+    """Linear in both arms together; a vector condition of the old op chooses rows."""
+    rows = seen.node.op == "Select" and seen.rank(0) == 1 and (seen.rank(1) or 0) > 1
+    return ("r,r@,r@->r@" if rows else "@,@,@->@") + " added 1 2"
+
+
+def running(seen: Seen) -> str:
+    """A running sum, product or logarithm along one dimension."""
+    letters, axes = _ranked(seen), seen.ints(1)
+    linear = " linear 0" if seen.node.op == "Cumsum" else ""
+    if letters is None or axes is None:
+        return "-" + linear
+    names = _shut(letters, *axes)
+    return f"{names},*->{names}{linear}"
+
+
+def rounded(seen: Seen) -> str | None:
+    """Values rounded to steps of a range: of one that is given, by element; a slice along `axis` has one of its own."""
+    letters, axis = _ranked(seen), seen.attr("axis", -1)
+    if letters is None or not seen.attr("range_given", False):
+        return None
+    names = letters if axis == -1 else _shut(letters, axis)
+    return f"{names},*+->{names}"
+
+
+def pad(seen: Seen) -> str:
+    """What is not padded keeps its cut; only zeros at the edges are linear."""
+    pads, letters = seen.ints(1), _ranked(seen)
+    linear = " linear 0" if seen.node.op == "Pad" else ""
+    if pads is None or letters is None:
+        return "-" + linear
+    names = _shut(letters, *(i for i in range(len(letters)) if pads[2 * i : 2 * i + 2] != (0, 0)))
+    return f"{names},*+->{names}{linear}"
+
+
+def look_up(seen: Seen) -> str | None:
+    """Rows of a variable, or what a table says of each key; both are whole."""
+    keys, made = _ranked(seen, 1), seen.results[0].shape
+    if keys is None or (seen.node.op == "ResourceGatherNd" and not keys):
+        return None
+    keys = _shut(keys, *range(seen.attr("batch_dims", 0)))
+    names = keys[:-1] if seen.node.op == "ResourceGatherNd" else keys
+    numbers = keys if names is keys else f"{names}."
+    return f"*,{numbers},*+->{names}{'.' * (len(made or ()) - len(names))}"
+
+
+def counts(seen: Seen) -> str | None:
+    """Counts of a vector's blocks add up; DenseBincount of a matrix counts each row by itself."""
+    letters, rows = _ranked(seen), seen.node.op == "DenseBincount" and seen.rank(0) == 2
+    if rows:
+        return f"r.,*,{'r.' if seen.rank(2) == 2 else '*'}->r."
+    fold = ":max" if seen.node.op == "DenseBincount" and seen.attr("binary_output", False) else ""
+    return letters and f"{letters},*,{'*' if seen.operands[2].shape == (0,) else letters}->.|{letters}{fold}"
+
+
+def decomposition(seen: Seen) -> str:
+    """Values, and vectors where they are asked for; otherwise those are empty."""
+    vectors = seen.attr("compute_uv" if seen.node.op == "Svd" else "compute_v")
+    return f"@..->@.,{'@..' if vectors else '*'}+"
+
+
+def diagonal(seen: Seen) -> str | None:
+    """Matrices of diagonals, and diagonals of matrices; several of them take a dimension more."""
+    rank, made = seen.rank(0), seen.results[0].shape
+    if rank is None or made is None:
+        return None
+    free = "abcdefghijkl"[: (rank if "Part" in seen.node.op else len(made)) - 2]
+    linear = " linear 0" if seen.node.op in ("MatrixDiag", "MatrixDiagPart") else ""  # others pad with a number
+    return f"{free}{'.' * (rank - len(free))},*+->{free}{'.' * (len(made) - len(free))}{linear}"
+
+
+def set_diagonal(seen: Seen) -> str | None:
+    """Matrices with other diagonals: linear in both together."""
+    rank, diagonals = seen.rank(0), seen.rank(1)
+    if rank is None or diagonals is None or diagonals < rank - 1:
+        return None
+    free = "abcdefghijkl"[: rank - 2]
+    return f"{free}..,{free}{'.' * (diagonals - len(free))},*+->{free}.. added 0 1"
+
+
+def pool_with_places(seen: Seen) -> str | None:
+    """Places count from the start of an image, or from that of the batch."""
+    return None if seen.attr("include_batch_in_index", False) else ",".join(["n..."] * len(seen.operands)) + "->n...+"
+
+
+def make_list(seen: Seen) -> str:
+    """An empty list, or one of zeros; where its element shape counts a block, its elements will be blocks."""
+    names = "abcdefghijkl"[: len(seen.value(0) or ())]
+    zero = " zero" if seen.node.op == "TensorListReserve" else ""
+    return f"{'#' + names if seen.operands[0].kind == 'local' else '*'},*->{names}{zero}"
+
+
+def resize_list(seen: Seen) -> str:
+    """A longer or shorter list of the same; new elements are zeros."""
+    return "@,*->@ " + ("moves 0" if seen.operands[0].op == "sum" else "added 0")
+
+
+def draw_by_parameters(seen: Seen) -> str | None:
+    """Some for each of the parameters, which are the last dimensions."""
+    samples = seen.operands[0].shape
+    return f"*,@->{'.' * samples[0]}@" if samples and isinstance(samples[0], int) else None
+
+
+Entry = str | Callable[[Seen], str | None]
+
+FUNCTIONS: Mapping[Callable[[Seen], str | None], str] = {
+    matmul: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
+    einsum: "Einsum",
+    bias_add: "BiasAdd BiasAddV1",
+    bias_add_grad: "BiasAddGrad",
+    batch_norm: """FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3
+        FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3""",
+    transform: "ImageProjectiveTransformV2 ImageProjectiveTransformV3",
+    cast: "Cast",
+    select: "Select SelectV2",
+    running: "Cumsum Cumprod CumulativeLogsumexp",
+    rounded: "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
+    pad: "Pad PadV2 MirrorPad MirrorPadGrad",
+    look_up: "ResourceGather ResourceGatherNd LookupTableFind LookupTableFindV2",
+    counts: "Bincount DenseBincount",
+    decomposition: "Svd SelfAdjointEigV2 Eig",
+    diagonal: "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
+    set_diagonal: "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
+    pool_with_places: "MaxPoolWithArgmax MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax",
+    make_list: "EmptyTensorList TensorListReserve",
+    resize_list: "TensorListResize",
+    draw_by_parameters: "RandomGamma RandomPoissonV2",
+}
+
+
+def _entries(texts: str) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for entry in texts.strip().replace("\n    ", " ").splitlines():
+        text, _, ops = entry.partition(" : ")
+        found |= dict.fromkeys(ops.split(), text)
+    return found
+
+
+DRAWN = frozenset(_entries(DRAWS)) | frozenset(FUNCTIONS[draw_by_parameters].split())
+TABLE: Mapping[str, Entry] = {
+    **_entries(TEXTS),
+    **_entries(DRAWS),
+    **{op: function for function, ops in FUNCTIONS.items() for op in ops.split()},
+}
+"""By op."""
+
+
+def text_of(seen: Seen) -> str | None:
+    """Return the text of a node's op; None where it has to read and to make whole values."""
+    if seen.node.op in DRAWN and not any(text.startswith("random") for text in seen.inexact):
+        return None
+    entry = TABLE.get(seen.node.op)
+    return entry(seen) if callable(entry) else entry

@@ -1,0 +1,176 @@
+"""Propagate placements through the graph of a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from autograph_rewrite.analysis.batch_groups import batch_groups
+from autograph_rewrite.analysis.facts.placement import REPLICATED, Placement
+from autograph_rewrite.analysis.facts.symbolic_dims import segments, unit
+from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
+from autograph_rewrite.analysis.rules.base import Semantics
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
+from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.localize.dynamic_partition import mark_dynamic_partitions
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.batch.batch_inputs import batch_values
+
+
+def _propagate(rewrite: Rewrite) -> None:
+    """Give every value its placement: replicated, split along a dimension, or partial (the replicas add up)."""
+    state = _propagated(rewrite)
+    rewrite.put(with_stated(state, rewrite.item.placements) if rewrite.item.placements else state)
+
+
+def take_placements_as_given(rewrite: Rewrite) -> None:
+    """Give values the placements that the item states, and others those that follow from them; for `opt` alone."""
+    rewrite.put(taken_as_given(_propagated(rewrite), rewrite.item.placements))
+
+
+def _propagated(rewrite: Rewrite) -> Propagation:
+    mark_dynamic_partitions(rewrite.graph)
+    batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
+    return propagate_parts(rewrite.graph, batch, static, rewrite.plan)
+
+
+PROPAGATE = Pass("propagate", _propagate, gives=(Propagation,))
+
+
+# Whether blocks may have segments: concatenated batch inputs must provably be of one size.
+#
+#     concat([real, f(real)])              one input: yes
+#     split(g(concat([one, two])), 2)      cut into equal parts again: two views of one batch
+#     concat([real, f(noise)])             nothing says that there is as much noise as there is real data: whole
+#
+# Static sizes are known, and a job feeds all inputs alike; elsewhere the runtime refuses sizes that meet and differ
+# (`runtime.session.batch_sizes`), so nothing that one device takes may be made to meet for want of a reason.
+
+
+def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Propagation:
+    """Propagate placements, with segments where there may be some.
+
+    Args:
+        graph: which is propagated.
+        batch: its batch inputs.
+        static: how many examples there are, where that is known.
+        plan: the request.
+    """
+    may_be = _are_possible(plan) and any(has(node.op, "concatenates") for node in graph)
+    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, segments=may_be)
+    joined = propagate(graph, batch, semantics)
+    if not may_be or len(batch) == 1 or static is not None or len(plan.processes) > 1:
+        return joined
+    if not any(fact.is_segmented for fact in joined.facts.values()):
+        return joined
+    apart = propagate(graph, batch, semantics._replace(segments=False))
+    return joined if _groups(joined) == _groups(apart) or _is_cut_in_equal_parts(joined) else apart
+
+
+def _are_possible(plan: Plan) -> bool:
+    """Micro-batches and stages go by blocks of their own; statistics of each block are those of following rows."""
+    return plan.microbatches == 1 and plan.pipeline is None and plan.semantics.batch_norm == "sync"
+
+
+def _groups(state: Propagation) -> tuple[tuple[Value, ...], ...]:
+    found = batch_groups(state)
+    return (tuple(state.whole_inputs),) if found is None else found.groups
+
+
+def _is_cut_in_equal_parts(state: Propagation) -> bool:
+    """Return whether segments are told apart by their number alone."""
+    for node in state.order:
+        if node.op == "Split" and segments(state.facts[node.inputs[1]].split_size):
+            made = [fact.split_size for fact in state.transfers[node].outputs]
+            if None not in map(unit, made) and len(set(made)) == 1:
+                return True
+    return False
+
+
+# Placements that a text states: found anew and compared, or taken as given where propagation does not run.
+#
+# %dw: float32[3,4] @ split(0) = MatMul(...)      case.txt:7: propagation finds partial(sum)
+# %dw: float32[3,4] @ partial(sum) -> replicated  this sum is taken here, wherever else it could be
+
+
+def with_stated(state: Propagation, stated: Annotations) -> Propagation:
+    """Return placements with the conversions that are stated, compared with all that is.
+
+    Args:
+        state: what was propagated.
+        stated: by the names of values; a name that the graph lacks says nothing.
+
+    Raises:
+        GraphError: a statement and what propagation finds differ.
+    """
+    found = dict(_in(state.graph, stated))
+    if converted := [value for value, one in found.items() if _is_converted(state, value, one)]:
+        state = revise(state, reduced=converted)
+    for value, one in found.items():
+        if value in state.facts:
+            _require_found(state, value, one)
+    return state
+
+
+def taken_as_given(state: Propagation, stated: Annotations) -> Propagation:
+    """Return placements in which every statement holds, whatever the rules say, and the others follow from them.
+
+    Args:
+        state: what was propagated without them.
+        stated: as for `with_stated`.
+
+    Raises:
+        GraphError: a batch input is stated not to be one, or a dimension is split that a value does not have.
+    """
+    found = dict(_in(state.graph, stated))
+    given: dict[Value, Placement] = {}
+    for value, one in found.items():
+        if value in state.facts and value not in state.whole_inputs:
+            _require_dimension(state, value, one)
+            given[value] = one.placement
+    reduced = [value for value, one in found.items() if _is_converted(state, value, one)]
+    new = propagate(state.graph, state.whole_inputs, state.semantics, reduced=reduced, given=given, cache=state.cache)
+    for value, one in found.items():
+        if value in new.facts:
+            _require_found(new, value, one)
+    return new
+
+
+def _in(graph: Graph, stated: Annotations) -> Iterator[tuple[Value, Annotation]]:
+    """Yield the values that a graph has of those that something is stated of."""
+    for name, one in stated.items():
+        node_name, _, index = name.partition(":")
+        node = graph.nodes.get(node_name)
+        if node is not None:
+            yield node.output(int(index or 0)), one
+
+
+def _is_converted(state: Propagation, value: Value, one: Annotation) -> bool:
+    return one.readers == REPLICATED and value in state.facts
+
+
+def _require_found(state: Propagation, value: Value, one: Annotation) -> None:
+    found = annotation(state.source(value).placement, state.facts[value].placement)
+    if (one.placement, one.readers) in ((found.placement, found.readers), (found.placement, None)):
+        return
+    raise GraphError(
+        f"'%{value.name}' is stated to be {replace(one, span=None)}, and propagation finds {found}",
+        node=value.node,
+        where=one.where or None,
+        hint="leave the placement out of the line, or run passes after 'propagate' only, which take it as given",
+    )
+
+
+def _require_dimension(state: Propagation, value: Value, one: Annotation) -> None:
+    rank = state.facts[value].rank
+    if one.placement.is_split and rank is not None and one.placement.dim >= rank:
+        raise GraphError(
+            f"'%{value.name}' has {rank} dimensions, so it cannot be {one.placement!r}",
+            node=value.node,
+            where=one.where or None,
+            hint="count dimensions from 0",
+        )

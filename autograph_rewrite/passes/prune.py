@@ -1,0 +1,40 @@
+"""What a rewrite begins with: the nodes that are needed, what their runs write, and variables within reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autograph_rewrite.ir.run_writes import Written, writes_of
+from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
+from autograph_rewrite.passes.base.order_accesses import AccessOrder, access_order
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.plan.replica_devices import within_reach
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What runs of the original write, and the names of its nodes."""
+
+    writes: Written
+    nodes: frozenset[str]
+
+
+def _prune(rewrite: Rewrite) -> None:
+    """Drop what no output, target or initialiser needs; record what runs write, and in which order."""
+    eliminate_dead_code(rewrite.graph, rewrite.roots)
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
+    rewrite.put(Recorded(writes_of(rewrite.graph), frozenset(rewrite.graph.nodes)))
+
+
+def _bind(rewrite: Rewrite) -> None:
+    """Keep the variables that a function has captured on devices of this process."""
+    rewrite.plan = within_reach(rewrite.plan, rewrite.task)
+
+
+def _has_captures(rewrite: Rewrite) -> bool:
+    return any(variable.captured for variable in rewrite.item.variables.values())
+
+
+ELIMINATE_DEAD_CODE = Pass("eliminate-dead-code", _prune, gives=(AccessOrder, Recorded))
+BIND_CAPTURES = Pass("bind-captures", _bind, _has_captures)

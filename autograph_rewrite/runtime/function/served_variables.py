@@ -1,0 +1,261 @@
+"""A user's variable that lives on a server, and is fetched when Python asks for it.
+
+    step      updates w on the server                          the user's tf.Variable holds an older value
+    w.numpy() asks for w's handle ──► fetched, written ──► read       so do evaluation, checkpoints, other functions
+    step      w.assign(...) has asked for the handle, too ──► compared, and sent if it is another value
+
+Whatever reads or writes a `tf.Variable` takes its handle from the object: we make the object one of a subclass that
+gives it only once the value is there. Who has taken the handle before, as a traced function does, would read an
+older value: as long as somebody but us holds it, which the number of references to it tells, the variable is fetched
+after every step.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from autograph_rewrite import tf_private
+from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
+from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.session.session import DistributedSession
+
+_SERVED = "_autograph_served"
+_HANDLE = "_handle"
+_INPUTS, _CAPTURES = "_captured_inputs", "_function_captures"
+"""What a ConcreteFunction gives its captures, or calls for them; where its graph has them."""
+_OPEN = "_scope_exit_callbacks"
+"""What of a FuncGraph is None unless it is being built."""
+_REFERENCES = 2
+"""References to a handle that nobody else holds: the variable's own, and that of who counts."""
+_SHARE = 20
+"""How many times as long as a look at all objects takes passes at least until the next one."""
+
+
+class Source(Protocol):
+    """What has the values of variables that are not here."""
+
+    def bring(self, wanted: Sequence[Served]) -> None:
+        """Give variables their values, and possibly others."""
+
+
+class Served:
+    """One variable of the user.
+
+    Args:
+        variable: the tf.Variable; it becomes one of a subclass.
+        held: what holds its handle.
+
+    Attributes:
+        source: what has its value; None: it is here.
+        attributes: of the variable.
+        held: what holds its handle.
+    """
+
+    def __init__(self, variable: Any, held: Held) -> None:
+        self.source: Source | None = None
+        self.attributes, self.held = vars(variable), held
+        self.attributes[_SERVED] = self
+        kind: Any = type(variable)
+        variable.__class__ = _subclass(kind)
+
+    @property
+    def handle(self) -> Any:
+        """The handle of the variable, which may hold an older value."""
+        return self.attributes[_HANDLE]
+
+    def here(self) -> None:
+        """Bring the value, if it is not here."""
+        if self.source is not None:
+            self.source.bring([self])
+
+
+class Held:
+    """How often the functions that we have made hold the handles of variables, and graphs that nobody can run."""
+
+    def __init__(self) -> None:
+        self._roots: list[Any] = []
+        self._counted: Counter[int] | None = None
+        self._dead: list[weakref.ref[Any]] = []
+        self._looked, self._took = 0.0, 0.0
+        self._found: dict[int, int] = {}
+        self._bindings: list[FunctionBinding] = []
+        self._served: dict[int, Served] = {}
+
+    def add(self, *roots: Any) -> None:
+        """Count what these hold, too, directly or in lists, tuples, sets and dictionaries."""
+        self._roots += roots
+        self._counted = None
+
+    def add_binding(self, binding: FunctionBinding) -> None:
+        """Count what a traced function holds; where the program calls it, it brings the variables first."""
+        self._bindings.append(binding)
+        self.add(*binding.captures)
+        for concrete in _traces(binding):
+            graph = getattr(concrete, "graph", None)
+            for holder, name in ((concrete, _INPUTS), (graph, _CAPTURES)):
+                if (found := getattr(holder, name, None)) is not None:
+                    self.add(found)
+        self._ask_first([binding])
+
+    @property
+    def has_served(self) -> bool:
+        """Whether there are variables that live on servers."""
+        return bool(self._served)
+
+    def add_served(self, variables: Iterable[Served]) -> None:
+        """Let all functions bring these variables before they run."""
+        self._served |= {id(one.handle): one for one in variables}
+        self._ask_first(self._bindings)
+
+    def _ask_first(self, bindings: Iterable[FunctionBinding]) -> None:
+        for concrete in (one for binding in bindings for one in _traces(binding)):
+            captured: Any = getattr(concrete, _INPUTS, None)
+            for index, value in enumerate(captured if isinstance(captured, list) else ()):
+                if (one := self._served.get(id(value))) is not None:
+                    captured[index] = functools.partial(_current, one)
+                    self._counted = None
+
+    def others(self, variables: Mapping[str, Served]) -> set[str]:
+        """Return the names of the variables whose handles somebody else holds, and would read without asking."""
+        found = self._others(variables)
+        seen = {id(variables[name].handle): sys.getrefcount(variables[name].handle) for name in found}
+        if found and seen != self._found and time.monotonic() - self._looked > _SHARE * self._took:
+            self._look()
+            found = self._others(variables)
+        self._found = seen
+        return found
+
+    def _others(self, variables: Mapping[str, Served]) -> set[str]:
+        graphs = [graph for one in self._dead if (graph := one()) is not None]
+        if len(graphs) < len(self._dead):
+            self._counted = None
+        if self._counted is None:
+            self._counted = references([*self._roots, *(getattr(graph, _CAPTURES) for graph in graphs)])
+        own = self._counted
+        return {
+            name
+            for name, one in variables.items()
+            if sys.getrefcount(one.attributes[_HANDLE]) != own[id(one.attributes[_HANDLE])] + _REFERENCES
+        }
+
+    def _look(self) -> None:
+        """Find the graphs that are complete, and of which there is no function: TensorFlow does not free them all.
+
+        It traces a function twice that makes variables, and gives each of those graphs of their own.
+        """
+        began = time.monotonic()
+        graph_type, function_type = tf_private.graphs_and_functions()
+        graphs, run = [], set()
+        for one in gc.get_objects():
+            if isinstance(one, graph_type):
+                graphs.append(one)
+            elif isinstance(one, function_type):
+                run.add(id(getattr(one, "graph", None)))
+        dead = [g for g in graphs if id(g) not in run and hasattr(g, _CAPTURES) and getattr(g, _OPEN, 0) is None]
+        self._dead = [weakref.ref(graph) for graph in dead]
+        self._counted = None
+        self._looked = time.monotonic()
+        self._took = self._looked - began
+
+
+def references(roots: Iterable[Any]) -> Counter[int]:
+    """Return how often tensors are referred to from roots and the containers in them, by their ids."""
+    kind = tensorflow().__internal__.EagerTensor
+    found: Counter[int] = Counter()
+    pending = list({id(root): root for root in roots}.values())
+    seen = set(map(id, pending))
+    while pending:
+        for one in gc.get_referents(pending.pop()):
+            if isinstance(one, kind):
+                found[id(one)] += 1
+            elif isinstance(one, (list, tuple, dict, set)) and id(one) not in seen:
+                seen.add(id(one))
+                pending.append(one)
+    return found
+
+
+def served(capture: Capture, held: Held) -> Served | None:
+    """Return what fetches a captured variable when it is read; None where that cannot be known of it."""
+    variable = capture.variable
+    variable = getattr(variable, "_value", variable)  # Keras has a tf.Variable in each of its own
+    if getattr(variable, "__dict__", {}).get(_HANDLE) is not capture.value:
+        return None
+    known: Served | None = vars(variable).get(_SERVED)
+    if known is not None:
+        return known if known.held is held else None  # else another distributed function has it
+    return Served(variable, held) if type(variable) in tf_private.resource_variables() else None
+
+
+def bring(wanted: Iterable[Served]) -> None:
+    """Bring the values of variables that are not here."""
+    by_source: dict[int, list[Served]] = {}
+    for one in wanted:
+        if one.source is not None:
+            by_source.setdefault(id(one.source), []).append(one)
+    for several in by_source.values():
+        if (source := several[0].source) is not None:
+            source.bring(several)
+
+
+def _traces(binding: FunctionBinding) -> list[Any]:
+    return [one for one in (binding.concrete, binding.first) if one is not None]
+
+
+def _current(one: Served) -> Any:
+    one.here()
+    return one.handle
+
+
+@functools.cache
+def _subclass(base: Any) -> type:
+    """Return the class of variables that are fetched when somebody asks for their handle."""
+
+    class ResourceVariable(base):  # type: ignore[misc]
+        """A tf.Variable that lives on a server."""
+
+        @property
+        def _handle(self) -> Any:
+            attributes = vars(self)
+            attributes[_SERVED].here()
+            return attributes[_HANDLE]
+
+        @_handle.setter
+        def _handle(self, handle: Any) -> None:
+            self.__dict__[_HANDLE] = handle
+
+    return ResourceVariable
+
+
+# Tables written between two steps: what a step is fed, so that rows are looked up once worker 0 has written them.
+
+
+class TablesWritten:
+    """The tables of a session whose rows are looked up on servers.
+
+    Args:
+        session: of a step.
+    """
+
+    def __init__(self, session: DistributedSession) -> None:
+        before, behind = f"{PREFIX}/", f"/{FLAG}"
+        self._flags = {
+            op.name[len(before) : -len(behind)]: op.outputs[0]
+            for op in session.graph.get_operations()
+            if op.name.startswith(before) and op.name.endswith(behind)
+        }
+
+    def feeds(self, written: Collection[str]) -> dict[Any, bool]:
+        """Return what the next step is fed besides.
+
+        Args:
+            written: the names of the handles of variables that the program has written since the last step.
+        """
+        return {flag: handle in written for handle, flag in self._flags.items()}

@@ -1,1 +1,0 @@
-"""What strategy builders share: choices per variable, shards, servers, overrides."""
