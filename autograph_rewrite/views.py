@@ -8,7 +8,6 @@ Each takes an item, and what `distribute` takes or has returned:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.hardware.machine import Machine
+    from autograph_rewrite.cost.simulate import SimulatedStep
     from autograph_rewrite.cost.tasks.result import Simulation
     from autograph_rewrite.inspect.profile.profile import Profile
     from autograph_rewrite.runtime.bisect.bisection import Bisection
@@ -56,30 +56,33 @@ def explain(
     """
     from autograph_rewrite.inspect.explain import explain as run
 
-    traces = _traces(new, specs)
+    traces, given = _traces(new, specs), None
     if config is not None:
         original, given = traces[0].original, chosen(config)
-        return Shown(run(rewrite(original, given, batch=batch), batch=batch) + where_time_goes(original, given, batch))
+        traces = [RewrittenTrace(original, rewrite(original, given, batch=batch))]
     texts = []
     for original, rewritten in traces:
-        more = where_time_goes(original, rewritten.report.plan, batch) if original is not rewritten else ""
+        more = where_time_goes(original, rewritten.report.plan, given, batch) if original is not rewritten else ""
         texts.append(run(rewritten, batch=batch) + more)
     return Shown("\n".join(texts))
 
 
-def where_time_goes(item: TrainingGraph, given: Config | Plan, batch: int | None = None) -> str:
+def where_time_goes(item: TrainingGraph, plan: Plan, given: Config | Plan | None, batch: int | None = None) -> str:
     """Return what the predicted step takes, and for which layers; why not, where it cannot be predicted.
 
     Args:
         item: the original.
-        given: a configuration, or a plan, with which levers offer no other strategy.
+        plan: what it is rewritten by.
+        given: what the plan was made of; a configuration says how fast the network is, and what else is possible.
         batch: examples of a step; None: those of the graph, or 64.
     """
+    from autograph_rewrite.cost.levers import levers
     from autograph_rewrite.inspect.where_time_goes import where_time_goes as run
 
+    config = given if isinstance(given, Config) else None
     try:
-        found = simulate(item, given, batch=batch)
-        return run(found, levers(item, given, batch, found))
+        step = simulated_step(item, plan, config, batch=batch)
+        return run(step.found, levers(step, config))
     except RewriteError as error:
         return f"The step cannot be predicted: {error.problem}.\n"
 
@@ -228,38 +231,25 @@ def simulate(
         PlanError: the plan is not one for this graph.
         ConfigError: the configuration is wrong.
     """
+    original, given = _compared(item, plan, specs)
+    return simulated_step(original, given, cluster, batch=batch, machine=machine).found
+
+
+def simulated_step(
+    item: TrainingGraph,
+    given: Config | Plan,
+    cluster: ConfigLike | Cluster | Network | None = None,
+    *,
+    batch: int | None = None,
+    machine: Machine | None = None,
+) -> SimulatedStep:
+    """Predict one step, as `simulate`, and return it with its analysis."""
     from autograph_rewrite.cost.simulate import simulate as run
 
-    original, given = _compared(item, plan, specs)
     if isinstance(given, Plan):
-        return run(original, given, cluster, batch=batch, machine=machine)
-    flat = normalise_original(original)
-    return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
-
-
-def levers(item: TrainingGraph, given: Config | Plan, batch: int | None, found: Simulation) -> tuple[str, ...]:
-    """Say in at most three sentences what a step takes most of, and what another plan would change, simulated.
-
-    Args:
-        item: the original.
-        given: what it is rewritten by.
-        batch: examples of all devices together, where the graph leaves that open.
-        found: the step.
-    """
-    from autograph_rewrite.cost.levers import levers as run
-    from autograph_rewrite.cost.search import Evaluator
-    from autograph_rewrite.cost.simulate import Hardware, network_of
-    from autograph_rewrite.strategies import STRATEGIES
-
+        return run(item, given, cluster, batch=batch, machine=machine)
     flat = normalise_original(item)
-    plan, others = requested(flat, given), {}
-    if isinstance(given, Config):
-        config = _with_devices(given)
-        others = {name: partial(STRATEGIES[name].build, flat, config) for name in ("Parallax", "FSDP")}
-
-    network = network_of(given if isinstance(given, Config) else None)
-    evaluator = Evaluator(flat, Hardware(network=network), batch=batch)
-    return run(found, plan, evaluator.simulate, others)
+    return run(flat, requested(flat, given), given if cluster is None else cluster, batch=batch, machine=machine)
 
 
 def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
@@ -272,12 +262,8 @@ def requested(item: TrainingGraph, given: Config | Plan) -> Plan:
 
     if isinstance(given, Plan):
         return given
-    config = _with_devices(given)
+    config = given.with_devices(())
     return named_builder(config).build(item, config)
-
-
-def _with_devices(config: Config) -> Config:
-    return config if config.devices is not None else config.with_devices(())
 
 
 def report(
@@ -341,9 +327,8 @@ def report(
 
         new = of_ranks(states, original, ranked, task)
         network = given if isinstance(given, Config) else None
-        words = partial(levers, original, asked, batch)
         checked = _verified(original, asked, batch) if verify else None
-        shown = Shown(states, original, new, new.report.plan, network, batch, found, words, checked)
+        shown = Shown(states, original, new, new.report.plan, network, batch, found, checked)
     stage("drawing")
     write_whole(out, report_page(title or Path(out).stem, shown).encode())
     return ShownFile(out)

@@ -5,7 +5,7 @@ are claimed of and the claims (`ir.claims`: plain data), and checks the folded g
 
     order       every access to a variable in the original's order, on shards too, and as often (`order`)
     values      each node reads what it should, in the placement that it should (`simulate`, `samples`, `kernels`)
-    contracts   what a node makes of blocks and contributions is what is claimed (`contracts`)
+    contracts   what a node makes of blocks and contributions is what is claimed (`check_claims`, `table`, `run_blocks`)
 
 Nothing here trusts who inserted a node, or its name: an original node is recognised by its op, attributes and inputs,
 everything else by what it computes. Where it cannot check something it says so (`Certificate.not_covered`).

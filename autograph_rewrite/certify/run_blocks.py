@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from math import prod
@@ -104,13 +105,18 @@ def _count(claim: Claim) -> int:
 
 def _places(seen: Seen) -> list[str]:
     """Return for each operand whether it says where something is, or how much there is; nothing of data."""
-    arguments = get_op(seen.node.op).inputs
-    several = len(seen.operands) - sum(not (arg.number_attr or arg.type_list_attr) for arg in arguments)
+    arguments = [(arg, bool(arg.number_attr or arg.type_list_attr)) for arg in get_op(seen.node.op).inputs]
+    several = sum(many for _, many in arguments)
+    each = (len(seen.operands) - len(arguments) + several) // several if several else 0
     found: list[str] = []
-    for arg in arguments:
+    for arg, many in arguments:
         place = "" if arg.type_attr in DATA else "size" if arg.name in SIZES else "where"
-        found += [place] * (several if arg.number_attr or arg.type_list_attr else 1)
-    return found[: len(seen.operands)] + [""] * (len(seen.operands) - len(found))
+        found += [place] * (each if many else 1)
+    return found
+
+
+class MisfitError(Exception):
+    """No sample could be computed with, or none had the sizes that are claimed; the message says why."""
 
 
 def judge_by_running(seen: Seen) -> str | None:
@@ -119,13 +125,16 @@ def judge_by_running(seen: Seen) -> str | None:
     Raises:
         TooLargeError: its values are too large to be drawn, and smaller ones do not fit.
     """
-    try:
-        with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
+        try:
             return _judge(seen)
-    except TooLargeError:
-        if None in (_judge(_shrunk(seen, by_rank)), _judge(_shrunk(seen, odd_part))):
-            return None
-        raise
+        except MisfitError as error:
+            return str(error)
+        except TooLargeError as error:
+            for smaller in (by_rank, odd_part):
+                with suppress(MisfitError, TooLargeError):
+                    return _judge(_shrunk(seen, smaller))
+            raise error
 
 
 def _judge(seen: Seen) -> str | None:
@@ -149,8 +158,10 @@ def _judge(seen: Seen) -> str | None:
             if wrong := _wrong(seen, trial, index, whole[index], [one[index] for one in own]):
                 return f"result {index} is claimed {wrong}"
         if fitting == ENOUGH:
-            return None
-    return None if fitting else problem
+            break
+    if not fitting:
+        raise MisfitError(problem)
+    return None
 
 
 def _run(seen: Seen, trial: Trial, instance: int | None) -> list[Array]:

@@ -363,12 +363,12 @@ def text_of(seen: Seen) -> str | None:
         return None
     entry = TABLE.get(seen.node.op)
     if entry is None and seen.stated is not None:
-        return _stated(seen.stated)
+        return _text_of_user(seen.stated)
     return entry(seen) if callable(entry) else entry
 
 
-def _stated(said: Stated) -> str:
-    """Return the text of an op that only the user knows: `n ... d, d -> n ... d` of his is `n=d,d->n=d` here."""
+def _text_of_user(said: Stated) -> str:
+    """Return what a user says of an op in the notation of this table: of `n ... d, d -> n ... d` it is `n=b,b->n=b`."""
     letters: dict[str, str] = {}
     spare = iter(string.ascii_letters)
 
@@ -380,8 +380,5 @@ def _stated(said: Stated) -> str:
     text = re.sub(r"\s", "", re.sub(r"\.\.\.|-?\b[A-Za-z_]\w*|\.", letter, said.factors))
     terms = text.partition("->")[0].split(",")
     added = [i for i, term in enumerate(terms) if term != "*" and not term.startswith("#")] if said.additive else []
-    words = [
-        *(["linear", *map(str, said.linear)] if said.linear else []),
-        *(["added", *map(str, added)] if added else []),
-    ]
-    return " ".join((text, *words))
+    traits = (("linear", said.linear), ("added", added))
+    return " ".join([text, *(f"{word} {' '.join(map(str, operands))}" for word, operands in traits if operands)])

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.search import Evaluator
+from autograph_rewrite.cost.simulate import SimulatedStep
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.diagnostics.amounts import duration, percent, several, size
 from autograph_rewrite.errors import RewriteError
@@ -19,47 +22,56 @@ WORTH = 0.97
 MUCH = 0.05
 """Of a step: a smaller part is not worth another simulation."""
 ALIKE = 0.95
-Other = Callable[[], Plan]
-"""Makes another plan of the same graph."""
+Offered = Iterator[tuple[str, Simulation]]
+"""Other plans by the name of what is changed, each simulated when it is asked for."""
 
 
-def levers(
-    found: Simulation, plan: Plan, simulated: Callable[[Plan], Simulation], others: Mapping[str, Other]
-) -> tuple[str, ...]:
+def levers(step: SimulatedStep, config: Config | None) -> tuple[str, ...]:
     """Return at most three sentences, that of the largest part of the step first and that of memory last.
 
     Args:
-        found: the step, with its nodes.
-        plan: of the step.
-        simulated: predicts a step of another plan.
-        others: plans of other strategies by their name, where those can be made.
+        step: with its nodes.
+        config: what its plan was built by; None: no other strategy is offered.
     """
-    request = replace(plan, edges=(), model_edges=())
-    plain = plan.pipeline is None and plan.model is None
-    sending = {"the compressor bf16": lambda: replace(request, default=replace(plan.default, compressor="bf16"))}
-    keeping = {"rematerialisation (policy sqrt)": lambda: replace(request, remat=Remat("sqrt"))}
-
-    def tried(offered: Mapping[str, Other]) -> Iterator[tuple[str, Simulation]]:
-        for name, other in offered.items() if plain else ():
-            try:
-                yield name, simulated(other())
-            except RewriteError:
-                continue
-
+    found, request = step.found, replace(step.plan, edges=(), model_edges=())
     exchanging = found.exposed_seconds / found.step_seconds if found.step_seconds else 0.0
-    parts = {"compute": 1 - exchanging, "exchange": exchanging}
     said = [_compute(found)]
     if found.exchanged_bytes:
-        offered = {**{name: others[name] for name in ("Parallax",) if name in others}, **sending}
-        faster = tried(offered if exchanging > MUCH and plan.default.compressor == "none" else {})
-        said.append(_exchange(found, exchanging, faster))
-    if parts["exchange"] > parts["compute"]:
+        compressed = replace(request, default=replace(request.default, compressor="bf16"))
+        faster = {"Parallax": _built("Parallax", step, config), "the compressor bf16": lambda: compressed}
+        is_much = exchanging > MUCH and request.default.compressor == "none"
+        said.append(_exchange(found, exchanging, _offered(faster if is_much else {}, step, request)))
+    if exchanging > 0.5:
         said.reverse()
     held = max(found.devices, key=lambda one: one.peak_bytes)
-    smaller = dict(keeping) if plan.remat is None and held.activation_bytes > held.peak_bytes / 4 else {}
-    if held.variable_bytes > held.peak_bytes / 4 and "FSDP" in others:
-        smaller["FSDP"] = others["FSDP"]
-    return (*said, _memory(found, tried(smaller)))
+    smaller: dict[str, Callable[[], Plan | None]] = {}
+    if request.remat is None and held.activation_bytes > held.peak_bytes / 4:
+        smaller["rematerialisation (policy sqrt)"] = lambda: replace(request, remat=Remat("sqrt"))
+    if held.variable_bytes > held.peak_bytes / 4:
+        sharded = {"FSDP": _built("FSDP", step, config)}
+        smaller = {**sharded, **smaller} if held.variable_bytes > held.activation_bytes else {**smaller, **sharded}
+    return (*said, _memory(found, _offered(smaller, step, request)))
+
+
+def _built(strategy: str, step: SimulatedStep, config: Config | None) -> Callable[[], Plan | None]:
+    """Return what builds the plan of another strategy; None where no configuration says how."""
+    from autograph_rewrite.strategies import STRATEGIES
+
+    return lambda: STRATEGIES[strategy].build(step.folded.item, config.with_devices(())) if config is not None else None
+
+
+def _offered(plans: Mapping[str, Callable[[], Plan | None]], step: SimulatedStep, request: Plan) -> Offered:
+    """Yield those plans that are others than the one requested, and that the graph can follow."""
+    if request.pipeline is not None or request.model is not None:
+        return
+    evaluator, own = Evaluator.after(step), (request.variables, request.default, request.remat)
+    for name, make in plans.items():
+        try:
+            plan = make()
+            if plan is not None and (plan.variables, plan.default, plan.remat) != own:
+                yield name, evaluator.simulate(plan)
+        except RewriteError:
+            continue
 
 
 def _compute(found: Simulation) -> str:
@@ -79,7 +91,7 @@ def _compute(found: Simulation) -> str:
     return f"{text}: {several(len(alike), 'layer')} like {top.name} take {share} of that each{more}."
 
 
-def _exchange(found: Simulation, share: float, faster: Iterator[tuple[str, Simulation]]) -> str:
+def _exchange(found: Simulation, share: float, offered: Offered) -> str:
     handed = size(found.exchanged_bytes)
     text = f"Exchange: {percent(share)} of the step only communicates; each member hands over {handed}"
     owners = [(one.bytes, one.owners) for one in found.exchanges if one.owners != (STEP,)]
@@ -87,26 +99,27 @@ def _exchange(found: Simulation, share: float, faster: Iterator[tuple[str, Simul
         most, names = max(owners)
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text += f", {percent(most / max(1, found.moved_bytes))} of it for {names[0]}{more}"
-    best = min(faster, key=lambda pair: pair[1].step_seconds, default=None)
-    if best is None or best[1].step_seconds > WORTH * found.step_seconds:
+    # The first that helps is named: a simulation takes as long as the step's own, and what loses no digit comes first.
+    faster = next((pair for pair in offered if pair[1].step_seconds <= WORTH * found.step_seconds), None)
+    if faster is None:
         return text + "."
-    name, other = best
+    name, other = faster
     return (
         f"{text}. With {name} it would hand over {size(other.exchanged_bytes)}, and a step would take "
         f"{duration(other.step_seconds)} instead of {duration(found.step_seconds)}."
     )
 
 
-def _memory(found: Simulation, smaller: Iterator[tuple[str, Simulation]]) -> str:
+def _memory(found: Simulation, offered: Offered) -> str:
     held = max(found.devices, key=lambda one: one.peak_bytes)
     variables, kept = (percent(n / max(1, held.peak_bytes)) for n in (held.variable_bytes, held.activation_bytes))
     text = (
         f"Memory: {held.name} needs {size(held.peak_bytes)} at its peak, {variables} for variables and slots, "
         f"{kept} for activations that gradients need"
     )
-    best = min(smaller, key=lambda pair: pair[1].peak_bytes, default=None)
-    if best is None or best[1].peak_bytes > WORTH * found.peak_bytes:
+    smaller = next((pair for pair in offered if pair[1].peak_bytes <= WORTH * found.peak_bytes), None)
+    if smaller is None:
         return text + "."
-    name, other = best
+    name, other = smaller
     took = duration(other.step_seconds)
     return f"{text}. With {name} it would need {size(other.peak_bytes)}, and a step would take {took}."

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.compile import compile_task, request
-from autograph_rewrite.cost.simulate import Hardware, simulated
+from autograph_rewrite.cost.simulate import Hardware, SimulatedStep, counted, simulated
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
-from autograph_rewrite.cost.step.op_counts import OpCounts, count
+from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.stages import stage
@@ -29,7 +29,7 @@ from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.wire_types import sizes_of
+from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.training_graph import TrainingGraph
 
 WORTH = 0.99
@@ -54,14 +54,20 @@ class Evaluator:
     _folds: dict[object, tuple[AnalyzedStep, Mapping[Node, OpCounts]]] = field(default_factory=dict)
     _edges: dict[object, tuple[EdgePlan, ...]] = field(default_factory=dict)
 
+    @classmethod
+    def after(cls, step: SimulatedStep) -> Evaluator:
+        """Return one for plans that are compared with a step, which has been simulated on its own."""
+        evaluator = cls(step.folded.item, step.hardware, batch=step.batch)
+        evaluator._folds[_analysed(step.plan)] = step.folded, step.counts
+        return evaluator
+
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
         stage("simulated %s plans, next %s", self.tried, plan.strategy)
         kind = _analysed(plan)
         if kind not in self._folds:
             folded = fold(self.item, plan, self.batch)
-            sizes = sizes_of(plan, folded.state, self.batch)
-            self._folds[kind] = folded, count(folded, sizes, self.hardware.topology(plan).cpu)
+            self._folds[kind] = folded, counted(folded, plan, self.hardware, self.batch)
         folded, counts = self._folds[kind]
         plain = whole(plan)
         options = (kind, plain.default, plain.variables)
@@ -85,7 +91,9 @@ class Evaluator:
 def _analysed(plan: Plan) -> object:
     """Return what the analysis of a step depends on; of a budget for recomputation, also what variables take."""
     places = plan.variables if plan.remat is not None and plan.remat.limit is not None else ()
-    has_servers = any(request.servers for request in plan.variables)
+    # In one process, with a device for each replica, gradients are divided alike wherever their variables live.
+    is_apart = len(plan.processes) == 1 and len(set(run_devices(plan))) > 1
+    has_servers = not is_apart and any(request.servers for request in plan.variables)
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
     return (*given, plan.micro, plan.pipeline, plan.remat, plan.model, has_servers, places)
 

@@ -19,7 +19,7 @@ from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import FIRST, IN, LOCAL, OUT, REST, Topology
 from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, fold, neutral
-from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Simulation
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, simulate_events
@@ -58,6 +58,27 @@ class Hardware:
         return Topology(plan, self.machine, network_link(self.network))
 
 
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A predicted step, with what predictions of other plans have in common with it.
+
+    Attributes:
+        plan: as it was given.
+        folded: the analysed step.
+        counts: FLOPs and bytes by node.
+        hardware: what it runs on.
+        batch: examples of the global batch, as they were given.
+        found: the prediction.
+    """
+
+    plan: Plan
+    folded: AnalyzedStep
+    counts: Mapping[Node, OpCounts]
+    hardware: Hardware
+    batch: int | None
+    found: Simulation
+
+
 def simulate(
     item: TrainingGraph,
     plan: Plan,
@@ -65,7 +86,7 @@ def simulate(
     *,
     batch: int | None = None,
     machine: Machine | None = None,
-) -> Simulation:
+) -> SimulatedStep:
     """Predict one step.
 
     Args:
@@ -87,15 +108,22 @@ def simulate(
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
 
-    def predicted(plan: Plan) -> Simulation:
-        hardware = Hardware(machine or Machine(), network_of(cluster))
-        return simulated(fold(flat, plan, batch), plan, hardware, batch=batch)
+    def predicted(plan: Plan) -> SimulatedStep:
+        hardware, folded = Hardware(machine or Machine(), network_of(cluster)), fold(flat, plan, batch)
+        counts = counted(folded, plan, hardware, batch)
+        found = simulated(folded, plan, hardware, batch=batch, counts=counts)
+        return SimulatedStep(plan, folded, counts, hardware, batch, found)
 
     try:
         return predicted(plan)
     except PlanError as error:
         add_alternatives(error, plan, predicted)
         raise
+
+
+def counted(folded: AnalyzedStep, plan: Plan, hardware: Hardware, batch: int | None) -> Mapping[Node, OpCounts]:
+    """Return FLOPs and bytes by node, which do not depend on placements of variables."""
+    return count(folded, sizes_of(plan, folded.state, batch), hardware.topology(plan).cpu)
 
 
 def simulated(

@@ -40,8 +40,9 @@ def provenance(current_pass: str, origin: Node | str | None) -> dict[str, bytes]
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return a hint that lists the known names most like `name`, if there are any."""
-    close = difflib.get_close_matches(name, list(known), n=3)
+    """Return a hint that lists the known names most like `name`, or else those that contain it, if there are any."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=3) or sorted((one for one in names if name in one), key=len)[:3]
     return f"closest names: {', '.join(close)}" if close else None
 
 

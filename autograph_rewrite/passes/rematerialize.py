@@ -151,26 +151,30 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
     """Compute as little again as lets a step fit.
 
     Raises:
-        PlanError: no step fits.
+        PlanError: no step fits, or none does because something cannot wait for a gradient.
     """
     assert remat.limit is not None
     step = step_of(rewrite, acts.state, resolved)
     fit = _fit_stages if resolved.pipeline is not None else _fit_device
-    decision, state = fit(rewrite, acts, resolved, step)
-    peaks = decision.peaks
-    assert peaks is not None
+    decision, state, before, after = fit(rewrite, acts, resolved, step, remat)
+    if after > remat.limit:  # something cannot wait for any gradient, so that it is kept, and there is no room for it
+        raise PlanError(
+            f"remat.policy: with what can wait for a gradient computed again, a step takes {after:,} B on a device, "
+            f"and {remat.limit:,} B are allowed",
+            hint="allow more, or divide the batch by more micro-batches or replicas",
+        )
     left = decision.left
-    if not decision.segments and peaks.before <= remat.limit:
-        left = (*left, Left("remat.policy", FITS.format(peak=peaks.before, limit=remat.limit)))
+    if not decision.segments and before <= remat.limit:
+        left = (*left, Left("remat.policy", FITS.format(peak=before, limit=remat.limit)))
     if not (acts.state.semantics.batch or rewrite.request.batch):
         left = (*left, Left("remat.policy", ASSUMED.format(batch=step.sizes.batch)))
-    return replace(decision, left=left), state
+    return replace(decision, left=left, peaks=Peaks(remat.limit, before, after, step.sizes.batch)), state
 
 
-def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun) -> tuple[Decision, Propagation]:
-    """Fit a device that has the whole model."""
-    remat = resolved.remat
-    assert remat is not None
+def _fit_device(
+    rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, remat: Remat
+) -> tuple[Decision, Propagation, int, int]:
+    """Fit a device that has the whole model; return its peaks before and after, too."""
     assert remat.limit is not None
     memory, cells = StepMemory(acts, step), list[LoopCell]()
     before = memory.peak(())
@@ -185,31 +189,24 @@ def _fit_device(rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepR
         choice = choose(acts, memory, remat.limit, remat.policy, before)
     decision, state = rematerialize(acts, choice.segments)
     after = memory.peak(_nodes(rewrite, decision.segments))
-    _require_room(after, remat.limit)
-    peaks = Peaks(remat.limit, before, after, step.sizes.batch)
     segments = (*decision.segments, *(cell.segment for cell in cells))
-    return replace(decision, segments=segments, peaks=peaks), state
+    return replace(decision, segments=segments), state, before, after
 
 
-def _fit_stages(rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun) -> tuple[Decision, Propagation]:
+def _fit_stages(
+    rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, remat: Remat
+) -> tuple[Decision, Propagation, int, int]:
     """Fit each device of a pipeline, whose stages hold what as many micro-batches need as are under way there."""
-    remat = resolved.remat
-    assert remat is not None
-    assert remat.limit is not None
     stages = _stages(acts, resolved)
-    needs = _needs(rewrite, acts, resolved, step, stages)
-    chosen = choose_by_stage(acts, step, stages, needs, remat)
+    chosen = choose_by_stage(acts, step, stages, _needs(rewrite, acts, resolved, step, stages), remat)
     place = {node.name: i for i, node in enumerate(acts.forward)}
     segments = sorted((s for one in chosen for s in one.choice.segments), key=lambda s: place[s.nodes[0]])
     decision, state = rematerialize(acts, segments)
     done: dict[int, list[list[Node]]] = {}
     for nodes in _nodes(rewrite, decision.segments):
         done.setdefault(stages[nodes[0]], []).append(nodes)
-    found = device_peaks(chosen, done)
-    after = max(peak for _, peak in found.values())
-    _require_room(after, remat.limit)
-    peaks = Peaks(remat.limit, max(peak for peak, _ in found.values()), after, step.sizes.batch)
-    return replace(decision, peaks=peaks), state
+    found = device_peaks(chosen, done).values()
+    return decision, state, max(before for before, _ in found), max(after for _, after in found)
 
 
 def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
@@ -268,20 +265,6 @@ def _reads(handle: Node) -> list[Value]:
 
 def _nodes(rewrite: Rewrite, segments: Sequence[Segment]) -> list[list[Node]]:
     return [[rewrite.graph.nodes[name] for name in segment.nodes] for segment in segments]
-
-
-def _require_room(peak: int, limit: int) -> None:
-    """Check the peak with what could be computed again.
-
-    Raises:
-        PlanError: something could not wait for any gradient, so that it is kept, and there is no room for it.
-    """
-    if peak > limit:
-        raise PlanError(
-            f"remat.policy: with what can wait for a gradient computed again, a step takes {peak:,} B on a device, and "
-            f"{limit:,} B are allowed",
-            hint="allow more, or divide the batch by more micro-batches or replicas",
-        )
 
 
 def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:

@@ -2,6 +2,7 @@
 
 python -m tests.compat                    all of VERSIONS: installed, demo, tests, a job, files of the others
 python -m tests.compat --only 2.16 --parts demo job
+python -m tests.compat --only 2.21 --python python3.13 --parts install demo
 python -m tests.compat --table            writes the table of docs/versions.md from what was measured
 
 Each version has an environment below build/compat, which stays; results go into out/compat.json.
@@ -25,8 +26,10 @@ from tests.support.paths import ROOT
 VERSIONS = ("2.16", "2.18", "2.20", "2.21")
 FOLDER, RESULTS, PAGE = ROOT / "build" / "compat", ROOT / "out" / "compat.json", ROOT / "docs" / "versions.md"
 TOOLS = ("hypothesis", "pytest>=8", "pytest-timeout", "pytest-xdist", "scikit-learn", "setuptools>=77", "wheel")
-TESTS = ("tests/runtime", "tests/passes", "tests/normalize", "tests/load", "tests/plan", "tests/ir")
-"""The numeric tests, those of what reads and writes graphs, and those of plans."""
+TESTS = (
+    "runtime passes normalize load plan ir rules analysis matrix zoo strategies certify cost inspect test_compile.py"
+)
+"""Below tests/: what rewrites, trains, reads or writes graphs. The rest tests jobs, commands and the project itself."""
 JOB = "tests/jobs/test_training.py::test_two_processes_train_one_model_in_each_mode"
 SHOWN = ("tensorflow_cpu", "keras", "tf_keras", "numpy", "protobuf")
 LIMIT = 3600
@@ -37,11 +40,13 @@ class Version:
 
     Args:
         number: such as "2.16".
+        interpreter: another one than that of this process; "": this one's.
     """
 
-    def __init__(self, number: str) -> None:
-        self.number = number
-        self.folder = FOLDER / number
+    def __init__(self, number: str, interpreter: str = "") -> None:
+        self.number, self.interpreter = number, interpreter or sys.executable
+        self.name = " ".join(filter(None, (number, Path(interpreter).name)))
+        self.folder = FOLDER / self.name.replace(" ", "-")
         self.python = self.folder / "venv" / "bin" / "python"
 
     def run(self, *command: str, check: bool = True) -> str:
@@ -74,13 +79,14 @@ class Version:
     def install(self) -> str:
         """Make the environment, without constraints; return the versions that pip has chosen."""
         if not self.python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(self.folder / "venv")], check=True)
+            subprocess.run([self.interpreter, "-m", "venv", str(self.folder / "venv")], check=True)
         pip = ("-m", "pip", "-q", "--disable-pip-version-check", "install")
         self.run(*pip, *TOOLS)
         self.run(*pip, "--no-build-isolation", "-e", ".[cpu]", f"tensorflow-cpu=={self.number}.*")
         self.run(*pip, "--no-deps", f"tf_keras=={self.number}.*")
-        wanted = f"from importlib.metadata import version as v; print(', '.join(map(v, {SHOWN})))"
-        return f"Python {sys.version.split()[0]}; {self.run('-c', wanted).strip()}"
+        wanted = f"from importlib.metadata import version as v; print(platform.python_version(), *map(v, {SHOWN}))"
+        python, *versions = self.run("-c", f"import platform; {wanted}").split()
+        return f"Python {python}; {', '.join(versions)}"
 
     def demo(self) -> str:
         """Run the demo; return the accuracies that it reached."""
@@ -89,7 +95,7 @@ class Version:
 
     def tests(self) -> str:
         """Run the tests; return how many passed."""
-        return self._passed("-n", "2", "-m", "not slow and not full", *TESTS)
+        return self._passed("-n", "2", "-m", "not slow and not full", *(f"tests/{name}" for name in TESTS.split()))
 
     def job(self) -> str:
         """Run a job of two processes in each mode; return how many passed."""
@@ -138,6 +144,7 @@ def main() -> None:
     """Run what is asked for, one part of all versions after the other: files are read when all have written theirs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("--python", default="", help="another interpreter")
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
@@ -150,13 +157,17 @@ def main() -> None:
         return
     for part in given.parts:
         for number in given.only:
-            version = Version(number)
+            version = Version(number, given.python)
             version.folder.mkdir(parents=True, exist_ok=True)
-            one = results.setdefault(number, {})[part] = measured(getattr(version, part))
-            print(f"{number} {part}: {'ok' if one['ok'] else 'FAILED'} ({one['seconds']} s) {one['said']}", flush=True)
+            one = results.setdefault(version.name, {})[part] = measured(getattr(version, part))
+            print(
+                f"{version.name} {part}: {'ok' if one['ok'] else 'FAILED'} ({one['seconds']} s) {one['said']}",
+                flush=True,
+            )
             RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text(json.dumps(results, indent=1))
-    sys.exit(any(not one["ok"] for number in given.only for one in results[number].values()))
+    names = [Version(number, given.python).name for number in given.only]
+    sys.exit(any(not one["ok"] for name in names for one in results[name].values()))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     many.forget(options.out, set(options.again.split(",")), set(chosen))
     groups = [
-        (library, [(name, each) for name, owner in chosen.items() if owner is library for each in names])
+        (library, [(name, each) for name, owner in chosen.items() if owner is library for each in library.takes(names)])
         for library in catalogue.LIBRARIES
     ]
     lines = [line for line in many.run_many(groups, options.out, _say) if line["program"] in chosen]
@@ -74,7 +74,7 @@ def verbose(programs: list[str], names: list[str]) -> int:
     for program in programs:
         library, one = catalogue.programs()[program]
         judge = Judge(one)
-        for name in names:
+        for name in library.takes(names):
             line = {"program": program, "configuration": name, "library": library.name, **judge.run(BY_NAME[name])}
             is_bad = is_bad or line["outcome"] in BAD
             print(many.sentence(line))

@@ -11,6 +11,7 @@ from tests.corpus import (
     keras_structured,
     keras_text,
     keras_vision,
+    on_tf_keras,
     probability,
     recommenders,
     rl,
@@ -35,6 +36,7 @@ LIBRARIES: tuple[Library, ...] = (
     keras_vision.LIBRARY,
     keras_generative.LIBRARY,
     keras_applications.LIBRARY,
+    on_tf_keras.LIBRARY,
 )
 
 

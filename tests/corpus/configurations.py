@@ -11,11 +11,12 @@ TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Configuration:
-    """A configuration, and how many examples the steps have."""
+    """A configuration, how many examples the steps have, and whether its replicas are two processes of a job."""
 
     name: str
     config: Mapping[str, Any]
     sizes: tuple[int, ...] = (8,)
+    is_job: bool = False
 
 
 def _of(name: str, devices: int, sizes: tuple[int, ...] = (8,), **config: Any) -> Configuration:
@@ -30,6 +31,7 @@ CONFIGURATIONS = (
     _of("micro_2x2", 2, strategy={"name": "AllReduce"}, microbatches=2),
     _of("ps_2", 2, (7,), strategy={"name": "PSLoadBalancing"}),
     _of("stages_2", 2, pipeline={"stages": 2, "microbatches": 2}),
+    Configuration("fit_2", {}, is_job=True),
 )
 BY_NAME = {one.name: one for one in CONFIGURATIONS}
 DESCRIPTIONS = {
@@ -39,4 +41,5 @@ DESCRIPTIONS = {
     "micro_2x2": "2 micro-batches on each of 2 replicas",
     "ps_2": "PSLoadBalancing over 2 replicas, an uneven batch (7 examples)",
     "stages_2": "a pipeline of 2 stages and 2 micro-batches",
+    "fit_2": "2 processes: `fit` of the model, or a call of the function for each batch (libraries on tf_keras)",
 }

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.corpus import worker
+from tests.corpus import fit, worker
 from tests.corpus.program import Library
 from tests.support.supervised import NoAnswerError, Process
 
-LIMIT_SECONDS = 240.0
+LIMIT_SECONDS = 3 * fit.LIMIT_SECONDS + 60.0
+"""A job is compared with up to two runs of one process, each of which has a limit."""
 START_SECONDS = 200.0
 MEMORY_KB = 4_000_000
 Line = dict[str, Any]
@@ -65,7 +66,7 @@ def sentence(line: Line) -> str:
     """Return a line for people."""
     text = f"{line['program']:28} {line['configuration']:14} {line['outcome']:9} {line.get('seconds', 0):6.1f} s"
     if line["outcome"] == "exact":
-        return f"{text}  error {line.get('error', 0):.0e}  coverage {line['coverage']}"
+        return f"{text}  error {line.get('error', 0):.0e}  coverage {line.get('coverage')}"
     return f"{text}  {line.get('reason', '')[:160]}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from tests.corpus.configurations import BY_NAME
 from tests.support.chosen_keras import keras
 
 Array = np.ndarray[Any, Any]
@@ -79,10 +81,24 @@ def ids(limit: int, *shape: int) -> Feed:
 
 @dataclass(frozen=True)
 class Built:
-    """A program that can be trained: its graph, and the feed of each of its inputs by public name."""
+    """A program that can be trained.
 
-    item: ar.GraphItem
+    Attributes:
+        trace: makes its graph.
+        feeds: the feed of each of its inputs by public name.
+        target: its model or function, which `ar.distribute` takes; None: it has a graph only.
+        nests: what the target is given, by argument: feeds, or nests of them.
+    """
+
+    trace: Callable[[], ar.GraphItem]
     feeds: Mapping[str, Feed]
+    target: Any = None
+    nests: Mapping[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def item(self) -> ar.GraphItem:
+        """Its graph."""
+        return self.trace()
 
 
 @dataclass(frozen=True)
@@ -124,34 +140,41 @@ class Library:
         programs: its programs.
         needs: modules beyond TensorFlow and Keras.
         environment: variables that have to stand before TensorFlow is imported.
+        has_jobs: whether its programs are also trained by jobs of two processes, which take long to start.
     """
 
     name: str
     programs: tuple[Program, ...]
     needs: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_jobs: bool = False
+
+    def takes(self, names: Iterable[str]) -> list[str]:
+        """Return those of some configurations on which its programs are trained."""
+        return [name for name in names if self.has_jobs or not BY_NAME[name].is_job]
 
 
 def trained(model: Any, x: Any, y: Any = None, batch: int | None = None) -> Built:
     """Return the training step of a compiled Keras model; x and y are feeds, or nests of feeds."""
     floats = _floats()
     given = {"x": x} if y is None else {"x": x, "y": y}
-    specs = [_mapped(one, lambda feed: feed.spec(floats, batch)) for one in given.values()]
+    specs = [mapped(one, lambda feed: feed.spec(floats, batch)) for one in given.values()]
     feeds = {name: feed for top, one in given.items() for name, feed in _leaves(top, one)}
-    item = ar.GraphItem.from_keras(model, *specs, batch_inputs=_axes(feeds, batch))
-    return Built(item, feeds)
+    trace = functools.partial(ar.GraphItem.from_keras, model, *specs, batch_inputs=_axes(feeds, batch))
+    return Built(trace, feeds, model, given)
 
 
 def stepped(step: Callable[..., Any], batch: int | None = None, **given: Any) -> Built:
     """Return a training function of named arguments; each is a feed, or a nest of feeds."""
     floats = _floats()
-    specs = [_mapped(one, lambda feed: feed.spec(floats, batch)) for one in given.values()]
+    specs = [mapped(one, lambda feed: feed.spec(floats, batch)) for one in given.values()]
     named = [
         tf.TensorSpec(spec.shape, spec.dtype, name) if isinstance(spec, tf.TensorSpec) else spec
         for name, spec in zip(given, specs, strict=True)
     ]
     feeds = {name: feed for top, one in given.items() for name, feed in _leaves(top, one)}
-    return Built(ar.GraphItem.from_function(step, *named, batch_inputs=_axes(feeds, batch)), feeds)
+    trace = functools.partial(ar.GraphItem.from_function, step, *named, batch_inputs=_axes(feeds, batch))
+    return Built(trace, feeds, step, given)
 
 
 def graphed(graph: Any, loss: Any, train: Any, **feeds: Feed) -> Built:
@@ -163,7 +186,7 @@ def graphed(graph: Any, loss: Any, train: Any, **feeds: Feed) -> Built:
     item = ar.GraphItem.from_graph(
         graph, train_op=train, outputs=[loss], init_op=init, batch_inputs=_axes(feeds, batch)
     )
-    return Built(item, feeds)
+    return Built(lambda: item, feeds)
 
 
 def placeholders(**feeds: Feed) -> list[Any]:
@@ -191,12 +214,13 @@ def _floats() -> str:
     return found
 
 
-def _mapped(nest: Any, change: Callable[[Feed], Any]) -> Any:
+def mapped(nest: Any, change: Callable[[Feed], Any]) -> Any:
+    """Return a nest of feeds with each of them changed."""
     if isinstance(nest, Feed):
         return change(nest)
     if isinstance(nest, Mapping):
-        return {key: _mapped(one, change) for key, one in nest.items()}
-    return type(nest)(_mapped(one, change) for one in nest)
+        return {key: mapped(one, change) for key, one in nest.items()}
+    return type(nest)(mapped(one, change) for one in nest)
 
 
 def _leaves(path: str, nest: Any) -> Iterator[tuple[str, Feed]]:

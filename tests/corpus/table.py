@@ -35,9 +35,10 @@ one run in six goes through TensorFlow's own optimisations of graphs, which take
   configurations, for 32 examples on each replica; below 90 % the page says why.
 - **rewrite**: seconds that the longest rewrite took, on a busy machine.
 
-`tensorflow-addons` 0.23 installs beside TensorFlow 2.21, but is written for Keras 2, and nobody maintains it any more;
-of `tf-models-official` no version could be resolved with TensorFlow 2.21 (building one of its dependencies fails).
-Neither is part of the corpus.
+The programs of `tf_keras` take five steps. Hugging Face transformers 4.57 is the last release with TensorFlow models.
+`tf-models-official` 2.20 asks for TensorFlow 2.20 and works with 2.21.
+Two libraries are not part of the corpus, because no version of them can be imported with TensorFlow 2.16 or later:
+`tensorflow-ranking` 0.5.5 imports `tf.estimator`, and nobody maintains `tensorflow-addons` 0.23 any more.
 
 The configurations:
 
@@ -109,7 +110,7 @@ def _figures(own: dict[str, Line]) -> list[str]:
         return ["", "", "", "", ""]
     worst = max(exact, key=lambda line: line["error"])
     shares = [own[name]["coverage"] for name in ALL_REDUCE if own[name].get("coverage") is not None]
-    seconds = max(line["rewrite_seconds"] for line in exact)
+    seconds = max(line.get("rewrite_seconds", 0.0) for line in exact)
     over = max(line["over"] for line in exact)
     share = f"{100 * min(shares):.1f} %" if shares else ""
     return [f"{worst['error']:.0e}", f"{worst['noise']:.0e}", str(over or ""), share, f"{seconds:.1f}"]

@@ -311,6 +311,8 @@ def test_a_misspelt_name_gets_the_closest_as_a_hint() -> None:
     const(graph, "dense/kernel")
     with pytest.raises(GraphError, match="closest names: dense/kernel"):
         graph.node("dense/kernal")
+    with pytest.raises(GraphError, match="closest names: dense/kernel"):
+        graph.node("kernel")
 
 
 def test_new_nodes_carry_the_pass_and_the_origin() -> None:

@@ -394,6 +394,13 @@ def test_a_train_step_of_the_users_own_is_distributed(mode: str) -> None:
     compare(build, use, mode)
 
 
+def test_a_train_step_of_the_users_own_is_an_item_that_is_given_what_fit_gives_it() -> None:
+    batch = {"features": tf.TensorSpec([None, 5], tf.float64), "label": tf.TensorSpec([None], tf.int64)}
+    item = ar.GraphItem.from_keras(compiled(own_step(), metrics=None), batch)
+    assert {"x/features", "x/label"} == set(item.inputs)
+    assert ar.verify(item, config("shared")).ok
+
+
 def test_what_cannot_be_distributed_besides_training_runs_as_it_is_and_says_so() -> None:
     from autograph_rewrite.runtime.keras.model import distribute_keras
 

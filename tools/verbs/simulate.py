@@ -39,21 +39,24 @@ def run(args: argparse.Namespace) -> int:
     """Simulate one step."""
     from autograph_rewrite.config.config import Config
     from autograph_rewrite.cost.hardware.calibrate import calibrate
-    from autograph_rewrite.cost.simulate import network_of
+    from autograph_rewrite.cost.levers import levers
+    from autograph_rewrite.cost.simulate import network_of, simulate
     from autograph_rewrite.inspect.render import memory_chart
     from autograph_rewrite.inspect.render.table import ranking_text
     from autograph_rewrite.inspect.where_time_goes import where_time_goes
     from autograph_rewrite.normalize.normalize import normalise
     from autograph_rewrite.plan.parts.ranking import ranking
-    from autograph_rewrite.views import levers, requested
+    from autograph_rewrite.views import requested
 
     if args.memory is not None:
         check_form(args.memory, (".svg", ".json"), "memory")
     given = optional_plan(args) or read_config(args)
     item = normalise(load_graph(args))
-    plan, network = requested(item, given), network_of(given) if isinstance(given, Config) else None
+    config = given if isinstance(given, Config) else None
+    plan, network = requested(item, given), network_of(config)
     machine = calibrate() if args.calibrate else None
-    found = ar.simulate(item, plan, network, batch=args.batch, machine=machine)
+    step = simulate(item, plan, network, batch=args.batch, machine=machine)
+    found = step.found
     if args.trace is not None:
         emit(json.dumps(found.trace()), args.trace)
     if args.memory is not None:
@@ -68,6 +71,6 @@ def run(args: argparse.Namespace) -> int:
         print_json({**found.data(), "ranking": rows} if rows else found.data())
     else:
         print(found)
-        print(where_time_goes(found, levers(item, given, args.batch, found)).partition("\n")[2])
+        print(where_time_goes(found, levers(step, config)).partition("\n")[2])
         print(ranking_text(plan.notes), end="")
     return 0

@@ -35,7 +35,7 @@ from autograph_rewrite.ir.variable_ops import (
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.table import families, rule_of
-from autograph_rewrite.ops.traits import SWITCHES, has
+from autograph_rewrite.ops.traits import BACK_EDGES, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
@@ -303,14 +303,33 @@ def update_regions(
     other = 1 << len(bit)
     bits = {use.handle.name: bit.get(use.owner or name, other) for name, use in uses.items()}
     serves = updates_behind(order, bits, other, outputs)
-    before = {name: ancestors(made, controls=False) for name, made in gradients.items()}
+    marks: dict[Node, int] = {}
+    for name, made in gradients.items():
+        marks |= {node: marks.get(node, 0) | bit[name] for node in made}
+    before = _leading_to(order, marks)
     by_bit = {mask: name for name, mask in bit.items()}
     found = {}
     for node in order:
         owner = by_bit.get(serves[node])
         is_made = not has(node.op, "variables") and node.op != "Placeholder"
-        if owner is not None and node not in before[owner] and is_made:
+        if owner is not None and not before.get(node, 0) & serves[node] and is_made:
             found[node] = owner
+    return found
+
+
+def _leading_to(order: Collection[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
+    """Return, for each node, the marks (bit masks) of itself and of all nodes that it is needed for, joined."""
+    found = dict(marks)
+    again = True
+    while again:
+        again = False
+        for node in reversed(list(order)):
+            mask = found.get(node, 0)
+            for value in node._inputs if mask else ():
+                known = found.get(value.node, 0)
+                if mask & ~known:
+                    found[value.node] = known | mask
+                    again = again or value.node.op in BACK_EDGES  # it stands later in the order
     return found
 
 

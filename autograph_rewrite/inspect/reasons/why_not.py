@@ -94,7 +94,8 @@ def why_not(
     flat = normalise_original(item)
     lines = {line.name: line for line in summarise(flat).variables}
     if variable not in lines:
-        raise GraphError(f"the graph has no variable '{variable}'", hint=closest(variable, lines))
+        hint = closest(variable, lines) or "`autograph-rewrite inspect GRAPH` lists them"
+        raise GraphError(f"the graph has no variable '{variable}'", hint=hint)
     line = lines[variable]
     chosen = _config(strategy, config)
     about = _about(line, lines)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from autograph_rewrite.config.config import ConfigLike
-from autograph_rewrite.cost.simulate import simulate
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.levers import levers
+from autograph_rewrite.cost.simulate import SimulatedStep, simulate
 from autograph_rewrite.cost.tasks.layers import NodeUse, Scope, rows, tree
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.errors import RewriteError
@@ -47,10 +48,9 @@ class Shown:
         original: the graph before it was rewritten, where that is at hand.
         new: the rewritten one, if there is one.
         plan: of the rewrite, where that is known.
-        config: how it was rewritten, for the speed of the network.
+        config: how it was rewritten, for the speed of the network, and for other plans.
         batch: examples of all devices together, where the graph leaves that open.
         measured: some steps of it.
-        levers: of a simulated step, what it takes most of; None: nobody asks.
         verified: what `verify` found, as plain data; None: it was not run.
     """
 
@@ -58,10 +58,9 @@ class Shown:
     original: TrainingGraph | None = None
     new: TrainingGraph | None = None
     plan: Plan | None = None
-    config: ConfigLike | None = None
+    config: Config | None = None
     batch: int | None = None
     measured: Profile | None = None
-    levers: Callable[[Simulation], tuple[str, ...]] | None = None
     verified: Mapping[str, Any] | None = None
 
 
@@ -105,10 +104,9 @@ def report_data(shown: Shown) -> dict[str, Any]:
     told = new is not None and new.report is not None
     notes = [NO_SNAPSHOTS] if new is not None and len(shown.states.steps) == 1 else []
     notes += [NO_PLAN] if new is not None and plan is None else []
-    found_step, problem = _step(shown)
-    step = overview.of_step(found_step) if found_step is not None else None
-    states = shown.states.data()
-    levers = shown.levers(found_step) if shown.levers is not None and found_step is not None else ()
+    simulated, problem = _step(shown)
+    step = overview.of_step(simulated.found) if simulated is not None else None
+    states = shown.states.data()  # numbers the names that the cost refers to
     return {
         "overview": {
             "schema": SCHEMA,
@@ -125,13 +123,13 @@ def report_data(shown: Shown) -> dict[str, Any]:
         "reshards": reshards(new, plan) if new is not None and plan is not None else [],
         "model_edges": model_edges(plan) if new is not None and plan is not None else [],
         "step": step,
-        "cost": of_cost(found_step, shown.states.names, levers, shown.measured) if found_step is not None else None,
+        "cost": _cost(shown, simulated) if simulated is not None else None,
         "verified": shown.verified,
         "measured": _measured(shown, step),
     }
 
 
-def _step(shown: Shown) -> tuple[Simulation | None, str]:
+def _step(shown: Shown) -> tuple[SimulatedStep | None, str]:
     """Return the simulated step, or why there is none."""
     if shown.new is None:
         return None, ""
@@ -143,6 +141,10 @@ def _step(shown: Shown) -> tuple[Simulation | None, str]:
     except RewriteError as error:
         return None, f"The step cannot be simulated: {error}"
     return found, ""
+
+
+def _cost(shown: Shown, step: SimulatedStep) -> dict[str, Any]:
+    return of_cost(step.found, shown.states.names, levers(step, shown.config), shown.measured)
 
 
 def _measured(shown: Shown, step: dict[str, Any] | None) -> dict[str, Any] | None:

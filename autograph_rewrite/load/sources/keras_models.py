@@ -30,7 +30,9 @@ def from_keras(
         GraphError: not such a model, not compiled, or tracing raised.
     """
     _check(model, specs, step)
-    concrete = trace(step_function(model, step, len(specs)), [of_any_batch(spec) for spec in specs], {})
+    alone = len(specs) == 1 and not isinstance(specs[0], tuple | list)  # `fit(x)` gives a step x, and no tuple of it
+    function = step_function(model, step, 0 if alone else len(specs))
+    concrete = trace(function, [of_any_batch(spec) for spec in specs], {})
     return from_concrete(concrete, batch_inputs=batch_inputs, search=(model,))
 
 
@@ -89,9 +91,12 @@ def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
     Args:
         model: a Keras model.
         step: name of its method, such as "train_step".
-        arguments: how many of x, y and sample_weight there are.
+        arguments: how many of x, y and sample_weight the tuple has that the step is given; 0: it is given x itself.
     """
     run = getattr(model, step)
+
+    def step_0(x: Any) -> Any:
+        return run(x)
 
     def step_1(x: Any) -> Any:
         return run((x,))
@@ -102,7 +107,7 @@ def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
     def step_3(x: Any, y: Any, sample_weight: Any) -> Any:
         return run((x, y, sample_weight))
 
-    return (step_1, step_2, step_3)[arguments - 1]
+    return (step_0, step_1, step_2, step_3)[arguments]
 
 
 def require_usable(model: Any, *, is_trained: bool = True) -> None:

@@ -90,7 +90,7 @@ def least_flops(costs: Costs, limit: float) -> list[ChainPart] | None:
         costs: the chain.
         limit: bytes that are kept, and made again, at a time.
     """
-    limit = limit * (1 + 1e-9)
+    limit = limit * (1 + 1e-9)  # sums of the same bytes in another order may differ in the last bit
     start = _Pairs(*(np.zeros(1) for _ in range(2)), *(np.full(1, -1) for _ in range(3)))
     found: list[tuple[_Pairs, _Pairs]] = [(start, start)]  # before a part that is kept, before one that comes again
     most = MAX_PAIRS if costs.stops > SHORT else 1 << 14

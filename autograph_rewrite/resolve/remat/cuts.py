@@ -116,6 +116,7 @@ def balanced_cuts(chain: Chain) -> list[int]:
     before = np.array([0.0, *(place.before for place in places), total])
     costs = crossing_bytes(places)
     best, found = total, list[int]()
+    # for each size that the largest part may have, the cuts that keep least; the best of these is the best there is
     for limit in _limits(before):
         chosen = _least_kept(before, costs, limit * (1 + 1e-9))
         if chosen is None:

@@ -198,7 +198,7 @@ def _cell(
 ) -> LoopCell:
     """Return what of a body is computed again; what would need more lists than come free is kept."""
     kept, inside = dict(kept), set(inside)
-    while True:
+    while True:  # until each value that is read has a list: with fewer nodes in the cell, it reads less
         nodes, read = _needed(acts, [one.value for one in dropped], kept, inside)
         fixed = {value: value.node for value in read if value.node.op in ENTERS}
         free, moved, stuck = list(dropped), dict[Value, SavedList](), None

@@ -136,6 +136,7 @@ class StepMemory:
         late = early.copy()
         for node, place in self._late.items():
             late[self._at[node]] = place
+        # a floor must hold wherever these gradients run: made as late, and read as early, as they can be
         early, late = np.minimum(early, late), np.maximum(early, late)
         born = 2 * late[self._maker]
         unread, read = 2 * early[self._maker] + 1, np.stack([np.full(len(born), np.inf), np.zeros(len(born))])

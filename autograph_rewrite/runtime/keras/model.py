@@ -283,7 +283,7 @@ class _StepOnData:
         trains: bool,
         part: Callable[[TrainingGraph], TrainingGraph] = _whole,
     ) -> DistributedFunction:
-        function = step_function(self._model, self._step, form) if form else self._on_data()
+        function = step_function(self._model, self._step, form)
         function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
@@ -317,15 +317,6 @@ class _StepOnData:
             return None
         names = inspect.signature(function).parameters
         return {path: axis for path, axis in self._batch_inputs.items() if path.partition("/")[0] in names}
-
-    def _on_data(self) -> Callable[[Any], Any]:
-        """Return the step for batches that are nested in another way, which a model's own step may take."""
-        run = getattr(self._model, self._step)
-
-        def step(data: Any) -> Any:
-            return run(data)
-
-        return step
 
     def _without_optionals(self, data: Any) -> Any:
         """Return a batch with None where Keras put an Optional: a part of a nested input that is left out."""

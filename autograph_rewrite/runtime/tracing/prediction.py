@@ -28,7 +28,7 @@ def prediction(
     if trace.rewritten.report.plan.steps_per_run > 1:
         return None, ("each run does several steps (steps_per_run): `simulate` predicts one of them",)
     try:
-        found = simulate(trace.original, trace.rewritten.report.plan, batch=examples or None, machine=machine)
+        found = simulate(trace.original, trace.rewritten.report.plan, batch=examples or None, machine=machine).found
     except RewriteError as error:
         return None, (f"the step cannot be simulated: {error}",)
     notes = () if machine is not None else ("the prediction takes round figures for this machine: calibrate it",)

@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = config_or_plan(args)
     item = load_graph(args)
-    account = account_of(ar.rewrite(item, chosen, batch=args.batch))
+    new = ar.rewrite(item, chosen, batch=args.batch)
+    account = account_of(new)
     if args.json:
         print_json(_data(account))
     else:
-        print(fitted(text_of(account)), where_time_goes(item, chosen, args.batch), sep="", end="")
+        print(fitted(text_of(account)), where_time_goes(item, new.report.plan, chosen, args.batch), sep="", end="")
     return 0
 
 
