@@ -131,8 +131,18 @@ def train(name: str, *, nudge: bool = False) -> Trained:
             losses = target.fit(data, shuffle=False, verbose=0).history
             return model_variables(target) | as_arrays(losses)
         call = target if "TF_CONFIG" in os.environ else tf.function(target)
-        steps = [call(*part) if len(given) > 1 else call(part) for part in data]
+        count = EXAMPLES // 2 if "TF_CONFIG" in os.environ else EXAMPLES
+        mine = slice(_task() * count, (_task() + 1) * count)
+        parts = (
+            tf.nest.map_structure(lambda value: value[mine], part) for part in data
+        )  # a function is given its part
+        steps = [call(*part) if len(given) > 1 else call(part) for part in parts]
     return {f"{name} {i}": np.asarray(value) for i, outputs in enumerate(steps) for name, value in outputs.items()}
+
+
+def _task() -> int:
+    """Return which process of the job this is; 0 where there is none."""
+    return int(json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"])
 
 
 def main(name: str, out: str) -> None:
@@ -141,7 +151,7 @@ def main(name: str, out: str) -> None:
 
     prepare()
     trained = train(name, nudge=Path(out).stem == "nudged")
-    if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index", 0) == 0:
+    if _task() == 0:
         np.savez(out, **trained)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.corpus import catalogue, many, table, training
+from tests.corpus import catalogue, fit, many, table, training
 from tests.corpus.__main__ import PAGE
 from tests.corpus.configurations import BY_NAME, CONFIGURATIONS, DESCRIPTIONS
 from tests.corpus.judge import Judge, Original, judged
@@ -45,6 +45,15 @@ def test_a_number_that_differs_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
     line = judged(original, configuration)
     assert line["outcome"] == "wrong"
     assert "differ" in line["reason"]
+
+
+def test_what_a_job_trains_is_wrong_where_it_differs_by_more_than_rounding() -> None:
+    alone = {"w": np.arange(1.0, 4.0), "loss": np.array([0.5])}
+    off, rounded = ({**alone, "w": alone["w"] * (1 + by)} for by in (1e-6, 1e-7))
+    assert fit.compared(alone, dict(alone), alone, 1e-9)["outcome"] == "exact"
+    assert fit.compared(alone, off, rounded, 1e-9)["outcome"] == "exact"  # 10 times what the last bit does
+    assert fit.compared(alone, off, alone, 1e-9)["outcome"] == "wrong"
+    assert fit.compared(alone, {"w": alone["w"]}, alone, 1e-9)["outcome"] == "wrong"
 
 
 def test_what_tensorflow_cannot_trace_is_broken_and_not_refused() -> None:
