@@ -230,10 +230,6 @@ def describe(error: RewriteError | OSError) -> dict[str, str | None]:
     }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Errors that nobody foresaw: where TensorFlow does not take the graph either, the graph is to blame.
 #
 # KeyError in a pass ──► tf.import_graph_def(graph) fails ──► GraphError: TensorFlow cannot load this graph
@@ -268,3 +264,7 @@ def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
         refused.__cause__ = error
         return refused
     return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

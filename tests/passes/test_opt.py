@@ -40,7 +40,10 @@ GRAPH = """\
 %train = ResourceApplyGradientDescent(%w, %rate, %dw)
 %unused = Neg(%h)
 """
-NEEDED = ("eliminate-dead-code", "propagate", "resolve-plan", "insert-reshards", "assign-devices")
+NEEDED = (
+    "eliminate-dead-code", "propagate", "resolve-plan", "assign-spans", "measure-blocks", "insert-reshards",
+    "find-averages", "assign-devices",
+)  # fmt: skip
 Call = Callable[[str], tuple[int, str, str]]
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -105,12 +105,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     for row in cells:
         made.add_row(*(Cell(row[at]) for at in used))
     return made
-
-
-# The forms in which a graph is shown, for whoever names one without showing any.
-
-
-Form = Literal["text", "table", "json", "dot", "svg", "graphml", "html"]
 
 
 # The plans that a search has compared, as a table: step, memory, communication, and why each was taken or not.
