@@ -152,7 +152,6 @@ def compile_task(
     Args:
         item: normalised.
         plan: a request, or a plan with edges.
-        task: which worker.
         training: refuse a graph that updates nothing.
         batch: as for `resolve_plan`.
         instrumentation: what looks on.
@@ -178,7 +177,6 @@ def compile_item(
     Args:
         item: normalised; its graph is used up.
         plan: of `request`.
-        job: the job.
         training: as for `compile_task`.
         batch: as for `resolve_plan`.
         instrumentation: what looks on.

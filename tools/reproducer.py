@@ -30,7 +30,6 @@ def reproducible(item: TrainingGraph, chosen: Config | Plan, task: int = 0) -> I
 
     Args:
         item: what is rewritten.
-        chosen: how.
         task: for which worker.
     """
     try:

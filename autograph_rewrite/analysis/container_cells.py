@@ -33,7 +33,6 @@ def put(state: Propagation, node: Node, transferred: NodeTransfer) -> bool:
 
     Args:
         state: facts so far; the container's content is updated in it.
-        node: the write.
         transferred: its transfer, which names the operands that are container and element.
     """
     assert transferred.holds is not None

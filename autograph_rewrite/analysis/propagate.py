@@ -312,7 +312,6 @@ def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) ->
     """Return the fact of a batch input as its readers see it: one block.
 
     Args:
-        value: the input.
         fact: of the global batch.
         axis: that of the examples.
         batch: examples of the global batch, where it is static; each may have several rows of the input.

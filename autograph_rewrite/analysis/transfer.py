@@ -261,7 +261,6 @@ def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
 
     Args:
         fact: what its rule says.
-        placement: what is stated.
         batch: examples of the global batch, where it is static.
     """
     if fact.placement == placement:

@@ -114,7 +114,6 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
     """Return what is wrong with the claims of one node, or None.
 
     Args:
-        seen: the node.
         folded: it is a constant after all, of the sizes of the whole.
 
     Raises:

@@ -185,7 +185,6 @@ class Sample:
         Args:
             whole: the global value.
             claim: which says how it is split.
-            instance: whose block.
             name: of the value, for sizes of which nothing is known.
         """
         if self.has_rows_of_its_own(claim):
@@ -211,10 +210,8 @@ class Sample:
         """Return the rows of a whole value that belong to the examples of an instance.
 
         Args:
-            whole: the value.
             dim: the dimension that is cut.
             unit: how many each example has.
-            instance: whose examples.
             segments: how many each example has in each part of the whole, instead.
         """
         which, before = [], 0

@@ -30,8 +30,6 @@ def is_named_after(dim: Dim, node: Node, index: int) -> bool:
 
     Args:
         dim: a symbolic size.
-        node: whose result has it.
-        index: of the result.
     """
     own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
     return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
@@ -160,8 +158,6 @@ def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
     """Return the claim of a value as a node reads it.
 
     Args:
-        claim: of the value as it is.
-        read: how the node reads it.
         batch: examples of the global batch, where it is static.
     """
     if read == OWN:

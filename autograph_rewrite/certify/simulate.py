@@ -196,7 +196,6 @@ class Simulation:
         Args:
             node: of the loop's body.
             copy: which instance of the loop.
-            items: what is held of each operand.
 
         Raises:
             VerifyError: it cannot compute with that.
@@ -397,7 +396,6 @@ def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list
     """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite has made.
 
     Args:
-        order: the nodes, producers first.
         matches: by node, the original one.
     """
     frames = frames_of(order)

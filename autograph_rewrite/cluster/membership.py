@@ -118,7 +118,6 @@ def all_members(workers: Sequence[str], servers: Sequence[str]) -> tuple[Members
 
     Args:
         workers: their addresses.
-        servers: those of the parameter servers.
     """
     jobs: list[tuple[Job, int]] = [("worker", i) for i in range(len(workers))]
     jobs += [("ps", i) for i in range(len(servers))]

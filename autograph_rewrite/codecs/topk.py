@@ -47,7 +47,6 @@ class TopK(Codec):
         """Add the values of all senders at their positions.
 
         Args:
-            build: adds nodes.
             gradient: of one member.
             codes: values and positions, [members, k].
         """

@@ -54,7 +54,6 @@ def device_uses(
     """Return the devices of a step that has been played, each with what is in its memory at the peak.
 
     Args:
-        folded: the step.
         plan: resolved.
         built: its tasks and buffers.
         topology: of the plan.
@@ -215,7 +214,6 @@ def node_uses(folded: AnalyzedStep, built: Built, alive: Iterable[Buffer]) -> tu
     """Return the cost of each node of a step that has been played; the exchange of a gradient is its variable's.
 
     Args:
-        folded: the step.
         built: its tasks.
         alive: what is in the memory of the fullest device at the peak.
     """

@@ -33,7 +33,6 @@ def read_whole(path: AnyPath, most: str = "bytes") -> bytes:
     """Return the bytes of a file.
 
     Args:
-        path: of the file.
         most: the name of the limit for its size.
 
     Raises:
@@ -61,9 +60,6 @@ def replacing(path: AnyPath) -> Iterator[Path]:
 
     A link stays, and what it leads to is replaced; a file that is there keeps its mode.
 
-    Args:
-        path: of the file.
-
     Raises:
         OSError: it is a folder or a device, or its folder cannot be written to.
     """
@@ -82,10 +78,6 @@ def replacing(path: AnyPath) -> Iterator[Path]:
 
 def write_whole(path: AnyPath, data: bytes) -> None:
     """Write a file so that no reader ever sees half of it.
-
-    Args:
-        path: of the file.
-        data: all of it.
 
     Raises:
         OSError: it cannot be written.

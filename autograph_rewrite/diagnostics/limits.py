@@ -29,7 +29,6 @@ def limit(name: str, environ: Mapping[str, str] = os.environ) -> int:
     """Return a limit.
 
     Args:
-        name: which.
         environ: where somebody may have set it.
 
     Raises:

@@ -65,7 +65,6 @@ class Source:
 
         Args:
             path: what follows from the other key.
-            written: that key.
         """
         known = {path: self.places[written]} if written in self.places else {}
         return replace(self, places=MappingProxyType({**self.places, **known}))
@@ -123,7 +122,6 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
     """Read YAML text; `file` is what places are named after.
 
     Args:
-        text: of the file.
         file: its name in messages.
         error: type of what is raised.
 

@@ -122,7 +122,6 @@ def changes(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> I
     Args:
         name: of the pass.
         before: printed lines before it, by node.
-        after: and after it.
     """
     differing = [node for node in {**before, **after} if before.get(node) != after.get(node)]
     yield f"== after {name}: {len(differing)} of {len(after)} nodes changed"

@@ -410,7 +410,6 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
 
     Args:
         graph: what is copied.
-        target: where to.
         prefix: of the copies' names, with its separator.
     """
     copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit

@@ -66,7 +66,6 @@ def match(pattern: Op | str, value: Value, known: Mapping[str, Value] | None = N
 
     Args:
         pattern: what to look for.
-        value: where.
         known: values that are named already.
     """
     names = dict(known or {})

@@ -16,7 +16,6 @@ def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any
     Raw bytes in `attrs` are taken as they are; what the new op does not declare is dropped.
 
     Args:
-        node: edited in place.
         op: its new op type.
         inputs: its new operands.
         attrs: by name, decoded or raw.
@@ -38,7 +37,6 @@ def take_name(graph: Graph, node: Node, name: str) -> None:
     """Rename `node`.
 
     Args:
-        graph: where the node is.
         node: what is renamed.
         name: free in the graph.
 
@@ -57,7 +55,6 @@ def replace_outputs(graph: Graph, node: Node, results: Mapping[int, Value]) -> N
     """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name.
 
     Args:
-        graph: edited in place.
         node: which is erased.
         results: by the number of the output.
     """

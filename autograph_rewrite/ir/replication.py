@@ -65,9 +65,6 @@ class Mesh:
         """Return which instances of a producer one instance of a reader reads.
 
         Args:
-            reader: its span.
-            instance: which one.
-            producer: its span.
             select: how the reader chooses along the axes that it lacks.
         """
         place, wanted = self._place(reader, instance), [0]

@@ -50,7 +50,6 @@ def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: 
     """Return what runs write.
 
     Args:
-        graph: a graph.
         name_of: gives the variable's name for that of a handle; None: it does not count.
     """
     order = topological_order(graph)

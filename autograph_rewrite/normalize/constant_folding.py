@@ -31,7 +31,6 @@ def fold(graph: Graph, batches: Sequence[Value]) -> None:
     """Replace what can be computed now by constants, in place.
 
     Args:
-        graph: the graph.
         batches: the batch inputs; the shape of whatever depends on them stays an op, because a replica's part has
             another shape, even when the whole batch's is static.
     """

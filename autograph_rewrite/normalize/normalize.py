@@ -45,7 +45,6 @@ def normalise(item: TrainingGraph, *, in_place: bool = False) -> TrainingGraph:
     """Return the item in normal form.
 
     Args:
-        item: any item.
         in_place: use up the item's own graph instead of a copy of it.
 
     Raises:
@@ -204,7 +203,6 @@ def separate_identities(graph: Graph, declared: Collection[str]) -> None:
     """Replace every IdentityN of several values by an Identity of each; that of the first has its name.
 
     Args:
-        graph: edited.
         declared: names that are read from outside: an IdentityN with such a name stays, and reads the Identities.
     """
     for node in [node for node in graph if node.op == "IdentityN" and len(node.inputs) > 1]:
@@ -247,11 +245,7 @@ def _shape(node: Node, index: int) -> dict[str, bytes]:
 
 
 def forward_annotated(graph: Graph) -> None:
-    """Turn every `XlaSharding` into an `Identity` with its annotation as an attribute.
-
-    Args:
-        graph: edited.
-    """
+    """Turn every `XlaSharding` into an `Identity` with its annotation as an attribute."""
     for node in [node for node in graph if node.op == "XlaSharding"]:
         said, unspecified = node.attr("sharding", b""), tuple(node.attr("unspecified_dims", ()))
         node.set_raw_attr(XLA_SHARDING, encode("string", said))

@@ -22,7 +22,6 @@ def add_alternatives(error: RewriteError, plan: Plan, attempt: Callable[[Plan], 
     """Let a refusal say what would lift it.
 
     Args:
-        error: the refusal.
         plan: what was refused.
         attempt: does the same with another plan, and raises if that is refused, too.
     """

@@ -193,7 +193,6 @@ def analyse(graph: Graph, item: TrainingGraph, plan: Plan, batch: int | None = N
 
     Args:
         graph: which is edited; the outputs of the item are its anchors.
-        item: the item.
         plan: the request.
         batch: examples of all replicas together, where the graph does not say.
     """

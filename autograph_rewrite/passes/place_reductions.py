@@ -135,8 +135,6 @@ def hoist_gathers(graph: Graph, state: Propagation, plan: Plan) -> list[str]:
         The names of the nodes that make the copies, which are to be gathered.
 
     Args:
-        graph: edited in place.
-        state: a propagation.
         plan: copies are needed with stages, and with servers in a job.
     """
     if plan.pipeline is None and not (plan.homes and len(plan.processes) > 1):

@@ -47,7 +47,6 @@ def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> N
     Args:
         graph: normalised.
         item: its signature.
-        state: a propagation.
     """
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     updates = [node for node in step if is_update(node)]

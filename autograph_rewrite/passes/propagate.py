@@ -121,7 +121,6 @@ def taken_as_given(state: Propagation, stated: Annotations) -> Propagation:
 
     Args:
         state: what was propagated without them.
-        stated: as for `with_stated`.
 
     Raises:
         GraphError: a batch input is stated not to be one, or a dimension is split that a value does not have.

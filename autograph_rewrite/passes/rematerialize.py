@@ -316,7 +316,6 @@ def copy_segment(acts: Activations, segment: Segment, nodes: Mapping[str, Node],
 
     Args:
         acts: forward and backward of the graph.
-        segment: what is copied.
         nodes: what stands for its nodes: the originals, or copies of them.
         number: of the copies, in their names.
     """
@@ -354,7 +353,6 @@ def copy_nodes(
     """Add a copy of each node; those that read no other copy than constants wait for the triggers.
 
     Args:
-        graph: edited in place.
         nodes: in topological order.
         scope: prefix of the copies' names.
         triggers: gradients after which they may run.

@@ -93,7 +93,6 @@ def with_bytes(plan: Plan, state: Propagation, sizes: Sizes) -> Plan:
     """Return the plan with the bytes of model edges whose shapes were open.
 
     Args:
-        plan: with its model edges.
         state: the placements.
         sizes: numbers for the symbols of shapes.
     """

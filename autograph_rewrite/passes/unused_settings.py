@@ -466,9 +466,7 @@ def with_unused_settings(item: TrainingGraph, config: Config, original: Training
     """A rewritten training step whose plan notes the settings that do nothing; there is one warning for all of them.
 
     Args:
-        item: rewritten.
         config: the user's.
-        original: what was rewritten.
     """
     plan = noted(item.report.plan, config, original, item.report)
     return replace(item, report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
@@ -478,7 +476,6 @@ def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None
     """The resolved plan of a training step with a note for each setting that does nothing, and one warning for all.
 
     Args:
-        plan: resolved.
         config: the user's.
         item: the original.
         report: of the rewrite; None: there was none.

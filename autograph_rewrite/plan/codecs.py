@@ -26,8 +26,6 @@ def plan_name(config: Config, name: str, *path: str | int) -> str:
     """Return what a plan calls a compressor of a configuration; a class that it names is known from now on.
 
     Args:
-        config: that names it.
-        name: there.
         path: of the key, for messages.
 
     Raises:

@@ -68,7 +68,6 @@ def moved(plan: Plan, variables: Iterable[VariableRequest]) -> Plan:
 
     Args:
         plan: a request, or a plan with edges.
-        variables: all of its requests.
     """
     new = replace(plan, variables=tuple(variables))
     if not plan.edges or new.variables == plan.variables:

@@ -62,12 +62,7 @@ def _registered(item: ItemLike) -> Iterator[OwnOp]:
 
 
 def problems(named: tuple[OwnOp, ...], item: ItemLike) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the ops that a plan names, with what to do.
-
-    Args:
-        named: by the plan.
-        item: what it is for.
-    """
+    """Yield what is wrong with the ops that a plan names, with what to do."""
     known = {one.name: one.code for one in _registered(item)}
     again = "make the plan again: its edges follow from what is said of the op"
     for one in named:

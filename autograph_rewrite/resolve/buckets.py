@@ -63,7 +63,6 @@ class BucketFiller:
 
         Args:
             kind: equal for values that may share a bucket.
-            nbytes: of the value.
             limit: bytes that a bucket holds at most.
         """
         number, filled = self._open.get(kind, (0, 0))

@@ -66,7 +66,6 @@ def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int
 
     Args:
         compressor: its name in a plan.
-        fact: of the gradient.
         shape: static, of the gradient.
     """
     wide = wire_types.wire_type(fact.dtype, "sum")
@@ -153,7 +152,6 @@ def choose(
 
     Args:
         plan: names the compressor of each variable.
-        state: a propagation.
         edges: by value and target.
         variables: by name.
     """
@@ -178,7 +176,6 @@ def with_rounds(edges: Iterable[EdgePlan], state: Propagation, variables: Mappin
 
     Args:
         edges: with compressors chosen.
-        state: a propagation.
         variables: by name.
     """
     for edge in edges:
@@ -200,7 +197,6 @@ def skipped(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -
 
     Args:
         plan: resolved.
-        state: a propagation.
         variables: by name.
     """
     judge = CompressionRules(plan, state, plan.edges, variables)

@@ -61,7 +61,6 @@ def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequen
     """Return whether CollectiveGatherV2 can carry the value; it puts its members in the order of the devices.
 
     Args:
-        fact: of the value that is gathered.
         per_example: rows for each example, where that is known.
         devices: of the members, in the order of replicas.
     """
@@ -95,7 +94,6 @@ def sent_bytes(state: Propagation, value: Value, sizes: Sizes) -> int:
 
     Args:
         state: the placements.
-        value: what is sent.
         sizes: numbers for the symbols of its shape.
     """
     fact = state.facts[value] if value in state.whole_inputs else state.source(value)

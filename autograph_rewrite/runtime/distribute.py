@@ -51,7 +51,6 @@ def distribute(
     """Distribute a function or a compiled Keras model. See `api.distribute`.
 
     Args:
-        target: a function or a compiled Keras model.
         config: file, dict, `Config` or plan.
         *specs: `tf.TensorSpec`s to trace a function for at once.
         batch_inputs: axis of the examples by input; None: an input has none.
@@ -215,7 +214,6 @@ class Rewriter:
 
         Args:
             item: traced.
-            training: it trains.
             bucket_order: values in the order in which they were ready in the first steps.
 
         Raises:

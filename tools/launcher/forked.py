@@ -111,7 +111,6 @@ def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
     """Be a worker: join the job, give signs of life, run the script; return its exit code.
 
     Args:
-        task: who it is.
         heartbeat: seconds between two signs of life.
         module: the script is the name of a module.
     """
@@ -139,9 +138,6 @@ def _missed(error: Exception) -> tuple[int, ...]:
     """Return the workers that do not answer when a script has failed in a way that they may be the reason for.
 
     Steps that a function of the program's own runs fail with TensorFlow's error, which names nobody.
-
-    Args:
-        error: of the script.
     """
     if not is_of_the_job(error):
         return ()
@@ -171,7 +167,6 @@ def _become(
     """Be a process of its own; never return.
 
     Args:
-        task: who it is.
         body: what it does; returns its exit code.
         prepared: is called first.
         pipes: what it writes into.

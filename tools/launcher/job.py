@@ -74,7 +74,6 @@ def supervise(tasks: Callable[[int], Sequence[Task]], options: Options) -> Summa
 
     Args:
         tasks: makes the processes of a start, given how many restarts there were before.
-        options: how to run them.
     """
     began = time.monotonic()
     deadline = None if options.timeout is None else began + options.timeout
@@ -125,7 +124,6 @@ def start(
     """Start the processes of a job once, and stay until all have ended.
 
     Args:
-        tasks: the processes.
         options: how to run them.
         signals: what the launcher is asked for meanwhile.
         deadline: when time is up, by `time.monotonic`.
@@ -157,12 +155,7 @@ def explain(outcome: Outcome, options: Options, received: int | None) -> None:
 
 
 def say(options: Options, *lines: str) -> None:
-    """Speak as the launcher.
-
-    Args:
-        options: say who that is.
-        *lines: what to say.
-    """
+    """Speak as the launcher."""
     print(f"[{options.title}]", "\n".join(lines), file=sys.stderr, flush=True)
 
 

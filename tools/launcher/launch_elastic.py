@@ -55,7 +55,6 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
         args: the options.
         made: makes processes, given who they are, what they find in their environment, and what they run.
         ports: finds free ones.
-        options: how to run them.
     """
     least, most = args.elastic
     bounds = Bounds(least, most, args.heartbeat)

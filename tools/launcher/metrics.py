@@ -59,7 +59,6 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
     A process of its own does: the launcher has one thread only, as it forks.
 
     Args:
-        port: where.
         folder: of the job's status.
 
     Raises:

@@ -96,7 +96,6 @@ def opened(
     """Give the writers of all processes: stdout stays stdout, stderr stderr, and both go into a log per process.
 
     Args:
-        names: the processes.
         log_dir: where the logs are, if there are any; `worker 0` writes into `worker-0.log`.
         append: keep what the logs hold already.
         forms: makes the form of the lines of a process on "stdout" or "stderr"; None: they begin with its name.

@@ -41,7 +41,6 @@ class Child:
         """Start it.
 
         Args:
-            task: what to start.
             pipes: whether the launcher reads what it writes; otherwise it writes where the launcher does.
         """
         self.task = task

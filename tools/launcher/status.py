@@ -41,11 +41,7 @@ class ProcessStatus:
         return int(self.progress.get("steps", 0))
 
     def behind(self, furthest: int) -> int:
-        """Return how many steps less than the first of all it has done; 0 for one that has not trained.
-
-        Args:
-            furthest: the steps that the first of all has done.
-        """
+        """Return how many steps less than the first of all it has done; 0 for one that has not trained."""
         return furthest - self.steps if self.progress else 0
 
     def state(self, furthest: int, now: float) -> str:
@@ -118,11 +114,7 @@ class StatusFolder:
         return {VARIABLE: str(folder)}
 
     def keep_only(self, processes: Iterable[str]) -> None:
-        """Forget processes that a start of the job does not have any more.
-
-        Args:
-            processes: those that it has.
-        """
+        """Forget processes that a start of the job does not have any more."""
         known = {process.replace(" ", "-") for process in processes}
         for entry in self.path.iterdir():
             if entry.is_dir() and entry.name not in known:

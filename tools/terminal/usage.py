@@ -27,13 +27,7 @@ def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def require_known_verb(parser: argparse.ArgumentParser, argv: Sequence[str], verbs: Sequence[str]) -> None:
-    """End the program where the first word is neither a verb nor an option.
-
-    Args:
-        parser: of the program.
-        argv: its words.
-        verbs: that there are.
-    """
+    """End the program where the first word is neither a verb nor an option."""
     if argv and not argv[0].startswith("-") and argv[0] not in verbs:
         parser.error(f"there is no verb '{argv[0]}': {_closest(argv[0], verbs, 'verbs')}")
 

@@ -91,7 +91,6 @@ def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None
 
     Args:
         args: the options of `add_process_arguments` and `add_script`.
-        config: of the job.
         metrics: the port at which its state is told; None: at none.
     """
     workers, servers = _counts(args, config)

@@ -21,7 +21,6 @@ def completions(
 
     Args:
         order: the nodes, producers first.
-        unconditional: those that run in any case.
         accesses: what reads or writes variables.
     """
     found = {node: [node] if node in unconditional else [] for node in accesses}

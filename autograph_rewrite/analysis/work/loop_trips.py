@@ -27,7 +27,6 @@ def trips_of(
 
     Args:
         order: of the nodes.
-        frames: the loops of those that are in one.
         number: tells what a value is that is no constant; 0 where that is not known.
     """
     nodes = list(order)
@@ -54,7 +53,6 @@ def held_in_lists(
     """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first.
 
     Args:
-        state: a propagation.
         frames: the loops around each node.
         trips: iterations of each loop.
         sizes: numbers for the symbols of shapes.

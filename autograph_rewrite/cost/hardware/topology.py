@@ -129,7 +129,6 @@ class Topology:
         """Return what it takes to move bytes from one logical device of a replica to another one.
 
         Args:
-            nbytes: to move.
             source: number of the device that has them.
             target: number of the other one.
         """

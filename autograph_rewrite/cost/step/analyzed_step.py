@@ -141,7 +141,6 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     """Analyse a normalised item under a plan.
 
     Args:
-        item: normalised.
         plan: whatever it says of single variables.
         batch: examples of the global batch, where the graph does not say.
 
@@ -238,8 +237,6 @@ def _with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], 
     """Return the request without shards, with a budget that leaves tensors the room that they have beside shards.
 
     Args:
-        whole: the request without shards.
-        plan: the request.
         variables: by name.
         owners: of the slots that an optimizer keeps, the variables that they are for.
     """

@@ -51,7 +51,6 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
     """Return what each node of a step does.
 
     Args:
-        folded: the step.
         sizes: the numbers behind symbols.
         cpu: the machine whose CPU runs it; None for accelerators.
     """

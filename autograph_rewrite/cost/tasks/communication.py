@@ -244,7 +244,6 @@ def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology
     """Return the task of ops that no node stands for, on every replica of a process or on its first device.
 
     Args:
-        name: of the task.
         op: its kind in the trace.
         work: FLOPs and bytes of one instance.
         instances: 1, or one per replica.

@@ -135,7 +135,6 @@ def on_cores(work: Work, instances: int, machine: Machine, runs: int = 1) -> tup
     Args:
         work: of one instance.
         instances: how many run side by side.
-        machine: what has the cores.
         runs: how often all of it is done.
     """
     core = machine.core

@@ -463,7 +463,6 @@ class LogicalDevices:
 
         Args:
             task: the reader.
-            value: what it reads.
             found: the buffer where the value was made.
             target: the logical device of the reader.
             lane: of the reader.

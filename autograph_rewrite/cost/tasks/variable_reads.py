@@ -65,7 +65,6 @@ class Reads:
 
         Args:
             made: the buffer that the forward pass gathered.
-            node: the reader.
             waits: what makes the other inputs of the reader: before them, the whole is not needed.
         """
         name = self._gathered.get(made)

@@ -47,7 +47,6 @@ class Profile:
         """Return the profile of traces by clocks of their own.
 
         Args:
-            traces: of all ranks.
             predicted: the simulated step.
             notes: what there is to know.
 

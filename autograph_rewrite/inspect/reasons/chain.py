@@ -87,7 +87,6 @@ class Chains:
 
         Args:
             node: of the graph.
-            index: of its result.
         """
         made = results(node)
         start = made[index] if index < len(made) else None

@@ -73,7 +73,6 @@ def of_ranks(
     """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
 
     Args:
-        states: what keeps them.
         original: the graph that is rewritten.
         run: rewrites a graph, with observers, for one process.
         task: the one process that is shown; None: all of them.
@@ -230,7 +229,6 @@ def page(title: str, data: Mapping[str, Any]) -> str:
     """Return the text of the file.
 
     Args:
-        title: of the page.
         data: what its views read, by name; docs/report.md has the schema.
     """
     folder = files(__package__).joinpath("page")

@@ -62,7 +62,6 @@ def annotation(placement: Placement, seen: Placement, span: Span | None = None) 
     Args:
         placement: where it is produced.
         seen: what its readers see.
-        span: as an annotation has it.
     """
     return Annotation(placement, None if seen == placement else seen, span)
 
@@ -90,7 +89,6 @@ def read_annotation(text: str, at: int = 0) -> tuple[Annotation, int]:
 
     Args:
         text: a line, or what stands behind an `@`.
-        at: the position.
 
     Raises:
         MisreadError: an unknown word, or none.

@@ -139,7 +139,6 @@ def called(op_name: str, attrs: Mapping[str, object], library: Library) -> Itera
     Args:
         op_name: type of the node's op.
         attrs: of the node, encoded or decoded.
-        library: the functions that there are.
     """
     if op_name in library:
         yield op_name

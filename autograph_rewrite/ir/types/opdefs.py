@@ -154,7 +154,6 @@ def dtypes_of(args: tuple[Arg, ...], attrs: Mapping[str, bytes]) -> tuple[int, .
     """Return the element types of declared inputs or outputs.
 
     Args:
-        args: as they are declared.
         attrs: encoded, those that decide them.
 
     Raises:

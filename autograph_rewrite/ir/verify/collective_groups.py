@@ -237,7 +237,6 @@ def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[t
     """Return collectives that wait for each other in a circle: the shortest one.
 
     Args:
-        collectives: all of them.
         stuck: the nodes that `contracted_order` left out.
 
     Returns:

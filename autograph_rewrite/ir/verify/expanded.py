@@ -77,7 +77,6 @@ def job_of(graphs: Sequence[Graph], original: Original, processes: int) -> Job:
 
     Args:
         graphs: one per process.
-        original: what they were made of.
         processes: how many the job has.
     """
     own = (info.tensor.partition(":")[0] for info in original.inputs.values() if info.batch_axis is not None)
@@ -120,7 +119,6 @@ def expanded_faults(
     """Return every broken invariant of a finished graph.
 
     Args:
-        data: the finished graph, or its bytes.
         original: what it was made of.
         devices: canonical names of all that may be used; none: not checked.
         processes: how many the job has.

@@ -71,7 +71,6 @@ def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micr
     """Return every broken invariant of a graph between two passes.
 
     Args:
-        graph: folded.
         replicas: instances of an EACH node in this process.
         devices: canonical names of all that may be used; none: not checked.
         micro: how many of the instances belong to one replica.

@@ -60,7 +60,6 @@ def declared(variable: Any, what: str) -> str:
     """Return what a tf.Variable declares of replicas, in lower case; "" where it leaves that open.
 
     Args:
-        variable: a tf.Variable.
         what: "synchronization" or "aggregation".
     """
     name = str(getattr(getattr(variable, what, None), "name", "")).lower()

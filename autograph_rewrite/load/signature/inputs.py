@@ -44,7 +44,6 @@ def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorIn
 
     Args:
         name: the public one.
-        value: the tensor.
         batch_axis: which dimension counts examples; None: no one.
     """
     dtype = dtypes.dtype_name(dtypes.base(value.dtype))
@@ -106,7 +105,6 @@ def graph_inputs(
     """Return the inputs of a v1 graph by public name.
 
     Args:
-        graph: the graph.
         step: the nodes that a step runs.
         initial: the nodes that initialisation runs; what only they read is never a batch.
         batch_inputs: axis by name, None for an input that is shared; None for the default.

@@ -34,7 +34,6 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
     """Return the variables of a graph by public name (the handle's node name), one per storage.
 
     Args:
-        graph: the graph.
         collected: what collections say.
         init_op: the op that initialises everything, if known.
         step: the nodes that a step runs; an assignment among them is an update, not an initializer.

@@ -229,7 +229,6 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     """Wrap a parsed SavedModel message.
 
     Args:
-        directory: that of the SavedModel.
         message: its `saved_model.pb`, parsed.
         signature: which signature to take; None: the only one.
         declared: what the user says of the graph.

@@ -43,7 +43,6 @@ def from_graph(
     """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
     Args:
-        graph: tf.Graph, GraphDef, its bytes, or MetaGraphDef.
         train_op: what one step runs, by name or as TensorFlow object.
         outputs: tensors to report.
         init_op: the initialiser.

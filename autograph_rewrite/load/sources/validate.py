@@ -132,7 +132,6 @@ def check_body(function: Function, library: Library, check: NodeCheck) -> None:
 
     Args:
         function: of the library.
-        library: the functions that there are.
         check: of its nodes.
 
     Raises:

@@ -84,9 +84,6 @@ def instantiate(graph: Graph, library: Library, function: Function, site: CallSi
 
     Args:
         graph: where the copies go.
-        library: the functions that there are.
-        function: whose body it is.
-        site: the call.
 
     Raises:
         GraphError: the body does not fit its arguments, or names something that it does not have.

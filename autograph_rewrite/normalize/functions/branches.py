@@ -29,7 +29,6 @@ def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
 
     Args:
         state: the lowering under way.
-        node: If or Case.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     selector, *arguments = node.inputs

@@ -39,7 +39,6 @@ def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> 
     Args:
         graph: where it is added.
         library: gets the functions that it calls.
-        node: the loop.
         pivot: node that is alive in each iteration of a loop around; None: there is none.
     """
     build = Builder.at(node)

@@ -37,7 +37,6 @@ def flatten(
     """Lower every functional node that `roots` need, in place.
 
     Args:
-        graph: the graph.
         roots: the nodes that a step is run for.
         read_outside: names of those whose results are fetched; the others are only run.
         loops_over_data: whether loops over datasets are lowered, too.
@@ -156,7 +155,6 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
 
     Args:
         state: the lowering under way.
-        node: the call.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     function = node.attr("f") if has(node.op, "calls") else FunctionName(node.op)
@@ -202,7 +200,6 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
 
     Args:
         state: the lowering under way.
-        node: the While.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     build = Builder.at(node)
@@ -353,7 +350,6 @@ def look_through(graph: Graph, predicates: Mapping[Node, Value]) -> None:
     """Replace every OptionalGetValue whose value is found by that value, in place.
 
     Args:
-        graph: the graph.
         predicates: for each Merge of a lowered `If`, else side first, what decided it.
     """
     laid: Laid = {}

@@ -44,7 +44,6 @@ class Lowering:
         """Copy a function that `node` names into the graph, and queue what it holds itself.
 
         Args:
-            node: which names the function.
             function: its name and attributes.
             part: between the node's name and those of the copies, such as "then"; "" for none.
             arguments: one value per parameter.
@@ -78,8 +77,6 @@ class Lowering:
 
         Args:
             node: which is lowered.
-            index: of its result.
-            value: the result.
             effects: nodes of the body that must run.
         """
         if not effects or not node.output(index).uses:

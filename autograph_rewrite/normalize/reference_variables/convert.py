@@ -67,7 +67,6 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ())
     """Convert every reference variable of a graph, in place.
 
     Args:
-        graph: the graph.
         anchored: names of nodes whose output somebody outside reads.
         step: names of the nodes that a step is run for.
 
@@ -398,7 +397,6 @@ class _Copies:
 
         Args:
             value: an alias.
-            name: of the read.
             waits: nodes in the reader's loop.
             enters: what leads from the value's loop into the reader's, outermost first.
         """

@@ -186,8 +186,6 @@ def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
     is a block. Of an open batch it is not even enough to be a number, since the batch may have one example.
 
     Args:
-        dim: a size of the whole.
-        block: the size of a block.
         batch: the number of examples, where it is static.
     """
     return are_same(dim, to_global(block, batch))
@@ -238,9 +236,7 @@ def between_seams(dim: Dim, begin: int, end: int) -> Dim:
     """Return the size of what a block has from one seam between segments to another; None where there is no seam.
 
     Args:
-        dim: the size of the block.
         begin: where it begins: rows per example.
-        end: where it ends.
     """
     rows = segments(dim)
     seams = [0, *accumulate(rows)]

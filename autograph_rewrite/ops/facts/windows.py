@@ -87,11 +87,7 @@ class Halo(NamedTuple):
     beside: Rows
 
     def own(self, units: Rows) -> Rows:
-        """Return the rows of a device's own block.
-
-        Args:
-            units: those that the device has.
-        """
+        """Return the rows of a device's own block."""
         per_unit = self.outputs if self.reads == READERS else self.rows
         return units[0] * per_unit, units[1] * per_unit
 

@@ -32,7 +32,6 @@ def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
     """Place an op that multiplies its inputs and sums over the labels that `output` lacks.
 
     Args:
-        n: the op.
         labels: of each operand's dimensions.
         output: labels of the result's dimensions.
     """

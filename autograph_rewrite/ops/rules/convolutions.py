@@ -29,7 +29,6 @@ def images(n: Op, rank: int, channel: str) -> Labels:
 
     Args:
         n: a node with a data format.
-        rank: of the images.
         channel: the label of the channels; "": they cannot be cut.
     """
     first = n.attr("data_format", b"NHWC").startswith(b"NC")
@@ -105,7 +104,6 @@ def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fals
     """Return the rule of the gradient of the images.
 
     Args:
-        rank: of the images.
         depthwise: each channel has filters of its own.
         of_values: the first operand is the input itself, of which only the shape matters.
     """

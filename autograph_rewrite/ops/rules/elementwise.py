@@ -98,7 +98,6 @@ def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
     """Return the output dimension that is split and the size of its block, from the first, largest split input.
 
     Args:
-        n: the op.
         indices: operands that take part in the broadcast.
         rank: of the result.
     """
@@ -118,7 +117,6 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
     None where that is not known to be sound: a size is unknown, or blocks cannot be computed.
 
     Args:
-        n: the op.
         indices: operands that take part in the broadcast.
         rank: of the result.
         dim: dimension of the result that is split.

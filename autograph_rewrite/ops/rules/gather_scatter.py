@@ -28,7 +28,6 @@ def axis_of(n: Op, index: int, rank: int) -> int | None:
     """Return the dimension that a scalar input names, counted from the front.
 
     Args:
-        n: the op.
         index: of the scalar operand.
         rank: of the tensor whose dimension it names.
     """
@@ -42,9 +41,7 @@ def taken(rank: int, axis: int, index_rank: int, batch_dims: int) -> tuple[Label
     """Return the labels of table, indices and result of a gather along `axis`.
 
     Args:
-        rank: of the table.
         axis: the dimension of the table that indices address.
-        index_rank: of the indices.
         batch_dims: leading dimensions that both have in common.
     """
     table = axes(rank, "table")
@@ -134,7 +131,6 @@ def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Lab
     """Return the labels of table, indices and elements where index rows address the first dimensions.
 
     Args:
-        n: the op.
         table_rank: rank of what is addressed.
         indices: operand of shape [..., depth].
     """

@@ -25,7 +25,6 @@ def join(facts: Iterable[Fact], batch: int | None) -> Fact:
     """Return one fact for values that take turns: their common placement, and the sizes they agree on.
 
     Args:
-        facts: of the values.
         batch: the number of examples, where it is static.
     """
     every = list(facts)
@@ -99,7 +98,6 @@ def conform(fact: Fact, target: Fact, batch: int | None) -> Reshard | None:
     """Return what turns one value into the joined placement, or MISFIT; None where it is that already.
 
     Args:
-        fact: of the value.
         target: the joined one; with a cell it is known to be as large as the value.
         batch: the number of examples, where it is static.
     """

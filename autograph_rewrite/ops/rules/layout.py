@@ -64,7 +64,6 @@ def reshape_split(
 
     Args:
         shape: of the operand's block.
-        dim: the dimension that is split.
         target: entries of the shape operand; -1 where it is to be inferred.
         semantics: what is known of the batch, and of its blocks.
     """
@@ -281,7 +280,6 @@ def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int,
     """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
 
     Args:
-        n: the op.
         pieces: operands of equal shapes.
         dim: the dimension to split.
         size: of the block along it.

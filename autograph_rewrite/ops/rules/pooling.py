@@ -20,7 +20,6 @@ def _apart(rank: int, inputs: int, linear: tuple[int, ...] = (), sizes: frozense
     Args:
         rank: of the images.
         inputs: how many operands there are, all of images.
-        linear: those that it is linear in.
         sizes: those that state the shape of images.
     """
 

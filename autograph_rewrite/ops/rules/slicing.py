@@ -120,7 +120,6 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
     """Read a strided-slice specification; `first` is the index of its `begin` operand. None if it is not known.
 
     Args:
-        n: the op.
         rank: of the operand that is sliced.
         first: operand `begin`; `end` and `strides` follow.
     """

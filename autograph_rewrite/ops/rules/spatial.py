@@ -27,8 +27,6 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
 
     Args:
         rule: for every other split.
-        operands: what each is.
-        output: what it is.
     """
 
     def place(n: Op) -> Placed | None:
@@ -117,8 +115,6 @@ def window_of(n: Op, operands: tuple[str, ...], dim: int) -> Window | None:
     """Return the window of a node along a dimension, None where a size is not known.
 
     Args:
-        n: the node.
-        operands: what each is.
         dim: a dimension of the images.
     """
     rows, size = _rows(n, operands, dim), _size(n, operands, dim)

@@ -37,8 +37,6 @@ def element_shape(n: Op, index: int, element: Fact) -> Reshard | bool:
     """Return whether the operand that states the elements' shape fits as it is, or what it has to become.
 
     Args:
-        n: the op.
-        index: operand that states the shape.
         element: fact of the list's elements.
     """
     operand = n.inputs[index]
@@ -87,7 +85,6 @@ def put(n: Op, handle: int, item: int) -> Placed:
     """Put one element into a list: it is converted to the placement of those that are there already.
 
     Args:
-        n: the op.
         handle: operand that is the list.
         item: operand that is the element.
     """

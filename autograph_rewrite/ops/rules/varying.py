@@ -63,7 +63,6 @@ def let_out_as(mark: str, own: Fact) -> Fact:
     """Return the fact of a value that is let out.
 
     Args:
-        mark: from `let_out_mark`.
         own: the fact of what each replica has.
     """
     text, _, rows = mark.partition(" ")

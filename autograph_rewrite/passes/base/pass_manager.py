@@ -72,7 +72,6 @@ def run_passes(
     """Run passes in their order.
 
     Args:
-        rewrite: what they edit.
         passes: those that have something to do are run.
         verify: check the graph's invariants after each one that has edited it.
         observers: called after each one.

@@ -160,7 +160,6 @@ class _Guard:
         """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
 
         Args:
-            value: the statistic.
             only: what averages it; left out, that is whatever reads it but its own gradient.
         """
         chosen, zeros = self._or_zeros(value)

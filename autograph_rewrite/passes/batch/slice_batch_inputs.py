@@ -38,7 +38,6 @@ def slice_batch_inputs(graph: Graph, item: TrainingGraph, plan: Plan, task: int 
     """Cut the batch inputs that are whole in every process; return the item whose inputs are the parts.
 
     Args:
-        graph: a graph of the item, to be edited.
         item: a normalised item.
         plan: says which inputs are whole.
         task: which of the plan's processes the graph is for.

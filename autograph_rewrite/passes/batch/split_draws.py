@@ -20,11 +20,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def split_draws(state: Propagation) -> Propagation:
-    """Let the readers of draws whose shape counts a block read their rows; return the placements as they are then.
-
-    Args:
-        state: placements.
-    """
+    """Let the readers of draws whose shape counts a block read their rows; return the placements as they are then."""
     drawn = [node for node in state.order if _is_drawn_whole(state, node)]
     if not drawn:
         return state

@@ -118,7 +118,6 @@ def decompose_classes(graph: Graph, node: Node, axis: Axis) -> dict[Value, int]:
     """Rewrite a node; return the constants of which each device needs the part for its classes.
 
     Args:
-        graph: edited in place.
         node: what works along the classes.
         axis: of its first operand, that of the classes.
     """

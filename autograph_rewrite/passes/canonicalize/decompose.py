@@ -64,8 +64,6 @@ def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
     """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does.
 
     Args:
-        graph: edited in place.
-        node: the Mean.
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     x, axes = node.inputs
@@ -127,7 +125,6 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     """Batch normalisation in training, from means over the whole batch.
 
     Args:
-        graph: edited in place.
         node: FusedBatchNorm, V2 or V3; x is [N, H, W, C] or [N, C, H, W], the others [C].
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
@@ -169,10 +166,8 @@ def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> 
     """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
 
     Args:
-        graph: the graph to edit.
         node: states a size of the split dimension.
         in_loop: whether it runs inside a loop.
-        dim: the split dimension.
         size: that of the whole value, where it is known.
     """
     stated = node.attr("shape")
@@ -204,7 +199,6 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
     """Gradient of batch normalisation in training; the two sums over the batch are also the parameters' gradients.
 
     Args:
-        graph: edited in place.
         node: FusedBatchNormGrad, V2 or V3; dy and x have the images' shape, the others [C].
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
@@ -235,8 +229,6 @@ def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
     Only a Reshape may read it, which brings it to the shape of the operand anyway; else it is taken whole.
 
     Args:
-        graph: edited in place.
-        node: the Sum.
         in_loop: unused; all decompositions take the same parameters.
     """
     readers = [(use.node.op, use.index) for use in node.output().uses]
@@ -250,7 +242,6 @@ def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
     """Let an op that changes the order of examples work on all of them, and its readers on blocks.
 
     Args:
-        graph: edited in place.
         node: its result has the shape of its first operand.
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
@@ -267,7 +258,6 @@ def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, F
     It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
 
     Args:
-        graph: edited in place.
         node: the BroadcastGradientArgs, of two vectors of sizes.
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
         facts: of its operands.
@@ -315,8 +305,6 @@ def decompose(
     """Rewrite the nodes that propagation marked.
 
     Args:
-        graph: the graph to edit.
-        nodes: what to rewrite.
         facts: of all values.
         looped: the nodes that run inside a loop.
         blocks: how the batch is divided.

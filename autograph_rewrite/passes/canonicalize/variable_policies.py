@@ -79,7 +79,6 @@ def follow_policies(
 
     Args:
         state: placements, with the means not yet taken apart.
-        plan: with its policies.
         variables: of the item.
         targets: what a step runs, and what it returns.
 

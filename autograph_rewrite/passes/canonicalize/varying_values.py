@@ -52,7 +52,6 @@ def mark_replicas(graph: Graph, plan: Plan) -> None:
     """Let marks say what they stand for where there are replicas.
 
     Args:
-        graph: edited in place.
         plan: how many there are.
     """
     for node in tuple(graph):
@@ -137,7 +136,6 @@ def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value
 
     Args:
         state: placements.
-        value: of each replica's own.
         plan: how many micro-batches there are.
     """
     if plan.microbatches == 1 or is_of_batch(state, value):
@@ -149,7 +147,6 @@ def only_where(graph: Graph, value: Value, which: str) -> Value:
     """Return a value in the instances that are meant, and zeros in the others.
 
     Args:
-        graph: edited.
         value: of each replica's own.
         which: `IS_FIRST` or `IS_FIRST_PART`.
     """

@@ -217,7 +217,6 @@ def all_gather(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
     """Return the whole value, where the edge's lowering makes it.
 
     Args:
-        exchange: the edge.
         value: blocks, each.
         blocked: how they lie.
 
@@ -277,9 +276,7 @@ def pad_lengths(exchange: Exchange, part: Value, rank: int, blocks: Blocks) -> V
     """Return this process's part as long as the longest in the dimensions that the edge names.
 
     Args:
-        exchange: the edge.
         part: of this process, made once.
-        rank: of it.
         blocks: exchange sizes.
     """
     rewrite, edge = exchange.rewrite, exchange.planned

@@ -137,8 +137,6 @@ def all_reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
     """Return the sum (or maximum, ...) of all replicas' contributions, where the edge's lowering makes it.
 
     Args:
-        exchange: the edge.
-        value: contributions, each.
         fact: about them: partial.
 
     Raises:
@@ -169,7 +167,6 @@ def contribution(exchange: Exchange, value: Value, fact: Fact, hops: tuple[Hop, 
 
     Args:
         exchange: an edge whose sum is sent in another form than it is made (`passes.compression`).
-        value: contributions, each.
         fact: about them.
         hops: that come before the last.
     """

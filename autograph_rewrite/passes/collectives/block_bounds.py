@@ -151,7 +151,6 @@ class Blocks:
             number: scalar int32, or a row of such numbers [1, k].
             edge: the plan's, of the exchange of sizes.
             near: the value that it is measured for.
-            is_row: whether `number` is a row.
             changing: whether the key is to follow from the size.
         """
         rewrite = self._rewrite

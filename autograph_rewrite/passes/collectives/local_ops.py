@@ -48,12 +48,7 @@ def reduce_local(
 
 
 def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
-    """Join the blocks of this process's replicas on its first device.
-
-    Args:
-        value: the block of each replica.
-        fact: of the block.
-    """
+    """Join the blocks of this process's replicas on its first device."""
     if rewrite.local == 1:
         return rewrite.once(value)
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
@@ -83,7 +78,6 @@ def transposed(value: Value, order: Sequence[int], build: FoldedBuilder, what: s
 
     Args:
         value: of any rank.
-        order: of its dimensions.
         build: adds the nodes.
         what: name of the value, behind the builder's.
         operand: name of the order.

@@ -30,7 +30,6 @@ def gather_equal(exchange: Exchange, sent: Value, near: Value, *, changing: bool
 
     Args:
         exchange: the edge.
-        sent: by each member.
         near: the value that it stands for.
         changing: its shape may differ between steps.
         name: prefix of the names of new nodes.
@@ -47,7 +46,6 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
     Args:
         exchange: the edge.
         value: of each member, rows first.
-        rank: of the value.
         rows: how many each has; None where all are equally long.
         changing: the shape of a member's value may differ between steps.
     """

@@ -15,7 +15,6 @@ def rows_at(rewrite: Rewrite, value: Value, which: Value, dim: int, what: str, s
     Args:
         value: of any shape.
         which: [n] numbers of rows, made outside of loops.
-        dim: the dimension of rows.
         what: the name of the new node, behind the value's.
         span: how often it runs.
     """
@@ -30,7 +29,6 @@ def rows_between(rewrite: Rewrite, source: Value, name: str, dim: int, limits: t
     Args:
         source: of any shape.
         name: prefix of the names of new nodes.
-        dim: the dimension of rows.
         limits: scalars: the first row, and the one behind the last.
     """
     build = FoldedBuilder.of(rewrite, source, name, span=Span.EACH)

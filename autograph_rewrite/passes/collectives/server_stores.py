@@ -121,7 +121,6 @@ class ServerBuilder:
         """Return what variants hold; of a vector of them, the rows of all, one behind the other.
 
         Args:
-            variants: one, or a vector.
             dtype: number of the type of what they hold.
             what: told after the edge's name.
             rank: 1 of a vector, else 0.
@@ -136,7 +135,6 @@ def reduce_at_server(rewrite: Rewrite, part: Value, op: str, edge: EdgePlan) -> 
     """Return the processes' parts, combined; each is made once per process.
 
     Args:
-        part: of this process, made once.
         op: sum, max, min, prod, all or any.
         edge: the plan's.
     """
@@ -153,7 +151,6 @@ def gather_at_server(rewrite: Rewrite, part: Value, dim: int, rank: int | None, 
     Args:
         part: this process's rows, made once.
         dim: along which they are joined.
-        rank: of the part.
         edge: the plan's.
 
     Raises:
@@ -186,7 +183,6 @@ def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value
     """Return the sum of the processes' parts; each is made once per process.
 
     Args:
-        part: of this process, made once.
         edge: the plan's.
     """
     home, dtype = _meeting(rewrite, part, edge), part.dtype

@@ -20,7 +20,6 @@ def cast(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
     """Return the value in another element type.
 
     Args:
-        value: of any type.
         dtype: number of TensorFlow's type.
         name: of the node, where one is needed.
     """
@@ -34,7 +33,6 @@ def encode(rewrite: Rewrite, value: Value, op: str, name: str) -> Value:
     """Return a value in a type that collectives know: it can be gathered, and combined by `op`, as what it is.
 
     Args:
-        value: of any type.
         op: how it will be combined, or "gather".
         name: prefix of the node's name.
 
@@ -108,7 +106,6 @@ def refuse_container(value: Value, fact: Fact, node: Node) -> None:
 
     Args:
         value: what is to be combined.
-        fact: of it.
         node: the reader.
 
     Raises:

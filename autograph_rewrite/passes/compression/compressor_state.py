@@ -119,7 +119,6 @@ def residual_of(rewrite: Rewrite, value: Value, fact: Fact, edge: EdgePlan) -> A
 
     Args:
         value: the gradient of each replica.
-        fact: of it.
         edge: the plan's; its owner gives shape and name.
     """
     kept, used = shape_of(fact, rewrite.item.variables.get(edge.owner)), static_shape(fact)

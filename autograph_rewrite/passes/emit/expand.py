@@ -72,7 +72,6 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     """Return the GraphDef bytes of a folded graph.
 
     Args:
-        graph: the folded graph.
         run: how its EACH nodes are run.
         common: the EACH nodes that hold the same value on every replica.
 
@@ -346,7 +345,6 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     Args:
         node: the AddN.
         replica: the one whose micro-batches are added, if it runs on each.
-        run: how instances are run.
         common: nodes whose instances hold one value.
     """
     value = node.inputs[0]

@@ -62,8 +62,6 @@ class ReplicaLayout:
 
         Args:
             node: the reader.
-            instance: of it.
-            producer: what it reads.
             select: which of several.
         """
         return self.mesh.read(node.span, instance, producer.span, select)

@@ -100,7 +100,6 @@ def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]
 
     Args:
         graph: the folded graph.
-        node: the update.
         place: puts a new node where the update is.
     """
     rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])

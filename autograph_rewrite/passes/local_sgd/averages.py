@@ -75,9 +75,7 @@ def add_averages(
 
     Args:
         state: placements; the graph is edited.
-        how: when.
         replicas: how many there are.
-        averaged: the variables that are.
         groups: targets, those together that run together.
 
     Raises:
@@ -95,7 +93,6 @@ def wait_for(graph: Graph, targets: Sequence[Node], done: Node) -> None:
     """Let targets wait for averages; where those wait for a target, something takes its name that waits for both.
 
     Args:
-        graph: edited.
         targets: of a step.
         done: runs once variables are averaged, or are not to be.
     """

@@ -161,7 +161,6 @@ def share_of(graph: Graph, value: Value, replicas: int, name: str) -> Node:
     """Add what a replica contributes to the mean of a value over all replicas.
 
     Args:
-        graph: edited.
         value: of each replica's own.
         replicas: how many there are.
         name: of the new node.

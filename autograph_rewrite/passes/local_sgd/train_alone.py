@@ -117,7 +117,6 @@ def keep_counts(rewrite: Rewrite, blocks: Blocks, alone: Alone) -> None:
     """Keep the counters of steps, and refuse a batch that leaves a replica without examples.
 
     Args:
-        blocks: of the batch.
         alone: what replicas train by themselves.
     """
     for counter in alone.averages.counters:

@@ -56,7 +56,6 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
 
     Args:
         graph: the graph of `state`, to be edited.
-        state: placements.
     """
     made: dict[Value, Value] = {}
     found = 0

@@ -31,7 +31,6 @@ def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Pr
 
     Args:
         graph: the graph of `state`, to be edited.
-        state: placements.
         ordered: whether rows of blocks, one behind the other, are in the order of the batch.
     """
     found = {node: ends for node in state.order if (ends := _ends(graph, state, node))}

@@ -307,7 +307,6 @@ def read_behind(
 
     Args:
         graph: the folded graph.
-        made: by the loops.
         node: runs once, or once on each replica.
         inside: the nodes in loops.
         unconditional: the nodes that run in any case, not only in some branch.

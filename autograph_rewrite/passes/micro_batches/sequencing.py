@@ -41,7 +41,6 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
     """Add the gates to a complete folded graph; return what waits for them.
 
     Args:
-        graph: the folded graph.
         micro: how many micro-batches each replica has.
     """
     if micro == 1:

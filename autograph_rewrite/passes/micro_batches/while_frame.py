@@ -77,7 +77,6 @@ class Loop:
         """Add nodes for a part of the body.
 
         Args:
-            stage: where it is.
             runs: in which iterations it runs; left out: in all of them.
             turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
         """

@@ -464,8 +464,6 @@ class Branches:
         """Let a node in a branch no longer wait for server ops, and run in no other branch.
 
         Args:
-            node: it.
-            awaited: the server ops.
             handed: what the worker reads instead of values on servers.
         """
         for control in awaited:

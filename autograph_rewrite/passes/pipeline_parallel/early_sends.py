@@ -94,10 +94,8 @@ def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[
 
     Args:
         graph: the folded graph.
-        name: of what looks.
         numbers: how many zeros.
         span: how often they are looked at.
-        controls: what has to have run.
     """
     build = Builder(graph, f"{SCOPE}/{name}")
     zeros = build.const(np.zeros(numbers), dtypes.FLOAT, "zeros")

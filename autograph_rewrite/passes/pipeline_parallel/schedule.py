@@ -32,7 +32,6 @@ def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Device
     """Add the gates to a complete folded graph; return what waits for them.
 
     Args:
-        graph: the folded graph.
         stages: of its EACH nodes.
         schedule: as in a plan.
         devices: of each replica's stages, in turn.

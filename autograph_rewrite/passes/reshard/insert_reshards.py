@@ -622,7 +622,7 @@ def _assign_stages(rewrite: Rewrite) -> None:
 
 def _measure_blocks(rewrite: Rewrite) -> None:
     """Measure the batch: where the block of each replica begins and ends."""
-    rewrite, state = rewrite, rewrite.get(Propagation)
+    state = rewrite.get(Propagation)
     source, keys = measured_input(state), Keys(rewrite)
     rewrite.put(keys)
     rewrite.put(Blocks(rewrite, source, state.whole_inputs[source], keys))

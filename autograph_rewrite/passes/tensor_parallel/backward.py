@@ -64,8 +64,6 @@ class BlockReads:
         """Return whether an operand costs nothing to cut: it is a constant or a variable, or another reader cuts it.
 
         Args:
-            node: the reader.
-            index: of the operand.
             block: what it would take.
         """
         value = node.inputs[index]

@@ -139,7 +139,6 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
-        plan: the request.
         task: which of the plan's processes the graph is for.
 
     Raises:
@@ -290,8 +289,6 @@ class Partitioner(Emitter):
         """Put a node on a device of the axis.
 
         Args:
-            node: the node.
-            place: of the device.
             keep: leave a node that is on one already where it is.
         """
         put(node, self.exchanges.axis, place, keep=keep)
@@ -300,7 +297,6 @@ class Partitioner(Emitter):
         """Cut a whole value for its readers.
 
         Args:
-            value: of the whole.
             axis: which dimension is cut.
             rows: entries of it that belong to each unit.
         """
@@ -318,9 +314,7 @@ class Partitioner(Emitter):
         Args:
             made: what converts the value.
             value: what is converted.
-            before: its placement.
             after: the one that it gets.
-            lowering: how.
             share: of its elements, those that are handed over.
         """
         fact = self.shares.state.facts.get(value)
@@ -422,10 +416,7 @@ class Partitioner(Emitter):
         """Return sizes of which some are counted in other units: `up` where there were `down`.
 
         Args:
-            value: the sizes.
-            chosen: which of them.
             up: the units there shall be.
-            down: the units there were.
             what: told after the node's name.
             fact: of the sizes, where they are not a vector.
         """
@@ -455,7 +446,6 @@ def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequen
     """Add the copies of all tensors.
 
     Args:
-        graph: which is edited.
         item: whose variables are no tensors.
         cuts: which dimension each axis cuts, by the name of a variable or a tensor.
     """
@@ -477,7 +467,6 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
     """Let readers of tensors see the whole on every axis; return what hands it to them, marked until all is cut.
 
     Args:
-        graph: which is edited.
         item: whose variables are no tensors.
         names: of what is replicated, or on one device.
     """
@@ -500,7 +489,6 @@ def boundaries(graph: Graph, axis: int) -> dict[str, int]:
     """Return the copies that an axis cuts, with the dimension; what they read is whole for all its devices.
 
     Args:
-        graph: which is edited.
         axis: of the mesh.
     """
     found = {}

@@ -64,7 +64,6 @@ def model_placements(
     """Find the placements of all values; ops that mix blocks are decomposed.
 
     Args:
-        graph: which is edited.
         item: its signature.
         cut: what is placed by hand.
         step: the nodes that one step runs.

@@ -23,7 +23,6 @@ def sums_by_rows(emit: Emitter, node: Node) -> list[Node]:
 
     Args:
         emit: adds nodes, and knows the size of each part.
-        node: the sum of all segments.
     """
     data, ids, count = (emit.whole(value) for value in node.inputs)
     rows, end = unit(emit.shares.facts[node.output()].split_size) or 1, 0

@@ -166,7 +166,6 @@ class Emitter:
         """Return the parts of a value of a variable's shape.
 
         Args:
-            value: of the variable's shape.
             axis: along which the variable is cut.
             rows: of it there are for each unit.
         """
@@ -181,7 +180,6 @@ class Emitter:
         Args:
             value: of the variable's size along `axis`, or of `rows` times it.
             axis: which dimension is cut.
-            rows: entries for each of the variable's.
         """
         key = value, axis, rows
         if key not in self._pieces:

@@ -37,7 +37,6 @@ def require_cuttable(name: str, handle: Node, cut: set[Node]) -> None:
     """Refuse a variable that is used in a way that no shard of it could be.
 
     Args:
-        name: of the variable.
         handle: the node that gives its handle.
         cut: the handles of all variables that are cut the same way.
 

@@ -31,7 +31,6 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     """Delay the gathers of variables until they are used, and give later readers their own; return how many these are.
 
     Args:
-        graph: the graph.
         handles: those of the first shard of each variable.
     """
     wholes = [whole for handle in handles for whole in _wholes(handle)]

@@ -127,7 +127,6 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
     They are found from the update backwards; what is read from variables is none of them.
 
     Args:
-        state: a propagation.
         update: an op that updates the variable.
         shape: static, of the variable.
     """

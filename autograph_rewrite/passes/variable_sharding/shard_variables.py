@@ -41,7 +41,6 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
-        plan: the request.
 
     Raises:
         GraphError: a variable cannot be cut.
@@ -85,11 +84,7 @@ def in_shards(
     """Return an item whose variables say how they were cut, and a request for each shard instead of theirs.
 
     Args:
-        graph: which has the shards.
-        item: as it was.
-        plan: its request.
         shards: what the graph has of each variable that was cut.
-        cuts: how it was cut.
         owners: whose request says how it is kept: its own, or that of the variable that it is a slot of.
     """
     variables = {

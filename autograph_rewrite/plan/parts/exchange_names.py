@@ -14,11 +14,7 @@ _SHOWN = 3
 
 
 def named_exchanges(edges: Iterable[EdgePlan]) -> str:
-    """Return what a step exchanges between processes, the first ones by name; "" where that is nothing.
-
-    Args:
-        edges: of a plan.
-    """
+    """Return what a step exchanges between processes, the first ones by name; "" where that is nothing."""
     together: dict[tuple[int, int], list[EdgePlan]] = {}
     waiting = [edge for edge in edges if edge.is_collective or edge.lowered.is_stored]
     for edge in sorted(waiting, key=lambda edge: (edge.order is None, edge.order or 0)):

@@ -236,7 +236,6 @@ def ideal_in_flight(schedule: str, stage: int, stages: int, micro: int) -> int:
     Args:
         schedule: gpipe or 1f1b.
         stage: which one, from 0.
-        stages: how many.
         micro: number of micro-batches.
     """
     return min(micro, stages - stage) if schedule == "1f1b" else micro

@@ -42,7 +42,6 @@ def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None 
 
     Args:
         plan: a request or a resolved plan.
-        item: what it is for.
         available_devices: canonical names of what there is; None: not checked.
 
     Raises:

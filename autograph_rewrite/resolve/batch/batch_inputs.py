@@ -188,7 +188,6 @@ def named_groups(
     Args:
         found: inputs in groups of equal sizes; None: all are in one.
         item: the signature.
-        state: a propagation.
         shared: inputs that are not split, a group each.
     """
     names = {info.tensor.removesuffix(":0"): name for name, info in item.inputs.items()}

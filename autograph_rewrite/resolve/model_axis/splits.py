@@ -49,7 +49,6 @@ def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None
     """Return which dimension of a tensor each axis of the mesh cuts, None where it cuts none.
 
     Args:
-        one: a sharding.
         axes: sizes of the mesh.
 
     Raises:

@@ -68,7 +68,6 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
 
     Args:
         acts: what may be computed again.
-        memory: of the step.
         limit: bytes of a device.
         policy: as the configuration names it.
         before: bytes of the step as it was given; 0: as it is without what is chosen here.
@@ -338,7 +337,6 @@ def device_peaks(
     """Return the peak of each device, without and with what is computed again.
 
     Args:
-        chosen: for each stage.
         segments: by stage, the nodes of what is computed again.
     """
     found: dict[str, tuple[int, int]] = {}

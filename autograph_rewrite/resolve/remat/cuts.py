@@ -68,7 +68,6 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
     """Return the forward as a chain that can be cut where something that may be computed again crosses.
 
     Args:
-        acts: the forward.
         nbytes: the memory of a node; left out, that of one example.
     """
     nbytes = nbytes or acts.nbytes

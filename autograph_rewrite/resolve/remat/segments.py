@@ -121,7 +121,6 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
 
     Args:
         acts: forward and backward of the graph; segments behind this one may have been rewritten.
-        nodes: of the segment.
         readers: the nodes that read their copies, or will.
     """
     readers = set(readers)

@@ -106,7 +106,6 @@ def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable])
 
     Args:
         plan: resolved, whose edges say which gradient is whose.
-        state: a propagation.
         variables: of the item, by name.
     """
     graph = state.graph

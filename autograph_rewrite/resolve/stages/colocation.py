@@ -69,7 +69,6 @@ def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> 
     Args:
         graph: the folded graph.
         pinned_devices: the devices of nodes that are not where their replica is; to be added to.
-        home: where tables are.
     """
     for node in graph:
         if not has(node.op, "table_lookups"):

@@ -43,7 +43,6 @@ def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> s
 
     Args:
         plan: its edges name the gradients.
-        state: a propagation.
         outputs: values that the user fetches; the loss is one of them.
 
     Raises:
@@ -96,7 +95,6 @@ def differentiated(name: str, forward: Mapping[str, int]) -> int | None:
 
     Args:
         name: `gradients/layer/MatMul_grad/MatMul_1`, `gradient_tape/layer/MatMul/MatMul_1`, or `remat/0/layer/MatMul`.
-        forward: by node name.
     """
     if (copy := _COPY.fullmatch(name)) is not None and copy[1] in forward:
         return forward[copy[1]]

@@ -58,7 +58,6 @@ def bisect(
         item: a training graph; it is not changed.
         config_or_plan: as for `rewrite`.
         steps: how many to train, as for `verify`.
-        feeds: as for `verify`.
         rtol: allowed error, as for `verify`.
         atol: allowed error of tensors that are all but zero, as for `verify`.
         seed: of random feeds, and of random ops that have none.

@@ -184,9 +184,7 @@ def is_explained(got: Sequence[Array], expected: Array, allowed: Tolerance, *, a
 
     Args:
         got: of the instances, in order.
-        expected: the value.
         allowed: which error is none.
-        alike: each of them has to be the value.
     """
 
     def agrees(array: Array) -> bool:

@@ -43,7 +43,6 @@ class Tap(NamedTuple):
 
         Args:
             got: of the instances, in order.
-            expected: the original's value.
             allowed: which error is none.
         """
         if self.placement.differs:
@@ -103,7 +102,6 @@ def tap(item: TrainingGraph, value: Value) -> Tap | None:
 
     Args:
         item: a rewritten item, or a flat one that passes have edited.
-        value: of the original.
     """
     name, layout = tensor_name(value), item.layout
     if layout is None:

@@ -212,7 +212,6 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
     """Return all state that an object leads to.
 
     Args:
-        root: the object.
         named: variables that have other names than the way to them.
         own: what is this worker's alone.
         workers: how many there are.

@@ -44,7 +44,6 @@ def require_consensus(
 
     Args:
         member: this process.
-        plan: the plan.
         graph: the `contents` of what was rewritten.
         captured: values that have to be equal, too.
         what: it is done for, for messages.

@@ -70,11 +70,7 @@ class Coordinator:
         """
 
     def end(self, problem: ClusterError) -> None:
-        """Let every later run raise an error.
-
-        Args:
-            problem: the error.
-        """
+        """Let every later run raise an error."""
 
     def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
@@ -90,7 +86,6 @@ class Coordinator:
         """Compare what the workers were given in a step.
 
         Args:
-            account: of this worker.
             table: sizes and digests of all, one row for each.
 
         Raises:

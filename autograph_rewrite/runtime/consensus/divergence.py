@@ -62,7 +62,6 @@ def difference(member: Membership, account: Account, seconds: float = PATIENCE) 
 
     Args:
         member: this process.
-        account: of this worker.
         seconds: how long to wait for the others.
     """
     if len(member.workers) < 2:
@@ -80,7 +79,6 @@ def disagreement(member: Membership, account: Account, seconds: float, table: Ar
 
     Args:
         member: this process.
-        account: of this worker.
         seconds: how long others may still wait for each other in the step.
         table: the digests, one row for each worker.
     """

@@ -74,11 +74,7 @@ class FailedSteps:
         return self._answer(self.ahead)
 
     def error(self, ahead: Sequence[str]) -> Exception | None:
-        """Return what the program has raised on one of those who are ahead; None where it was nothing of its own.
-
-        Args:
-            ahead: they are.
-        """
+        """Return what the program has raised on one of those who are ahead; None where it was nothing of its own."""
         name, text = self._answer(functools.partial(self._told, ahead)) or ("", "")
         if not text:
             return None

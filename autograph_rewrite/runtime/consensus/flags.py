@@ -97,8 +97,6 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", t
 
     Args:
         member: this process.
-        name: of the flags.
-        tasks: of the workers.
         target: of the session, in a server; "": of this worker.
         text: what it says.
 

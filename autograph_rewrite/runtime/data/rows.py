@@ -86,7 +86,6 @@ def none_of(spec: Any, sizes: Sequence[int] = (), last: Any = None) -> Any:
     """Return an element without rows.
 
     Args:
-        spec: of the element.
         sizes: the `lengths` that it has; what else is not known of its shape is empty, too.
         last: the element before it, like which it is where the spec says too little.
     """

@@ -47,7 +47,6 @@ def set_state(callback: Any, state: Mapping[str, Any], arrays: Sequence[Array]) 
 
     Args:
         callback: made anew by the program.
-        state: of `state_of`.
         arrays: all arrays of the snapshot.
     """
     for name, value in state.items():

@@ -44,7 +44,6 @@ class Memory(Protocol):
 
         Args:
             name: of the fit.
-            snapshot: what to keep.
             step: behind which it was taken.
         """
 

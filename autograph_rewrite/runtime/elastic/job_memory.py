@@ -150,7 +150,6 @@ class JobMemory:
 
         Args:
             name: such as `fit-1`.
-            snapshot: what to keep.
             step: behind which it was taken, for who looks from outside.
         """
         new = self._folder / f"new-{self.generation}-{name}.npz"
@@ -225,7 +224,6 @@ class JobMemory:
         """Note that a snapshot is on another host, too.
 
         Args:
-            name: of the snapshot.
             changed: when its file was written, in nanoseconds.
         """
         write_whole(self._folder / "copied", f"{name} {changed}".encode())

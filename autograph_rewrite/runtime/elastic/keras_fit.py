@@ -21,11 +21,7 @@ from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
 
 
 def seed(memory: JobMemory) -> None:
-    """Let a program that has set no random seed draw the same in all generations.
-
-    Args:
-        memory: of the job.
-    """
+    """Let a program that has set no random seed draw the same in all generations."""
     if tf_private.global_seed() is None:
         tensorflow().random.set_seed(memory.seed)
 
@@ -44,7 +40,6 @@ def make_elastic(
 
     Args:
         model: a distributed Keras model.
-        memory: of the job.
         every: how many steps there are from one snapshot to the next.
         around: given what takes a snapshot when the job ends, a context for each `fit`.
     """

@@ -65,11 +65,7 @@ class OwnLoop:
         self.every = self._memory.every(steps)
 
     def unique(self, name: str) -> str:
-        """Return a name that no other function, or session, of this process has.
-
-        Args:
-            name: of one of them.
-        """
+        """Return a name that no other function, or session, of this process has."""
         number = next(self._numbers)
         return f"'{name}' ({number})" if number > 1 else f"'{name}'"
 
@@ -156,7 +152,6 @@ class OwnLoop:
 
         Args:
             who: what does the step.
-            names: of the variables.
         """
         if self._found is None:
             return {}

@@ -176,9 +176,5 @@ def listed(names: Iterable[str]) -> str:
 
 
 def workers_in(names: Iterable[str]) -> tuple[int, ...]:
-    """Return the numbers of the workers among processes that are called as `name_of` does.
-
-    Args:
-        names: of processes.
-    """
+    """Return the numbers of the workers among processes that are called as `name_of` does."""
     return tuple(int(name.split(" ", 2)[1]) for name in names if name.startswith("worker "))

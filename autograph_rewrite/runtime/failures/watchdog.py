@@ -126,7 +126,6 @@ class Watchdog:
         """Make the call of a step of a session, and return what it returns.
 
         Args:
-            call: runs the step.
             what: equal for steps that run the same: TensorFlow asks worker 0 for a number when one of them is the
                 first, and after an error, and may wait for it without end. To be ready for that takes 0.2 to 0.5 ms.
 

@@ -35,7 +35,6 @@ class ExtraState:
 
         Args:
             variable: what the rewrite declared.
-            replica: whose.
             device: where to make it.
         """
         name = f"{variable.name}/replica_{replica}"

@@ -334,7 +334,6 @@ def one_of_several(
 
     Args:
         flat: what the call was given.
-        paths: of its leaves.
         arguments: says which of them hold examples.
         made_for: the leaves of one step where specs were given; None: whatever holds examples has rows.
         most: how many steps one call does.

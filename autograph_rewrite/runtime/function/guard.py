@@ -152,7 +152,6 @@ def are_same(old: Sequence[Any], new: Sequence[Any]) -> list[bool]:
 
     Args:
         old: tensors, or None for what is not known.
-        new: tensors.
     """
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(old, new, strict=True)]
     # Two buffers of which both are held do not overlap: what shares memory is one. The rest is looked at closely.

@@ -220,7 +220,6 @@ class SessionVariables:
 
         Args:
             names: of those that the step has fetched.
-            values: of these.
         """
         self.ended()
         self._give(list(names), values)

@@ -431,7 +431,6 @@ class ReadyOrder:
 
         Args:
             make: makes what runs a timed step, which returns the times behind the results.
-            args: of the step.
             more: what cancels it.
         """
         if self._call is None:

@@ -53,7 +53,6 @@ def join(member: Membership, *, required: bool = True) -> None:
     """Make this process a worker of its job.
 
     Args:
-        member: which one it is.
         required: raise if that comes too late, because TensorFlow has started already.
 
     Raises:
@@ -143,12 +142,7 @@ def next_account() -> int:
 
 
 def be_patient(member: Membership, seconds: float) -> None:
-    """Note how long the program's configuration lets this process wait for others, for what is not given one.
-
-    Args:
-        member: this process.
-        seconds: as long.
-    """
+    """Note how long the program's configuration lets this process wait for others, for what is not given one."""
     known = tf_private.collective_server()
     if isinstance(known, ServerDef) and known.member == member:
         known.patience = seconds

@@ -122,9 +122,6 @@ class KerasJob:
     def problem(self, *, failed: bool = False) -> ClusterError | None:
         """Return the error of a step whose batch was not the same everywhere.
 
-        Args:
-            failed: the step has failed.
-
         Raises:
             ClusterError: somebody is missing.
         """
@@ -418,7 +415,6 @@ class WrittenFiles:
         """Return a method that all workers run, and that is over when worker 0 has run it: its callbacks write, too.
 
         Args:
-            run: the method.
             what: its name.
         """
 
@@ -493,7 +489,6 @@ class WrittenFiles:
         """Return what worker 0 has said of a call; None if it has not yet.
 
         Args:
-            call: of this worker.
             is_late: that of another path is taken, too, as where each worker gives its own.
         """
         if self._flags is None:

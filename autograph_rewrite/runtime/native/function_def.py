@@ -121,7 +121,6 @@ def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes |
 
     Args:
         data: an encoded GraphDef, as `ir.format.serde` writes it: the fields of each node in order.
-        name: of the function.
         signature: what it takes, returns and runs.
         salt: of the group keys of its collectives; None: such that no other function of this process has them; b"":
             those of the plan. What a job of several processes runs is to have the same in all of them.
@@ -171,7 +170,6 @@ def of_nodes(
     """Make a function of nodes that are written as those of a function are.
 
     Args:
-        name: of the function.
         arguments: the types of `a0`, `a1` and so on.
         nodes: encoded, as `node` fields of GraphDef.
         results: references to what it returns.
@@ -336,7 +334,6 @@ def _reads(
     """Return nodes that read variables when the nodes in `last` have run; references to what they read, and its types.
 
     Args:
-        reads: which variables.
         taken: arguments by placeholder.
         last: names of nodes.
         by_rows: variables of which rows are updated: whoever reads them then copies all of it, if nobody forbids it.

@@ -40,8 +40,6 @@ def read_together(
     """Return one node that reads variables of one device, and references to the values.
 
     Args:
-        name: of the node.
-        handles: of the variables.
         controls: nodes that are to have run.
         device: "": that of the handles.
     """
@@ -57,7 +55,6 @@ def share_buffers(prefix: str, handles: Sequence[str], controls: Iterable[str] =
     An op that updates rows lets all later reads copy the whole variable, so that it need not look who has its buffer.
 
     Args:
-        prefix: of their names.
         handles: references to handles of variables.
         controls: nodes that are to have run.
     """
@@ -73,7 +70,6 @@ def stack(name: str, values: Sequence[str], dtype: int, device: str = "") -> tup
     """Return a node that makes values of one type and shape the rows of a tensor, and a reference to it.
 
     Args:
-        name: of the node.
         values: references to them.
         dtype: of the values, as TensorFlow's enum.
         device: "": TensorFlow chooses.
@@ -86,7 +82,6 @@ def encoded(name: str, op: str, inputs: Iterable[str], attrs: Mapping[str, bytes
     """Return a node, as a `node` field of GraphDef.
 
     Args:
-        name: of the node.
         op: its type.
         inputs: as a function's nodes spell them.
         attrs: encoded, by name.

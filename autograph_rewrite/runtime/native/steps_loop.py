@@ -36,10 +36,7 @@ def run_steps(step: OneStep, types: Sequence[Any], inputs: Sequence[Any], stacke
     """Add the loop to the graph under construction; return how many steps it has done, and the last step's results.
 
     Args:
-        step: adds one.
-        types: of its results.
         inputs: tensors, [steps, ...] those that have rows.
-        stacked: which those are.
     """
     tf = tensorflow()
     sizes = [tf.shape(one)[0] for one, has_rows in zip(inputs, stacked.rows, strict=True) if has_rows]

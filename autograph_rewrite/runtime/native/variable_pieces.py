@@ -13,7 +13,6 @@ def cut(shards: Shards, value: Any) -> list[Any]:
     """Return the pieces of a tensor.
 
     Args:
-        shards: how it is cut.
         value: the whole.
     """
     tf = tensorflow()

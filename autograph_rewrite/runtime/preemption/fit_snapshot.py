@@ -96,7 +96,6 @@ class SnapshotFile:
 
         Args:
             _: its name, which the path says already.
-            snapshot: what to write.
             step: behind which it was taken.
         """
         written = io.BytesIO()
@@ -123,8 +122,6 @@ def kept(
 
     Args:
         fit: the method.
-        args: of the call.
-        kwargs: of the call.
         number: which fit of the program it is.
         member: this process; None: there is no other.
         seconds: how long to wait for the others.

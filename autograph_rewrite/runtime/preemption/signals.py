@@ -88,9 +88,5 @@ def listen(told: Callable[[int], None]) -> bool:
 
 
 def name_of_signal(number: int) -> str:
-    """Return `SIGTERM` for 15.
-
-    Args:
-        number: of a signal.
-    """
+    """Return `SIGTERM` for 15."""
     return signal.Signals(number).name

@@ -19,11 +19,7 @@ class StepBoundary:
         self._stop = stop
 
     def step(self, trace: RewrittenTrace, _: int | None) -> AbstractContextManager[None]:
-        """Return a context in which one step runs, unless the process stops before it.
-
-        Args:
-            trace: what runs.
-        """
+        """Return a context in which one step runs, unless the process stops before it."""
         return self._stop.step(self, trace.rewritten.report)
 
 

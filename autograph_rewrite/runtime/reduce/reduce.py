@@ -95,7 +95,6 @@ class Judge:
         """Return how the rewrite of an item fails; empty where it does not, or cannot be told.
 
         Args:
-            item: a training graph.
             looked_for: the only kind that counts, if one does.
         """
         self.tries += 1
@@ -148,7 +147,6 @@ def reduce(
 
     Args:
         item: a training graph; it is not changed.
-        config: as for `rewrite`.
         steps: how many to train.
         seed: of random feeds, and of random ops that have none.
         batch: examples per step.
@@ -224,7 +222,6 @@ def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph 
 
     Args:
         item: flat; it is not changed.
-        name: of the node.
         known: of which shape values are.
     """
     graph = item.graph.clone()
@@ -323,7 +320,6 @@ def keep_order(before: Graph, after: Graph) -> None:
     """Order accesses to a variable as they were: a read that races with an update would differ by itself.
 
     Args:
-        before: a graph.
         after: what is left of it; it is edited.
     """
     frames = frames_of(topological_order(before))
@@ -392,7 +388,6 @@ def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> Tr
     """Return a flat item whose variables begin as constants.
 
     Args:
-        item: flat.
         starts: the value of each variable before the first step.
     """
     graph, variables = item.graph.clone(), {}

@@ -41,7 +41,6 @@ def serve_if_server(member: Membership | None, seconds: float) -> None:
 
     Args:
         member: this process; None of one process alone.
-        seconds: as for `serve`.
     """
     if member is not None and not member.is_worker:
         serve(member, seconds)

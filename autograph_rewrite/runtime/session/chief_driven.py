@@ -88,7 +88,6 @@ class ChiefDrivenSession:
         Args:
             fetches: nested tensors and operations of the graph.
             feeds: values by tensor.
-            options: `RunOptions`.
 
         Raises:
             ClusterError: this worker has not called what worker 0 has.

@@ -115,8 +115,6 @@ def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
 
     Args:
         tf: the module.
-        graph: the GraphDef.
-        into: the tf.Graph.
         is_rewritten: it has come out of a rewrite.
 
     Raises:
@@ -177,7 +175,6 @@ def watchdog_of(
     Args:
         member: this process.
         item: rewritten.
-        session: whose runs are watched.
         seconds: without progress, after which a run is ended.
         failed: the steps that have failed on others; None: none concerns this one.
     """

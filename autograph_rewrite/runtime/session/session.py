@@ -254,7 +254,6 @@ class DistributedSession:
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
             feeds: values by tensor.
-            options: a RunOptions.
             alone: this is worker 0, and others that it drives do not call this.
 
         Raises:
@@ -448,7 +447,6 @@ class StepNumbers:
 
         Args:
             fetches: tensors and operations, or names of them.
-            options: the RunOptions of the run.
             in_loop: the steps are in a loop.
         """
         meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)

@@ -335,12 +335,7 @@ class FinishTogether:
         return [*here, over.op]
 
     def _once(self, source: Any, device: str) -> Any:
-        """Return a tensor that is there once another one is, or an operation is done.
-
-        Args:
-            source: tensor or operation.
-            device: where it is to be.
-        """
+        """Return a tensor that is there once another one is, or an operation is done."""
         with self._graph.as_default(), self._tf.device(device or f"{self._process}/device:CPU:0"):
             if hasattr(source, "op"):
                 return self._tf.identity(source)

@@ -60,9 +60,6 @@ class StepsLoops:
     def stacked(self, feeds: Mapping[str, Any]) -> list[str]:
         """Return which tensors are fed in rows, one for each step.
 
-        Args:
-            feeds: by tensor.
-
         Raises:
             GraphError: they have different numbers of rows, too many or none, or a batch input is not fed in rows.
         """

@@ -127,10 +127,6 @@ class Ranks:
     def gather(self, trace: RankTrace, extra: str) -> tuple[list[RankTrace], str]:
         """Return the traces of all ranks, and what the first one says beside its own.
 
-        Args:
-            trace: of this rank.
-            extra: what this rank says.
-
         Raises:
             ClusterError: somebody is missing.
         """

@@ -46,7 +46,6 @@ def observed(
 
     Args:
         observer: who is told; None: nobody.
-        item: of the session.
         feeds: by tensor.
     """
     if observer is None:

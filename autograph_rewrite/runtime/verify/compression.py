@@ -44,7 +44,6 @@ def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> Ve
     """Return the report of the graph without compressors, with what was found about them.
 
     Args:
-        report: of the graph without compressors.
         rows: one for each compressed gradient.
         plan: which names the compressors.
     """

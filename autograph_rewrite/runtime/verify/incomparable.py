@@ -51,7 +51,6 @@ def unless(found: Mapping[str, Found], apart: Collection[str]) -> dict[str, Foun
 
     Args:
         found: by "variable NAME" and "output NAME".
-        apart: what is not.
     """
     return {key: one for key, one in found.items() if key not in apart}
 

@@ -47,8 +47,6 @@ def verify(
     first shown to fit together, without being run; what is trained then has all replicas in this process.
 
     Args:
-        item: a training graph.
-        config_or_plan: as for `rewrite`.
         steps: how many to train.
         feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
         rtol: allowed error, relative to the largest value of each tensor.

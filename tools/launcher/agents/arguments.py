@@ -63,7 +63,6 @@ def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
     """Refuse options that do not fit each other.
 
     Args:
-        args: the options.
         config: the configuration, if one is given.
 
     Raises:

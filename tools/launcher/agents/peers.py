@@ -90,7 +90,6 @@ class Door:
         """Listen at an address of this host, and at no other; return the port.
 
         Args:
-            host: the address.
             ports: to be tried in turn; then any free one.
 
         Raises:
@@ -206,7 +205,6 @@ def is_at(endpoint: str, host: str) -> bool:
 
     Args:
         endpoint: `host:port`.
-        host: the address.
     """
     name, _, port = endpoint.rpartition(":")
     with suppress(OSError):
@@ -215,12 +213,7 @@ def is_at(endpoint: str, host: str) -> bool:
 
 
 def joined(host: str, ports: Iterable[int]) -> list[str]:
-    """Return addresses at a host.
-
-    Args:
-        host: the host.
-        ports: one of each.
-    """
+    """Return addresses at a host."""
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports]
 
 

@@ -39,11 +39,7 @@ class Snapshots:
         self._count = 0
 
     def changed(self, generation: int) -> dict[str, int]:
-        """Return the snapshots that a worker of this host has written since, and when.
-
-        Args:
-            generation: of the worker.
-        """
+        """Return the snapshots that a worker of this host has written since, and when."""
         found = {}
         for path in self.folder.glob(f"*{_SUFFIX}"):
             name = path.name.removesuffix(_SUFFIX)
@@ -61,7 +57,6 @@ class Snapshots:
 
         Args:
             wire: leads there.
-            name: of the snapshot.
         """
         version = self.versions[name]
         with open(self._path(name), "rb") as file:  # a newer one has another file
@@ -78,7 +73,6 @@ class Snapshots:
 
         Args:
             message: says what it is a piece of.
-            data: the piece.
         """
         name, version, at = str(message["name"]), message["version"], int(message["at"])
         new = self._path(f"coming-{name}") if _NAME.fullmatch(name) else None

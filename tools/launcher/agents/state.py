@@ -191,7 +191,6 @@ class State:
         """Return what to answer who wants to follow.
 
         Args:
-            seat: its own.
             views: that it knows.
         """
         theirs = views[0].generation if views else 0
@@ -262,7 +261,6 @@ class State:
 
         Args:
             leader: its address.
-            generation: that it leads.
         """
         if generation > self.current.generation and leader != self.own.address:
             self._hint = leader

@@ -174,7 +174,6 @@ def following(view: View, lost: Losses, has_stepped: bool, present: Sequence[Sea
 
     Args:
         view: the last one.
-        lost: who is lost of it.
         has_stepped: it has done a step.
         present: the seats of all hosts that are there, as they came; the first leads.
         bounds: of the number of workers.

@@ -68,7 +68,6 @@ class Wire:
         """Send a message, and wait for nothing.
 
         Args:
-            kind: what it is.
             data: what goes with it.
             **said: what it says.
         """
