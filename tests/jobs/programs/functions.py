@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.runtime.function import step as function_step
 from autograph_rewrite.runtime.function.step import LAST
 from tests.jobs.programs.job import Case, Job, Results
 from tests.zoo import ZOO
@@ -83,7 +84,7 @@ def two_towers(job: Job) -> Results:
     train = tf.function(step)
     if job.is_rewritten:
         # Whatever the times are on a busy machine: what is measured, agreed and rewritten is the same.
-        step.leave_earlier = lambda plan, edges, ready: len(ready) == len(slow + fast)
+        function_step.leave_earlier = lambda plan, edges, ready: len(ready) == len(slow + fast)
         train = ar.distribute(step, job.config(strategy={"bucket_bytes": 2 * 8 * WIDE**2}))
     results = {}
     for at in range(STEPS):
