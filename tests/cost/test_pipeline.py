@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -242,11 +243,12 @@ def test_the_bytes_are_those_that_tensorflow_allocates() -> None:
     x = np.random.default_rng(0).normal(size=(rows * micro, width)).astype(np.float32)
     pipeline = {"stages": 2, "microbatches": micro, "schedule": "gpipe", "boundaries": cuts[1:2]}
     new = ar.rewrite(item, {"devices": ["CPU:0"], "pipeline": pipeline})
-    (stats,) = traced(new, _Built, {"x": x})
+    # Threads race: in some steps a buffer is given back before another is made, or after it.
+    usual = median_low(allocated(stats, new) for stats in traced(new, _Built, {"x": x}, steps=15))
     step = played(item, new.report.plan, rows * micro, copies=False)  # CPU devices of one process share its memory
     predicted = lives_of(one for one in step.alive if one.device.endswith("CPU:0")).peak
     assert predicted > micro * 2 * rows * width * 4  # the outputs of two layers, for each micro-batch
-    assert predicted == pytest.approx(allocated(stats, new), rel=0.05)
+    assert predicted == pytest.approx(usual, rel=0.05)
 
 
 class _Built:
