@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame
-from autograph_rewrite.ir.graph import Node, Select, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, Select
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.variable_ops import touching_nodes
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, READS, has
@@ -41,7 +42,7 @@ def parameter_free_nodes(order: Iterable[Node]) -> set[Node]:
 
 def shared_by_all(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes that read all micro-batches, or the first of them for what all need."""
-    needed = ancestors(node for node in nodes if node.span is Span.EACH)
+    needed = ancestors(node for node in nodes if node.span == EACH)
     return [
         node
         for node in nodes
@@ -87,11 +88,11 @@ def _reached(node: Node, index: int, levels: Mapping[Node, int]) -> int:
     producer = node.inputs[index].node
     if producer.op in BACK_EDGES:
         return 0
-    return levels[producer] + (node.selects.get(index) is Select.ALL and producer.span is Span.EACH)
+    return levels[producer] + (node.selects.get(index) is Select.ALL and producer.span == EACH)
 
 
 def _met(node: Node, control: Node, levels: Mapping[Node, int]) -> int:
-    return levels[control] + (node.span is not Span.EACH and control.span is Span.EACH)
+    return levels[control] + (node.span != EACH and control.span == EACH)
 
 
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:

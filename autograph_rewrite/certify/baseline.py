@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.ir.claims import Claim, Claims, Dim
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types.opdefs import get_op
 
@@ -65,7 +66,7 @@ class Baseline:
         """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
         found = self.nodes.get(node.name)
         claim = self.claims.values.get(node.name)
-        if node.op in FORWARDS & kernels.KERNELS.keys() and node.span is Span.ONCE and claim and claim.differs:
+        if node.op in FORWARDS & kernels.KERNELS.keys() and node.span == ONCE and claim and claim.differs:
             return None  # it hands on what it reads, whole by now
         if found is not None and found.op == node.op and not self._stands_for_merged(node, found):
             return found
@@ -76,7 +77,7 @@ class Baseline:
     def match_whole(self, node: Node) -> Node | None:
         """Return the claimed node of which a node looks like a copy that runs once, for the whole batch."""
         named = WHOLE.fullmatch(node.name)
-        found = self.nodes.get(named[1]) if named and node.span is Span.ONCE else None
+        found = self.nodes.get(named[1]) if named and node.span == ONCE else None
         if found is None or found.op != node.op or get_op(node.op).is_stateful or not node.inputs:
             return None
         return found

@@ -29,7 +29,8 @@ from autograph_rewrite.certify.samples import Sample
 from autograph_rewrite.certify.simulate import Simulation
 from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.claims import Claims
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import ONCE, PerInstance
 from autograph_rewrite.ir.traversal import topological_order
 
 BEHIND = frozenset(("delegate-to-chief", "update-rows", "expand"))
@@ -240,7 +241,7 @@ def _check_storage(graph: Graph) -> None:
         names = raw.raws if isinstance(raw, PerInstance) else (raw,)
         if len(set(names)) < len(names):
             raise VerifyError(f"two replicas share a copy of '{node.name}'", node=node)
-        if not isinstance(raw, PerInstance) and node.span is not Span.ONCE:
+        if not isinstance(raw, PerInstance) and node.span != ONCE:
             continue
         for name in names:
             if name is not None and owner.setdefault((name, node.attrs.get("container")), node) is not node:

@@ -18,7 +18,8 @@ from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import OFTEN, ONCE, PER_REPLICA
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
@@ -235,7 +236,6 @@ SETUP = ("Collective", "ResourceAccumulator", "ConditionalAccumulator", "TensorA
 
 OF_REPLICA = ("TensorArray", "Stack", "CheckNumerics", "Assert")
 """What each replica has of its own, and no other sees; and what only looks at its values."""
-OFTEN = {Span.ONCE: "once", Span.REPLICA: "once on each replica", Span.EACH: "on each replica"}
 
 
 def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
@@ -252,13 +252,13 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
         differs = (
             any(claim is not None and claim.differs for claim in claims) and found.name not in baseline.claims.folded
         )
-        if differs and node.span is Span.ONCE:
+        if differs and node.span == ONCE:
             raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
-        if differs and node.span is Span.REPLICA:
+        if differs and node.span == PER_REPLICA:
             raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
         _check_writes(node)
         op = get_op(node.op)
-        if differs or node.span is Span.ONCE or not op.is_stateful:
+        if differs or node.span == ONCE or not op.is_stateful:
             continue
         handles = [kind for kind in node.input_dtypes if kind == dtypes.RESOURCE]
         if not handles and node.op not in ("VarHandleOp", "NoOp") and not node.op.startswith(OF_REPLICA):
@@ -272,8 +272,8 @@ def _check_writes(node: Node) -> None:
         VerifyError: it does not.
     """
     for handle in variable_ops.written(node):
-        if handle.span is not node.span:
-            copies = "one copy" if handle.span is Span.ONCE else "a copy on each"
+        if handle.span != node.span:
+            copies = "one copy" if handle.span == ONCE else "a copy on each"
             raise VerifyError(
                 f"'{node.name}' runs {OFTEN[node.span]}, and there is {copies} of '{handle.name}'", node=node
             )

@@ -35,8 +35,8 @@ from autograph_rewrite.certify.samples import COMBINE, Sample, Token
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
-from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
 
@@ -72,7 +72,7 @@ class Simulation:
         self._micro = baseline.claims.micro if looped else 1
         self._copies = sample.instances // self._micro  # of each EACH node
         parts = 1 if looped else baseline.claims.micro
-        self._mesh = Mesh(self._copies // parts, parts)
+        self._mesh = Mesh.of(self._copies // parts, parts)
         self._held: dict[Value, Any] = {}
         self._loops: dict[Node, Loop] = {}  # by original node in it
         self.matches = {node: baseline.match(node) for node in order}
@@ -111,7 +111,7 @@ class Simulation:
                 self._held |= {node.output(index): data for index, data in enumerate(made)}
 
     def _check_runs(self, node: Node) -> None:
-        each = self._micro > 1 and node.span is Span.EACH
+        each = self._micro > 1 and node.span == EACH
         if each and any(self._held[value].form == "own" for value in node.read_outputs):
             raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
 
@@ -156,7 +156,7 @@ class Simulation:
             value = anchors.get(anchor)
             if value is None:
                 raise VerifyError(f"the output '{name}' is gone")
-            if value.node.span is not Span.ONCE or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+            if value.node.span != ONCE or value.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
                 continue  # behind the pass that merges them, they run once
             held = self._held.get(value)
             self._same_data(value.node, f"the output '{name}'", held, name, WHOLE)
@@ -186,7 +186,7 @@ class Simulation:
             return ()
         instances = range(self._count(node))
         per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
-        if node.span is Span.ONCE:
+        if node.span == ONCE:
             return per_instance[0]
         return [list(each) for each in zip(*per_instance, strict=True)]
 
@@ -250,7 +250,7 @@ class Simulation:
         return self._sample.own(item.name, instance if item.instance is None else item.instance)
 
     def _collective(self, node: Node) -> Any:
-        if node.span is Span.ONCE:  # the only member of its process
+        if node.span == ONCE:  # the only member of its process
             return self._at(node.inputs[0], 0)
         value = node.inputs[0]
         own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
@@ -292,7 +292,7 @@ class Simulation:
             return [items[index] for items in loop.read[node]]
         value, select = node.inputs[index], node.selects.get(index)
         held = self._held.get(value)
-        if not isinstance(held, list) or value.node.span is node.span:
+        if not isinstance(held, list) or value.node.span == node.span:
             return held
         return [held[self._taken(node, i, value, select)[0]] for i in range(self._count(node))]
 
@@ -332,7 +332,7 @@ class Simulation:
         try:
             items = held if isinstance(held, list) else [held] * len(instances)
             actual = [self.data(item, i) for item, i in zip(items, instances, strict=True)]
-            if read.kind == "partial" and node.span is not Span.ONCE:
+            if read.kind == "partial" and node.span != ONCE:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
                 expected = [self._expected(name, read, i) for i in instances]
@@ -402,7 +402,7 @@ def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list
     made = {
         frame[0]
         for node, frame in frames.items()
-        if node.op == "LoopCond" and node.span is Span.EACH and matches[node] is None and len(frame) == 1
+        if node.op == "LoopCond" and node.span == EACH and matches[node] is None and len(frame) == 1
     }
     if not made:
         return [(order, False)]
@@ -428,7 +428,7 @@ class Loop:
         inside = set(nodes)
         self._exits = [use.node for node in nodes for value in node.read_outputs for use in value.uses]
         self._exits = [node for node in dict.fromkeys(self._exits) if node.op in EXITS]
-        if any(node.span is not Span.EACH for node in inside):
+        if any(node.span != EACH for node in inside):
             raise UnknownError("replicas share a part of it")
         if sum(node.op == "LoopCond" for node in nodes) != 1:
             raise UnknownError("it is not one loop")

@@ -22,7 +22,7 @@ from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, provenance, rende
 from autograph_rewrite.ir.format.printer import static_shape as stated_shape
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.mesh import ONCE, word
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.notebook import Shown
 from autograph_rewrite.plan.plan import Plan
@@ -115,7 +115,7 @@ def _node_lines(node: Node, colours: dict[str, str]) -> Iterator[str]:
     options = [f"label={_quoted(label)}"]
     if node.device:
         options.append(f'fillcolor="{colours[node.device]}"')
-    if node.span is not Span.ONCE:
+    if node.span != ONCE:
         options.append("peripheries=2")
     if PASS_ATTR in node.attrs:
         options.append("color=red")
@@ -245,7 +245,7 @@ def _node_table(values: Values, nodes: Collection[Node]) -> Any:
 def _placements(values: Values, node: Node) -> str:
     stated = [values.placement(value) for value in results(node)]
     return ", ".join(
-        " ".join(filter(None, (over(one.placement), one.span.word if one.span is not None else "")))
+        " ".join(filter(None, (over(one.placement), word(one.span) if one.span is not None else "")))
         for one in dict.fromkeys(filter(None, stated))
     )
 

@@ -16,7 +16,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import header
 from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import render
-from autograph_rewrite.ir.graph import Span
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
@@ -87,7 +87,7 @@ def require_unfolded(item: TrainingGraph) -> None:
         GraphError: nodes of it stand for an instance on every replica, or are such an instance.
     """
     hint = "begin with the original graph, or with what the passes before 'insert-reshards' leave"
-    if any(node.span is not Span.ONCE for node in item.graph):
+    if any(node.span != ONCE for node in item.graph):
         raise GraphError("this graph is folded: passes have run on it, and what they found is not in it", hint=hint)
     if any(stated.span is not None for stated in item.placements.values()):
         raise GraphError("this graph is expanded: it has the instances of its nodes, and no more passes run", hint=hint)

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.replication import PerInstance, Span
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, word
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
@@ -40,8 +40,8 @@ def viewable(graph: Graph) -> bytes:
 
 def _plain_attrs(node: Node) -> dict[str, bytes]:
     attrs = {key: raw.raws[0] if isinstance(raw, PerInstance) else raw for key, raw in node.attrs.items()}
-    if node.span is not Span.ONCE:
-        attrs["_autograph_span"] = encode("string", node.span.word)
+    if node.span != ONCE:
+        attrs["_autograph_span"] = encode("string", word(node.span))
     if node.selects:
         texts = [f"{index}:{select.value}" for index, select in sorted(node.selects.items())]
         attrs["_autograph_selects"] = encode("list(string)", texts)

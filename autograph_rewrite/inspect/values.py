@@ -18,7 +18,8 @@ from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of, plan_of
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.printer import static_shape, type_text
-from autograph_rewrite.ir.graph import PASS_ATTR, Node, Span, Value
+from autograph_rewrite.ir.graph import PASS_ATTR, Node, Value
+from autograph_rewrite.ir.mesh import ONCE, word
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.placement import Placement
 from autograph_rewrite.passes.emit.merge_instances import INSTANCE_SUFFIX
@@ -164,13 +165,13 @@ class Values:
         """
         stated, node = self.placement(value), value.node
         span = stated.span if stated is not None else None
-        word = span.word if span is not None else node.span.word if node.span is not Span.ONCE else ""
+        often = word(span) if span is not None else word(node.span) if node.span != ONCE else ""
         devices = dict.fromkeys(one.device for one in instances or (node,))
         return Described(
             value.name if name is None else name,
             type_text(value.dtype, static_shape(value)),
             stated,
-            word,
+            often,
             tuple(filter(None, devices)),
             self.conversions(value),
         )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.replication import PerInstance, Select
+from autograph_rewrite.ir.mesh import PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import OpDef, get_op

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 
@@ -34,13 +35,13 @@ class Builder:
     graph: Graph
     scope: str
     origin: Node | str | None = None
-    span: Span = Span.ONCE
+    span: Span = ONCE
     device: str = ""
     tied: Node | None = None
 
     @classmethod
     def at(
-        cls, node: Node, what: str = "", *, span: Span = Span.ONCE, device: str = "", tied: Node | None = None
+        cls, node: Node, what: str = "", *, span: Span = ONCE, device: str = "", tied: Node | None = None
     ) -> Builder:
         """Return a builder of what serves a node, under its name, or under another below that."""
         return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied)

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from autograph_rewrite.ir.attr_inference import provenance
-from autograph_rewrite.ir.graph import Graph, Node, Select, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import Select, is_rarer
 
 
 @dataclass(frozen=True)
@@ -54,5 +55,5 @@ def copy_node(
 def select_first(node: Node) -> None:
     """Let a node read the first instance of what runs more often than it does."""
     inputs = node.inputs
-    finer = [i for i, value in enumerate(inputs) if node.span.is_rarer_than(value.node.span)]
+    finer = [i for i, value in enumerate(inputs) if is_rarer(node.span, value.node.span)]
     node.set_inputs(inputs, {i: node.selects.get(i, Select.FIRST) for i in finer})

@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -53,7 +53,7 @@ class Node:
         self.op = op
         self.device = device
         self.rest = rest
-        self.span = Span.ONCE
+        self.span = ONCE
         self.selects: dict[int, Select] = {}
         self._attrs = attrs
         self._inputs: tuple[Value, ...] = ()
@@ -108,7 +108,7 @@ class Node:
 
     def set_span(self, span: Span) -> None:
         """Say how often the node runs."""
-        if span is not self.span:
+        if span != self.span:
             self.span = span
             self.graph.edits += 1
 
@@ -318,7 +318,7 @@ class Graph:
         attrs: Mapping[str, Any] | None = None,
         device: str = "",
         controls: Iterable[Node] = (),
-        span: Span = Span.ONCE,
+        span: Span = ONCE,
         selects: Mapping[int, Select] | None = None,
         origin: Node | str | None = None,
     ) -> Node:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.variable_ops import written
 

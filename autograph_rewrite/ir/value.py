@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.mesh import is_rarer
 
 if TYPE_CHECKING:
     from autograph_rewrite.ir.graph import Node
@@ -54,7 +55,7 @@ class Value:
         span = new.node.span
         for node, index in tuple(self._uses):
             if node not in keep:
-                node.set_input(index, new, node.selects.get(index) if node.span.is_rarer_than(span) else None)
+                node.set_input(index, new, node.selects.get(index) if is_rarer(node.span, span) else None)
         self.node.graph.move_anchors(self, new)
 
     def __repr__(self) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.graph import Graph, Span
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.report import Report, Resolved
@@ -123,6 +124,6 @@ def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequenc
         node = graph.nodes.get(variable.handle)
         if node is None:
             continue
-        for device in devices if node.span is not Span.ONCE else (node.device,):
+        for device in devices if node.span != ONCE else (node.device,):
             found[device] = found.get(device, 0) + variable.nbytes
     return found

@@ -10,7 +10,8 @@ import pytest
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.certify.simulate import LISTS
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.graph import Graph, Span
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes import iterations
 from tests.seeded_mistakes.bench import Bench
@@ -85,7 +86,7 @@ def test_a_loop_that_is_not_understood_is_said_and_not_refused() -> None:
 
     def hide(name: str, graph: Graph) -> None:
         if name == "roll-loop":  # nobody can tell what this gives
-            limit = next(node for node in graph if node.op == "Less" and node.span is Span.EACH).inputs[1]
+            limit = next(node for node in graph if node.op == "Less" and node.span == EACH).inputs[1]
             enter = limit.node
             attrs = {"dtype": dtypes.INT32, "shape": ()}
             enter.set_input(0, graph.add("Placeholder", name="limit_of_a_user", attrs=attrs).output())

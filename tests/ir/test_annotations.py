@@ -12,7 +12,7 @@ from autograph_rewrite.ir.format.annotations import Annotation, Annotations, rea
 from autograph_rewrite.ir.format.parser import parse, read
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement, split
 from tests.ir.test_random_edits import graphs
 
@@ -21,7 +21,9 @@ PLACEMENTS = st.one_of(
     st.integers(0, 9).map(split),
     st.sampled_from(annotations.COMBINED_BY).map(lambda op: Placement("partial", op=op)),
 )
-ANNOTATIONS = st.builds(Annotation, PLACEMENTS, st.none() | PLACEMENTS, st.none() | st.sampled_from(Span))
+ANNOTATIONS = st.builds(
+    Annotation, PLACEMENTS, st.none() | PLACEMENTS, st.none() | st.sampled_from((ONCE, PER_REPLICA, EACH))
+)
 
 
 @st.composite
@@ -72,8 +74,8 @@ def test_each_result_of_a_node_has_a_placement_of_its_own() -> None:
 
 def test_the_span_of_an_annotation_is_not_that_of_a_node() -> None:
     found = read("%a: float32 @ local each = Placeholder()\n%b: float32 @ local = Placeholder() each")
-    assert [node.span for node in found.graph] == [Span.ONCE, Span.EACH]
-    assert [one.span for one in found.placements.values()] == [Span.EACH, None]
+    assert [node.span for node in found.graph] == [ONCE, EACH]
+    assert [one.span for one in found.placements.values()] == [EACH, None]
 
 
 @pytest.mark.parametrize(

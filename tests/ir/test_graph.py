@@ -8,7 +8,8 @@ import pytest
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value, clone_into
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value, clone_into
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 
 FLOAT, INT32, INT64, RESOURCE = dtypes.FLOAT, dtypes.INT32, dtypes.INT64, dtypes.RESOURCE
@@ -97,12 +98,12 @@ def test_replacing_a_value_by_itself_changes_nothing() -> None:
 
 def test_a_selector_survives_when_the_new_value_still_runs_on_each_replica() -> None:
     graph = Graph()
-    x = graph.add("Const", name="x", attrs={"value": 1.0, "dtype": FLOAT}, span=Span.EACH).output()
+    x = graph.add("Const", name="x", attrs={"value": 1.0, "dtype": FLOAT}, span=EACH).output()
     merged = graph.add("AddN", [x], name="sum", attrs={"N": 2}, selects={0: Select.ALL})
-    fenced = graph.add("Identity", [x], name="fence", span=Span.EACH).output()
+    fenced = graph.add("Identity", [x], name="fence", span=EACH).output()
     x.replace_all_uses_with(fenced, keep={fenced.node})
     assert merged.inputs == (fenced,)
-    assert fenced.node.span is Span.EACH
+    assert fenced.node.span == EACH
     assert merged.selects == {0: Select.ALL}
     fenced.replace_all_uses_with(const(graph, "once"))
     assert merged.selects == {}, "a value that runs once needs no selector"
@@ -240,13 +241,13 @@ def test_inserting_a_taken_name_is_refused() -> None:
 def test_clone_into_another_graph_under_a_prefix_shares_nothing() -> None:
     graph, _, b, c = chain()
     c.add_control(b.node)
-    c.span = Span.EACH
+    c.span = EACH
     target = Graph()
     copies = clone_into(graph, target, "replica_1/")
     assert list(target.nodes) == ["replica_1/a", "replica_1/b", "replica_1/c"]
     copy = copies[c]
     assert copy.controls == (copies[b.node],)
-    assert copy.span is Span.EACH
+    assert copy.span == EACH
     assert [v.name for v in copy.inputs] == ["replica_1/a", "replica_1/b"]
     copy.set_attr("_note", "only here")
     copy.set_input(0, copy.inputs[1])
@@ -263,7 +264,7 @@ def test_clone_into_the_same_graph_keeps_the_originals() -> None:
 
 def test_clone_keeps_selectors_anchors_and_per_instance_attributes() -> None:
     graph = Graph()
-    x = graph.add("Const", name="x", attrs={"value": 1.0, "dtype": FLOAT}, span=Span.EACH)
+    x = graph.add("Const", name="x", attrs={"value": 1.0, "dtype": FLOAT}, span=EACH)
     x.set_raw_attr("value", PerInstance((x.attrs["value"], x.attrs["value"])))
     total = graph.add("AddN", [x.output()], name="sum", attrs={"N": 2}, selects={0: Select.ALL})
     graph.anchors["loss"] = total.output()

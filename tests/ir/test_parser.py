@@ -10,7 +10,8 @@ from autograph_rewrite import GraphError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.format import literals, printer, serde
 from autograph_rewrite.ir.format.parser import parse
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, encode
 from tests.ir.test_printer import FOLDED, folded
@@ -32,7 +33,7 @@ def test_the_full_form_gives_the_same_graph_again() -> None:
     assert printer.render(again, full=True) == printer.render(graph, full=True)
     assert printer.render(again) == FOLDED
     assert [node.rest for node in again] == [node.rest for node in graph]
-    assert (again.versions, again.node("x").span) == (graph.versions, Span.EACH)
+    assert (again.versions, again.node("x").span) == (graph.versions, EACH)
     assert again.node("sum").selects == {0: Select.ALL}
 
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from autograph_rewrite.ir.format import printer, serde
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.attrs import encode
 
@@ -18,18 +19,18 @@ FLOAT, INT32 = dtypes.FLOAT, dtypes.INT32
 
 def folded() -> Graph:
     graph = Graph()
-    x = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT, "shape": (None, 16)}, span=Span.EACH).output()
+    x = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT, "shape": (None, 16)}, span=EACH).output()
     w = graph.add("VarHandleOp", name="w", attrs={"dtype": FLOAT, "shape": (16, 3), "shared_name": "w"}).output()
     read = graph.add("ReadVariableOp", [w], name="w/Read", attrs={"dtype": FLOAT}).output()
     ready = graph.add("NoOp", name="ready")
     graph.current_pass = "reshard"
     product = graph.add(
         "MatMul", [x, read], name="dense/MatMul", attrs={"transpose_b": True}, controls=[ready],
-        device="/device:CPU:0", span=Span.EACH, origin=ready,
+        device="/device:CPU:0", span=EACH, origin=ready,
     )  # fmt: skip
     total = graph.add("AddN", [product.output()], name="sum", attrs={"N": 2}, selects={0: Select.ALL})
     graph.add("Neg", [x], name="first", selects={0: Select.FIRST})
-    seed = graph.add("Const", name="seed", attrs={"value": np.int32(0), "dtype": INT32}, span=Span.EACH)
+    seed = graph.add("Const", name="seed", attrs={"value": np.int32(0), "dtype": INT32}, span=EACH)
     seed.set_raw_attr("value", PerInstance((encode("tensor", np.int32(1)), encode("tensor", np.int32(2)))))
     graph.anchors["loss"] = total.output()
     return graph

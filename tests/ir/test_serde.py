@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph, PerInstance, Span
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import EACH, PerInstance
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.protos import proto
 
@@ -133,7 +134,7 @@ def test_a_graph_over_two_gib_is_refused_before_it_is_written(monkeypatch: pytes
 
 def test_a_folded_graph_is_not_a_graphdef() -> None:
     graph = Graph()
-    graph.add("Const", name="c", attrs={"value": 1.0, "dtype": 1}, span=Span.EACH)
+    graph.add("Const", name="c", attrs={"value": 1.0, "dtype": 1}, span=EACH)
     with pytest.raises(GraphError, match="'c' runs on each replica"):
         serde.to_bytes(graph)
     graph = Graph()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from autograph_rewrite.ir.replication import Select, Span
+from autograph_rewrite.ir.mesh import Select
 from autograph_rewrite.ops.facts import placement
 from autograph_rewrite.tools.dev.package_map import PAGE, name_of, package_map, packages, with_map
 from tests.project.test_docs import DOCS, definitions
@@ -45,15 +45,15 @@ def test_every_term_of_the_glossary_names_code_that_exists() -> None:
 
 
 def test_a_term_that_names_nothing_is_found() -> None:
-    assert unknown(TEXT.replace("`ir.replication.Span`", "`ir.replication.Spam`")) == ["span"]
-    assert unknown(TEXT.replace("`ir.replication.Span`", "spans")) == ["span"]
+    assert unknown(TEXT.replace("`ir.mesh.Span`", "`ir.mesh.Spam`")) == ["span"]
+    assert unknown(TEXT.replace("`ir.mesh.Span`", "spans")) == ["span"]
 
 
 def test_the_glossary_has_every_placement_span_and_selector() -> None:
     words = set(re.findall(r"\w+", TEXT.partition("\n## Glossary\n")[2].partition("\n## ")[0]))
     kinds = {value.kind for value in vars(placement).values() if isinstance(value, placement.Placement)}
     assert kinds | {"split"} <= words
-    assert {one.name for enum in (Span, Select) for one in enum} <= words
+    assert {"ONCE", "PER_REPLICA", "EACH", *(one.name for one in Select)} <= words
 
 
 def test_the_figure_of_the_layers_has_them_all_in_their_order() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from autograph_rewrite.ir import variable_ops
-from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Select
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import has
@@ -37,7 +38,7 @@ def updates_swapped(bench: Bench) -> str:
 def _is_free(first: Node, second: Node) -> bool:
     """Return whether what the second update writes is not made from what is read behind the first."""
     behind = descendants([first], controls=False)
-    return first.span is second.span and all(value.node not in behind for value in second.inputs)
+    return first.span == second.span and all(value.node not in behind for value in second.inputs)
 
 
 def read_behind_update(bench: Bench) -> str:
@@ -126,7 +127,7 @@ def update_doubled(bench: Bench) -> str:
 
 def update_on_first_replica_only(bench: Bench) -> str:
     """A copy of a variable is not updated with the others."""
-    update = bench.pick(node for node in bench.all_updates() if node.span is Span.EACH and len(node.inputs) > 1)
+    update = bench.pick(node for node in bench.all_updates() if node.span == EACH and len(node.inputs) > 1)
     index = max(i for i, value in enumerate(update.inputs) if value.dtype != dtypes.RESOURCE)
     value = update.inputs[index]
     mine = bench.const(0, value)
@@ -206,7 +207,7 @@ def other_variable_updated(bench: Bench) -> str:
 
 def copy_of_another_replica(bench: Bench) -> str:
     """A replica uses the copy of a variable that is another one's."""
-    handle = bench.one(lambda node: node.op == "VarHandleOp" and node.span is Span.EACH)
+    handle = bench.one(lambda node: node.op == "VarHandleOp" and node.span == EACH)
     names = each(handle, "shared_name")
     set_each(handle, "shared_name", "string", [names[0]] * len(names))
     return f"all replicas use '{handle.name}' of the first"
@@ -229,10 +230,10 @@ READ_OF_SHARD = frozenset(("ReadVariableOp", "Identity", "CollectiveGatherV2", "
 def effect_repeated(bench: Bench) -> str:
     """What has to happen once happens on every replica."""
     plain = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApplyGradientDescent")
-    node = bench.pick(node for node in bench.all_updates() if node.span is Span.ONCE and node.op in plain)
-    if any(value.node.span is Span.EACH for value in node.inputs):
+    node = bench.pick(node for node in bench.all_updates() if node.span == ONCE and node.op in plain)
+    if any(value.node.span == EACH for value in node.inputs):
         raise LookupError("it reads replicas")
-    node.set_span(Span.EACH)
+    node.set_span(EACH)
     return f"'{node.name}' happens on each replica"
 
 
@@ -280,7 +281,7 @@ def value_read_early(bench: Bench) -> str:
                     if fits and value is not read.output() and read.op == "ReadVariableOp" and value.node.op != "Const":
                         found.append((node, index, read.output()))
     node, index, value = bench.pick(found)
-    node.set_input(index, value, Select.FIRST if node.span is Span.ONCE and value.node.span is Span.EACH else None)
+    node.set_input(index, value, Select.FIRST if node.span == ONCE and value.node.span == EACH else None)
     bench.keep_acyclic()
     return f"operand {index} of '{node.name}' is '{value.name}'"
 

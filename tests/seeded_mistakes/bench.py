@@ -15,7 +15,8 @@ import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import variable_ops
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Use, Value
+from autograph_rewrite.ir.graph import Graph, Node, Use, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
@@ -94,8 +95,8 @@ class Bench:
 
     def add(self, op: str, inputs: Sequence[Value], near: Node, **attrs: Any) -> Node:
         """Add a node beside another one, as often as that runs."""
-        once = near.span is Span.ONCE
-        selects = {i: Select.FIRST for i, v in enumerate(inputs) if once and v.node.span is Span.EACH}
+        once = near.span == ONCE
+        selects = {i: Select.FIRST for i, v in enumerate(inputs) if once and v.node.span == EACH}
         name = f"{near.name}/{op}"
         return near.graph.add(op, inputs, name=name, span=near.span, selects=selects, attrs=attrs, device=near.device)
 
@@ -129,7 +130,7 @@ class Bench:
 
     def read_instead(self, use: Use, value: Value) -> None:
         """Let a reader read another value."""
-        crosses = use.node.span is Span.ONCE and value.node.span is Span.EACH
+        crosses = use.node.span == ONCE and value.node.span == EACH
         use.node.set_input(use.index, value, Select.FIRST if crosses else None)
 
     def replace(self, old: Value, new: Value) -> None:
@@ -184,7 +185,7 @@ def attempt(kind: Callable[[B], str], bench: B) -> str:
 def alike(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:
     """Return the pairs of nodes of one op that run equally often."""
     nodes = list(nodes)
-    return [(a, b) for a in nodes for b in nodes if a.name < b.name and a.op == b.op and a.span is b.span]
+    return [(a, b) for a in nodes for b in nodes if a.name < b.name and a.op == b.op and a.span == b.span]
 
 
 def let_go(node: Node) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, each, is_float, set_each
 
@@ -17,7 +18,7 @@ def _blocks(bench: Bench) -> list[Node]:
 
     def cuts(node: Node) -> bool:
         return (
-            (node.op in BLOCKS and node.span is Span.EACH and node.inputs[0].node.span is Span.ONCE
+            (node.op in BLOCKS and node.span == EACH and node.inputs[0].node.span == ONCE
             and node.name.endswith(("/block", "_block"))) or (node.op == "StridedSlice" and "/block" in node.name)
         )  # fmt: skip
 
@@ -56,7 +57,7 @@ def block_of_another_replica(bench: Bench) -> str:
         seen.add(value)
         if value.node.op == "Const" and any(isinstance(raw, PerInstance) for raw in value.node.attrs.values()):
             found.append(value.node)
-        elif value.node.span is Span.EACH:
+        elif value.node.span == EACH:
             pending += value.node.inputs
     if not found:
         raise LookupError("no limits of its own")
@@ -115,7 +116,7 @@ def size_of_one_replica(bench: Bench) -> str:
 
 def global_size_for_local(bench: Bench) -> str:
     """What shapes a block is as large as the batch."""
-    node = bench.one(lambda n: n.span is Span.EACH and n.op in ("Shape", "Size") and bool(bench.uses(n.output())))
+    node = bench.one(lambda n: n.span == EACH and n.op in ("Shape", "Size") and bool(bench.uses(n.output())))
     value = node.output()
     use = bench.pick(bench.uses(value))
     bench.read_instead(use, bench.computed("Mul", value, bench.instances))
@@ -199,12 +200,12 @@ def seed_changed(bench: Bench) -> str:
 
 def mask_of_its_own(bench: Bench) -> str:
     """Every replica draws for itself."""
-    node = bench.one(lambda n: n.span is Span.ONCE and n.op.startswith(RANDOM) and "seed2" in n.attrs)
-    if any(value.node.span is Span.EACH for value in node.inputs):
+    node = bench.one(lambda n: n.span == ONCE and n.op.startswith(RANDOM) and "seed2" in n.attrs)
+    if any(value.node.span == EACH for value in node.inputs):
         raise LookupError("it reads replicas")
-    node.set_span(Span.EACH)
+    node.set_span(EACH)
     for use in node.output().uses:
-        if use.node.span is Span.ONCE:
+        if use.node.span == ONCE:
             use.node.set_input(use.index, use.node.inputs[use.index], Select.FIRST)
     return f"'{node.name}' is drawn on each replica"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Select
 from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, alike, gathers_all, is_float, is_join, is_sum, set_each
 
@@ -64,7 +65,7 @@ def sum_for_average(bench: Bench) -> str:
 
 def _contribution(bench: Bench, times: int) -> str:
     """Let the last instance count that often in a sum over replicas."""
-    node = bench.one(lambda node: is_sum(node) and is_float(node.output()) and node.inputs[0].node.span is Span.EACH)
+    node = bench.one(lambda node: is_sum(node) and is_float(node.output()) and node.inputs[0].node.span == EACH)
     value = node.inputs[0]
     factor = bench.const(1, value)
     ones = [np.ones((), dtypes.numpy_dtype(value.dtype)) for _ in range(bench.instances)]
@@ -94,7 +95,7 @@ def partial_read_as_whole(bench: Bench) -> str:
 
 def other_value_summed(bench: Bench) -> str:
     """Two sums are of each other's value."""
-    found = [(a, b) for a, b in _of_one_type(bench.where(is_sum)) if a.inputs[0].node.span is b.inputs[0].node.span]
+    found = [(a, b) for a, b in _of_one_type(bench.where(is_sum)) if a.inputs[0].node.span == b.inputs[0].node.span]
     one, other = bench.pick(found)
     bench.trade(one, other)
     return f"'{one.name}' and '{other.name}' sum each other's value"
@@ -170,7 +171,7 @@ def output_of_one_replica(bench: Bench) -> str:
     for node in _outputs(bench):
         for index, value in enumerate(node.inputs):
             inner = value.node
-            if inner.span is Span.ONCE and inner.inputs and inner.inputs[0].node.span is Span.EACH:
+            if inner.span == ONCE and inner.inputs and inner.inputs[0].node.span == EACH:
                 found.append((node, index, inner.inputs[0]))
             if inner.op == "CollectiveReduceV2":
                 found.append((node, index, inner.inputs[0]))

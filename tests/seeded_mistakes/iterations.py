@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from tests.seeded_mistakes.bench import Bench, Kind, is_float
 
 
 def _merges(bench: Bench) -> list[Node]:
     """Return the loop variables that hold values: not the number of the iteration."""
-    found = bench.where(lambda n: n.op == "Merge" and n.span is Span.EACH and _next(n) is not None)
+    found = bench.where(lambda n: n.op == "Merge" and n.span == EACH and _next(n) is not None)
     return [node for node in found if is_float(node.output())]
 
 
@@ -40,9 +41,7 @@ def _outside(bench: Bench, value: Value) -> Node:
 
 def _enter(bench: Bench, value: Value, like: Node, *, constant: bool) -> Value:
     """Bring a value from outside into the loop of another Enter."""
-    node = bench.graph.add(
-        "Enter", [value], name=f"{value.node.name}/brought", span=Span.EACH, attrs={"frame_name": ""}
-    )
+    node = bench.graph.add("Enter", [value], name=f"{value.node.name}/brought", span=EACH, attrs={"frame_name": ""})
     for key in ("frame_name", "parallel_iterations"):
         node.set_raw_attr(key, like.attrs[key])
     node.set_attr("is_constant", constant)
@@ -141,7 +140,7 @@ def condition_inverted(bench: Bench) -> str:
 
 
 def _entries(bench: Bench) -> list[Node]:
-    return bench.where(lambda n: n.op == "GatherV2" and n.span is Span.EACH and n.name.endswith("/entry"))
+    return bench.where(lambda n: n.op == "GatherV2" and n.span == EACH and n.name.endswith("/entry"))
 
 
 def entry_of_first_micro_batch(bench: Bench) -> str:
@@ -175,16 +174,16 @@ def value_of_earlier_iteration(bench: Bench) -> str:
     """A node reads what another one made in the iteration before."""
     cond = bench.one(lambda n: n.op == "LoopCond")
     like = bench.pick(n for n in bench.order if n.op == "Enter" and n.output().uses and _reads(cond, n))
-    values = [n.output() for n in bench.nodes if n.span is Span.EACH and _is_of_body(bench, n)]
+    values = [n.output() for n in bench.nodes if n.span == EACH and _is_of_body(bench, n)]
     value = bench.pick(value for value in values if is_float(value) and bench.uses(value))
     use = bench.pick(bench.uses(value))
     zero = {"value": np.zeros((), dtypes.numpy_dtype(value.dtype)), "dtype": value.dtype}
     first = _enter(
         bench, bench.graph.add("Const", name=f"{value.node.name}/none", attrs=zero).output(), like, constant=False
     )
-    merge = bench.graph.add("Merge", [first, first], name=f"{value.node.name}/carried", span=Span.EACH)
-    gone = bench.graph.add("Switch", [merge.output(), cond.output()], name=f"{merge.name}/switch", span=Span.EACH)
-    following = bench.graph.add("NextIteration", [value], name=f"{merge.name}/next", span=Span.EACH)
+    merge = bench.graph.add("Merge", [first, first], name=f"{value.node.name}/carried", span=EACH)
+    gone = bench.graph.add("Switch", [merge.output(), cond.output()], name=f"{merge.name}/switch", span=EACH)
+    following = bench.graph.add("NextIteration", [value], name=f"{merge.name}/next", span=EACH)
     merge.set_input(1, following.output())
     use.node.set_input(use.index, gone.output(1))
     return f"input {use.index} of '{use.node.name}' is '{value.name}' of the iteration before"
@@ -196,11 +195,11 @@ def _reads(cond: Node, enter: Node) -> bool:
 
 
 def _is_of_body(bench: Bench, node: Node) -> bool:
-    return node.name in bench.item.graph.nodes and any(v.node.span is Span.EACH for v in node.inputs)
+    return node.name in bench.item.graph.nodes and any(v.node.span == EACH for v in node.inputs)
 
 
 def _exits(bench: Bench) -> list[Node]:
-    return bench.where(lambda n: n.op == "Exit" and n.span is Span.EACH and is_float(n.output()))
+    return bench.where(lambda n: n.op == "Exit" and n.span == EACH and is_float(n.output()))
 
 
 def exits_swapped(bench: Bench) -> str:
@@ -230,7 +229,7 @@ def total_of_one_replica(bench: Bench) -> str:
 
 def pushed_twice(bench: Bench) -> str:
     """A list gets the value of each micro-batch twice."""
-    node = bench.one(lambda n: n.op == "TensorListPushBack" and n.span is Span.EACH)
+    node = bench.one(lambda n: n.op == "TensorListPushBack" and n.span == EACH)
     again = bench.again(node, [node.output(), node.inputs[1]])
     node.output().replace_all_uses_with(again.output(), keep={again})
     return f"'{node.name}' is pushed twice"
@@ -238,7 +237,7 @@ def pushed_twice(bench: Bench) -> str:
 
 def list_reversed(bench: Bench) -> str:
     """The rows that a loop has kept are the other way round."""
-    node = bench.one(lambda n: n.op in ("TensorListConcatV2", "TensorListStack") and n.span is Span.EACH)
+    node = bench.one(lambda n: n.op in ("TensorListConcatV2", "TensorListStack") and n.span == EACH)
     turned = bench.add("ReverseV2", [node.output(), bench.const([0], node.output(), dtype=dtypes.INT32)], node)
     node.output().replace_all_uses_with(turned.output(), keep=[turned])
     return f"'{node.name}' is the other way round"
@@ -246,7 +245,7 @@ def list_reversed(bench: Bench) -> str:
 
 def other_list(bench: Bench) -> str:
     """A list gets the values of another one."""
-    pushes = bench.where(lambda n: n.op == "TensorListPushBack" and n.span is Span.EACH)
+    pushes = bench.where(lambda n: n.op == "TensorListPushBack" and n.span == EACH)
     one = bench.pick(pushes)
     other = bench.pick(n for n in pushes if n is not one and n.inputs[1].dtype == one.inputs[1].dtype)
     one.set_input(1, other.inputs[1])
@@ -256,7 +255,7 @@ def other_list(bench: Bench) -> str:
 
 def item_of_another_micro_batch(bench: Bench) -> str:
     """A backward stage reads what the first micro-batch has left for it."""
-    node = bench.one(lambda n: n.op == "TensorListGetItem" and n.span is Span.EACH)
+    node = bench.one(lambda n: n.op == "TensorListGetItem" and n.span == EACH)
     node.set_input(1, bench.add("ZerosLike", [node.inputs[1]], node).output())
     return f"'{node.name}' is always that of the first"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.collective_groups import Collective, collect, contracted_order

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
@@ -176,7 +177,7 @@ class _Values:
         part = self._staged.part_of[node]
         for value, target in zip(node.inputs, self._staged.counts[node].targets, strict=True):
             found = self._of.get(value)
-            if node.span is Span.EACH and value.node.span is not Span.EACH:
+            if node.span == EACH and value.node.span != EACH:
                 if target is not None and target.startswith("split("):
                     found = self._block(value, part)
                 else:
@@ -184,7 +185,7 @@ class _Values:
                     continue
             if found is None or self._is_not_read(node, value):
                 continue
-            if value.node.span is Span.EACH and node.span is not Span.EACH and self._is_sum(value):
+            if value.node.span == EACH and node.span != EACH and self._is_sum(value):
                 found.is_sum = True
             else:
                 found.last[part] = max(at, found.last.get(part, -1))
@@ -194,7 +195,7 @@ class _Values:
 
         Of sizes, those of the whole batch are taken, and what is equal in all micro-batches is no more than a size.
         """
-        if node.span is Span.EACH or value.node.span is not Span.EACH:
+        if node.span == EACH or value.node.span != EACH:
             return False
         is_early = self._staged.part_of[node][0] == BEFORE
         return is_early or self._staged.folded.state.source(value).placement.kind == "local"
@@ -249,7 +250,7 @@ class _Values:
             nbytes = self._bytes[value]
             if value in self._staged.folded.state.whole_inputs:
                 continue  # counted with its blocks
-            if node.span is not Span.EACH and (has(node.op, "held") or part[0] == BEFORE):
+            if node.span != EACH and (has(node.op, "held") or part[0] == BEFORE):
                 self.fed[self._staged.device(part)] += nbytes
                 continue
             self._of[value] = made = _Made(nbytes, part, at)

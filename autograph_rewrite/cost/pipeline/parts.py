@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.graph import Node, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
@@ -85,7 +86,7 @@ def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> 
     parts: dict[Part, list[Node]] = {}
     part_of: dict[Node, Part] = {}
     for node in folded.order:
-        if node.span is not Span.EACH:
+        if node.span != EACH:
             part = (AFTER if node in joined else BEFORE, beside[node.device])
         elif node in early:
             part = (BEFORE, stages.of.get(node, 0))
@@ -105,10 +106,10 @@ def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Device
     """Return the nodes of a part in the order in which they run: what other processes wait for comes first."""
 
     def is_awaited(node: Node) -> bool:
-        readers = [use.node for value in node.read_outputs for use in value.uses if use.node.span is Span.EACH]
+        readers = [use.node for value in node.read_outputs for use in value.uses if use.node.span == EACH]
         return any(are_apart(part_of[node][1], part_of[one][1], devices) for one in readers if one in part_of)
 
-    awaited = [node for node in nodes if node.span is Span.EACH and is_awaited(node)]
+    awaited = [node for node in nodes if node.span == EACH and is_awaited(node)]
     if not awaited:
         return nodes
     needed = ancestors(awaited, controls=False)
@@ -119,10 +120,10 @@ def _joined(folded: AnalyzedStep, early: Collection[Node]) -> set[Node]:
     """Return the nodes that run once on what all micro-batches have made; sizes are known beforehand."""
     found: set[Node] = set()
     for node in folded.order:
-        if node.span is Span.EACH:
+        if node.span == EACH:
             continue
         for value in node.inputs:
-            made, placement = value.node.span is Span.EACH, folded.state.source(value).placement
+            made, placement = value.node.span == EACH, folded.state.source(value).placement
             differs = placement.is_split or placement.is_partial
             if value.node in found or (made and differs and value.node not in early):
                 found.add(node)
@@ -136,7 +137,7 @@ def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Coll
         PlanError: there is such a node.
     """
     for node in folded.order:
-        if node.span is not Span.EACH or node in early:
+        if node.span != EACH or node in early:
             continue
         if node in folded.frames:
             raise PlanError(
@@ -158,7 +159,7 @@ def _early(folded: AnalyzedStep, counts: Mapping[Node, OpCounts]) -> set[Node]:
         value.node
         for node in folded.order
         for value, target in zip(node.inputs, counts[node].targets, strict=True)
-        if target == "replicated" and value.node.span is Span.EACH and value.node not in learnt
+        if target == "replicated" and value.node.span == EACH and value.node not in learnt
         if state.source(value).placement.kind != "local"  # of a size, the one of the whole batch is taken
     }
-    return {node for node in ancestors(met) if node.span is Span.EACH}
+    return {node for node in ancestors(met) if node.span == EACH}

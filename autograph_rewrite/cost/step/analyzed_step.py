@@ -17,7 +17,8 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import VariableUse, update_regions, variable_uses
 from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.ir.control_flow import Frame, frames_of
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.facts.placement import PARTIAL
@@ -180,7 +181,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
         state,
         tuple(outputs),
         tuple(executed(state.order, outputs)),
-        frozenset(node for node in state.order if node.span is Span.EACH),
+        frozenset(node for node in state.order if node.span == EACH),
         frames,
         region,
         frozenset(region.keys() - descendants(made, controls=False)),

@@ -19,7 +19,7 @@ from autograph_rewrite.cost.hardware.topology import LinkTransfer, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.ir.replication import Axis
+from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.facts.placement import Fact
@@ -172,7 +172,7 @@ def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     hops = edge.lowered.hops
-    if (Axis.REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or on_server:
+    if (REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or on_server:
         yield from _meet_in_process(group, topology, nbytes)
     if on_server and group.holder is not None:
         yield from _push(group, group.holder, topology, nbytes)

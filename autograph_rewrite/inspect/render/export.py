@@ -9,7 +9,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_attrs, static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.mesh import ONCE, word
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -25,7 +25,7 @@ def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx
     shown = set(graph if nodes is None else nodes)
     ordered = [node for node in graph if node in shown]
     for node in ordered:
-        result.add_node(node.name, op=node.op, device=node.device, span=node.span.word)
+        result.add_node(node.name, op=node.op, device=node.device, span=word(node.span))
     for node in ordered:
         for index, value in enumerate(node.inputs):
             if value.node in shown:
@@ -71,8 +71,8 @@ def node_data(
             output["placement"] = str(stated)
         if conversions is not None and (found := conversions(node.output(index))):
             output["conversions"] = found
-    if node.span is not Span.ONCE:
-        data["span"] = node.span.word
+    if node.span != ONCE:
+        data["span"] = word(node.span)
     if node.selects:
         data["selects"] = {str(index): select.value for index, select in sorted(node.selects.items())}
     for key, attr in (("pass", PASS_ATTR), ("origin", ORIGIN_ATTR)):

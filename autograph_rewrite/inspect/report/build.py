@@ -24,7 +24,7 @@ from autograph_rewrite.inspect.report.graph_states import GraphStates, Numbered
 from autograph_rewrite.inspect.report_view import Edge, account_of, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import VariableLine, summarise
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
-from autograph_rewrite.ir.replication import Axis
+from autograph_rewrite.ir.mesh import PROCESS
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import Observer
@@ -342,7 +342,7 @@ def exchanges(item: TrainingGraph, plan: Plan | None) -> list[dict[str, Any]]:
 def _crosses(edge: EdgePlan | None, plan: Plan | None) -> bool:
     if plan is None or edge is None or len(plan.processes) == 1:
         return False
-    return any(Axis.PROCESS in hop.over for hop in edge.lowered.hops)
+    return any(PROCESS in hop.over for hop in edge.lowered.hops)
 
 
 def reshards(item: TrainingGraph, plan: Plan) -> list[dict[str, Any]]:

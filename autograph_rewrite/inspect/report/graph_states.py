@@ -21,7 +21,7 @@ from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, shown_attrs, static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
-from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.mesh import ONCE, word
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -165,7 +165,7 @@ class GraphStates(RewriteObserver):
                 Row(
                     text(node.op),
                     devices[places],
-                    text("" if node.span is Span.ONCE else node.span.word),
+                    text("" if node.span == ONCE else word(node.span)),
                     text(made_by),
                     text(origin),
                     attrs,

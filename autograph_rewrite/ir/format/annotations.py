@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.replication import Span
+from autograph_rewrite.ir.mesh import WORDS, Span, word
 from autograph_rewrite.ir.types.placement import ANY, LOCAL, REPLICATED, UNKNOWN, Placement, split
 
 PLAIN = {placement.kind: placement for placement in (REPLICATED, LOCAL, ANY, UNKNOWN)}
 KINDS = ("replicated", "split(0)", "partial(sum)", "local", "any", "unknown")
 COMBINED_BY = ("sum", "max", "min", "prod", "all", "any", "own")
-SPANS = {span.word: span for span in Span}
+SPANS = {name: span for span, name in WORDS.items()}
 
 _PLACEMENT = re.compile(r"\s*(?P<kind>[^\s(),=>-]+)(?:\s*\((?P<inner>[^()]*)\))?")
 _ARROW = re.compile(r"\s*->")
@@ -47,7 +47,7 @@ class Annotation:
 
     def __str__(self) -> str:
         converted = f" -> {self.readers!r}" if self.readers is not None else ""
-        return f"{self.placement!r}{converted}{f' {self.span.word}' if self.span is not None else ''}"
+        return f"{self.placement!r}{converted}{f' {word(self.span)}' if self.span is not None else ''}"
 
     @property
     def is_plain(self) -> bool:

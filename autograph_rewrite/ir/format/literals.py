@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.replication import PerInstance
+from autograph_rewrite.ir.mesh import PerInstance
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import (
     FunctionName,

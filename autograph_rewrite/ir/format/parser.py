@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import closest, infer
-from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
+from autograph_rewrite.ir.format.annotations import SPANS, Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.literals import Literals, dtype_number
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ir.types.dtypes import base
@@ -83,7 +83,7 @@ class _Line:
     attrs: dict[str, bytes | PerInstance] = field(default_factory=dict)
     controls: list[str] = field(default_factory=list)
     device: str = ""
-    span: Span = Span.ONCE
+    span: Span = ONCE
     rest: bytes = b""
 
 
@@ -250,7 +250,7 @@ def _tail(content: str, at: int, line: _Line) -> None:
             quoted = found["device"].startswith('"')
             line.device = json.loads(found["device"]) if quoted else device_specs.canonical(found["device"])
         elif found["span"]:
-            line.span = Span[found["span"].upper()]
+            line.span = SPANS[found["span"]]
         else:
             line.rest = base64.b64decode(json.loads(found["fields"]))
     left = content[at:].strip()

@@ -25,7 +25,7 @@ from autograph_rewrite.ir.format import literals
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.replication import PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
@@ -98,8 +98,8 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
     parts += [f"^{control.name}" for control in node.controls]
     if node.device:
         parts.append(f"@{device_specs.short(node.device)}")
-    if node.span is not Span.ONCE:
-        parts.append(node.span.word)
+    if node.span != ONCE:
+        parts.append(word(node.span))
     if comment := "; ".join(filter(None, (provenance(node), remark))):
         parts.append(f" # {comment}")
     return " ".join(parts)
@@ -120,8 +120,8 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
     parts += [f"^{quoted(control.name)}" for control in node.controls]
     if node.device:
         parts.append(f"@{json.dumps(node.device)}")
-    if node.span is not Span.ONCE:
-        parts.append(node.span.word)
+    if node.span != ONCE:
+        parts.append(word(node.span))
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)

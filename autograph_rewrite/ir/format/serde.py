@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE, PerInstance
 from autograph_rewrite.ir.types import wire
 
 TWO_GIB = 2**31 - 1
@@ -117,7 +118,7 @@ def to_bytes(graph: Graph) -> bytes:
     """
     nodes = []
     for node in graph:
-        if node.span is not Span.ONCE or PerInstance in map(type, node._attrs.values()):
+        if node.span != ONCE or PerInstance in map(type, node._attrs.values()):
             raise GraphError(
                 f"'{node.name}' runs on each replica: a folded graph is no GraphDef yet",
                 node=node,

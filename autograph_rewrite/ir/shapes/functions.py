@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has, operands, ops_with
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import dependencies, last_iteration
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, MERGES, has

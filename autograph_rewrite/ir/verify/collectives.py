@@ -15,7 +15,7 @@ from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.replication import common_name
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.shapes.functions import Shape
 from autograph_rewrite.ir.shapes.inference import Shapes, differ, shape_text
 from autograph_rewrite.ir.traversal import marks_before

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from autograph_rewrite.ir.control_flow import OPENS, Frame, Guard, Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.replication import Select, Span, common_name
+from autograph_rewrite.ir.mesh import ONCE, Select, common_name
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.verify.folded import Fault, raise_for
@@ -75,7 +75,7 @@ def on_other_replicas(node: Node, producer: Node, select: Select | None) -> bool
         producer: of what it reads.
         select: which instance it reads.
     """
-    return (node.span is Span.ONCE) is not (producer.span is Span.ONCE) and select is not Select.FIRST
+    return (node.span == ONCE) is not (producer.span == ONCE) and select is not Select.FIRST
 
 
 def _behind_both_branches(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, Fault]]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.replication import Mesh, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, Mesh, PerInstance, Select, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
@@ -75,7 +75,7 @@ def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micr
         devices: canonical names of all that may be used; none: not checked.
         micro: how many of the instances belong to one replica.
     """
-    view = View(graph, tuple(graph), Mesh(replicas // micro, micro), tuple(devices))
+    view = View(graph, tuple(graph), Mesh.of(replicas // micro, micro), tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 
@@ -231,11 +231,10 @@ def _taken(view: View, node: Node, index: int) -> int:
 
 def selectors_fit(view: View) -> Iterator[Fault]:
     """A node says which instances it reads of what runs more often; nobody else does; ALL fills a list argument."""
-    each = Span.EACH
     for node in view.nodes:
         if node.selects:
             yield from _selector_faults(view, node)
-        elif node.span is not each:
+        elif node.span != EACH:
             yield from _unselected(node)
 
 
@@ -244,22 +243,19 @@ def _unselected(node: Node) -> Iterator[Fault]:
     span = node.span
     for i, value in enumerate(node._inputs):
         other = value.node.span
-        if other is not span and i not in node.selects and span.is_rarer_than(other):
-            problem = f"'{node.name}' runs {_OFTEN[span]} and reads {other.word} '{value.name}' without a selector"
+        if i not in node.selects and is_rarer(span, other):
+            problem = f"'{node.name}' runs {OFTEN[span]} and reads {word(other)} '{value.name}' without a selector"
             yield Fault(problem, node)
 
 
-_OFTEN = {Span.ONCE: "once", Span.REPLICA: "once on each replica"}
-
-
 def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
-    if node.span is Span.EACH:
+    if node.span == EACH:
         yield Fault(f"'{node.name}' runs on each replica, so it cannot select instances", node)
     for i in node.selects:
         if not 0 <= i < len(node._inputs):
             yield Fault(f"'{node.name}' selects instances of an input {i}, which it does not have", node)
-        elif node.span is not Span.EACH and not node.span.is_rarer_than(node._inputs[i].node.span):
-            often = _OFTEN.get(node._inputs[i].node.span, "on each replica")
+        elif node.span != EACH and not is_rarer(node.span, node._inputs[i].node.span):
+            often = OFTEN.get(node._inputs[i].node.span, "on each replica")
             yield Fault(f"'{node.name}' selects instances of '{node._inputs[i].name}', which runs {often}", node)
     yield from _unselected(node)
     op = find_op(node.op)
@@ -298,7 +294,7 @@ def instances_have_their_attributes(view: View) -> Iterator[Fault]:
                 continue
             if not isinstance(raw, PerInstance):
                 yield Fault(f"'{node.name}' has an attribute '{key}' that is not encoded", node)
-            elif node.span is Span.ONCE:
+            elif node.span == ONCE:
                 yield Fault(f"'{node.name}' runs once, but its attribute '{key}' differs between instances", node)
             elif len(raw.raws) != view.mesh.count(node.span):
                 count, often = len(raw.raws), view.mesh.count(node.span)
@@ -343,7 +339,7 @@ def collectives_are_complete(view: View) -> Iterator[Fault]:
     """
     found, _ = collect(view.nodes)
     for group in found:
-        each = [node for node in group.members if node.span is not Span.ONCE]
+        each = [node for node in group.members if node.span != ONCE]
         if each and group.group_size % view.mesh.count(each[0].span):
             count = view.mesh.count(each[0].span)
             yield Fault(f"{group.name} of {group.group_size} members runs on {count} replicas", each[0])
@@ -395,14 +391,14 @@ def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
     for node in nodes:
         if node.op in _WRITES:
             before = written.setdefault(_container(node), node)
-            if node.span.is_rarer_than(before.span):
+            if is_rarer(node.span, before.span):
                 written[_container(node)] = node
         elif node.op in _READS:
             reads.append(node)
     for read in reads:
         write = written.get(_container(read))
-        if write is not None and write.span.is_rarer_than(read.span):
-            often, rarely = read.span.word, write.span.word
+        if write is not None and is_rarer(write.span, read.span):
+            often, rarely = word(read.span), word(write.span)
             yield read, f"'{read.name}' reads {often} what '{write.name}' puts into a container {rarely}"
 
 

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.replication import Span, common_name
+from autograph_rewrite.ir.mesh import ONCE, common_name
 from autograph_rewrite.ir.shapes.functions import constant
 from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import topological_order
@@ -241,7 +241,7 @@ def _own(graphs: Iterable[bytes | Graph]) -> Iterator[Graph]:
 
 def _unusable(ranks: Sequence[Graph]) -> Iterator[Fault]:
     for rank, graph in enumerate(ranks):
-        folded = next((node for node in graph if node.span is not Span.ONCE), None)
+        folded = next((node for node in graph if node.span != ONCE), None)
         if folded is not None:
             yield Fault(f"'{folded.name}' of rank {rank} is still folded", folded, "expand the graph first")
         try:

@@ -14,7 +14,8 @@ from autograph_rewrite.diagnostics.progress_line import printable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import OWN_FUNCTIONS
 from autograph_rewrite.ir.format.function_library import Function, Library, called
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import Arg, OpDef, dtypes_of, find_op, get_op, signature
 from autograph_rewrite.ir.types.protos import proto
@@ -65,7 +66,7 @@ def check_file(graph: Graph) -> None:
     node_check = NodeCheck(library)
     for function in functions:
         check_body(function, library, node_check)
-    is_folded = any(node.span is not Span.ONCE for node in graph)  # printed: an operand may stand for many
+    is_folded = any(node.span != ONCE for node in graph)  # printed: an operand may stand for many
     for node in graph:
         operands = None if is_folded else [(value.name, _type(value, node, node_check)) for value in node.inputs]
         node_check.check(_stated(node, operands))

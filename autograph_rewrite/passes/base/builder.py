@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import ONCE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 
@@ -90,8 +91,8 @@ class FoldedBuilder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        count = self.rewrite.taken(Span.ONCE, value.node.span)
-        return replace(self, span=Span.ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
+        count = self.rewrite.taken(ONCE, value.node.span)
+        return replace(self, span=ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant of a type that numpy knows.

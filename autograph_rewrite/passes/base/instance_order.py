@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autograph_rewrite.ir.graph import Node, Select, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, Select
 
 GATE = "autograph_micro/gate"
 
@@ -48,4 +49,4 @@ def is_running_sum(node: Node) -> bool:
     """Return whether a node adds up all instances, or a replica's: expansion adds each as soon as it is there."""
     if node.op != "AddN" or node.selects != {0: Select.ALL} or len(node.inputs) != 1:
         return False
-    return node.inputs[0].node.span is Span.EACH
+    return node.inputs[0].node.span == EACH

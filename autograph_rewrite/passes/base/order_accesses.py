@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.control_flow import unconditional_nodes
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node, Select, Span
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node
+from autograph_rewrite.ir.mesh import EACH, Select, is_rarer
 from autograph_rewrite.ir.traversal import ancestors, dependencies, last_iteration, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
@@ -150,13 +151,13 @@ def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -
 def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
     """Return what a node waits for, but not what it takes from one replica only."""
     span = node.span
-    if span is Span.EACH:
+    if span == EACH:
         return dependencies(node)
     found = [
         value.node
         for index, value in enumerate(node._inputs)
         if value.node.op not in BACK_EDGES
-        and (node.selects.get(index) is Select.ALL or not span.is_rarer_than(value.node.span))
+        and (node.selects.get(index) is Select.ALL or not is_rarer(span, value.node.span))
     ]
     if node.op in EXITS:
         found += last_iteration(node)

@@ -23,8 +23,8 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Mesh, PerInstance, Select, Span, is_rarer
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.dtypes import from_numpy
 from autograph_rewrite.ir.types.placement import Placement
@@ -259,7 +259,7 @@ class Rewrite:
     @property
     def mesh(self) -> Mesh:
         """The instances of this process."""
-        return Mesh(self.plan.replicas_each, self.plan.microbatches)
+        return Mesh.of(self.plan.replicas_each, self.plan.microbatches)
 
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries of this process's replicas, of a list that has one for every replica."""
@@ -279,8 +279,8 @@ class Rewrite:
     def common_span(self) -> Span:
         """How often a node with a replicated value runs."""
         if not self.mirrored:
-            return Span.ONCE
-        return Span.REPLICA if self.micro > 1 else Span.EACH
+            return ONCE
+        return PER_REPLICA if self.micro > 1 else EACH
 
     def taken(self, reader: Span, producer: Span) -> int:
         """Return how many instances of a producer in this process one instance of a reader stands for."""
@@ -325,13 +325,13 @@ class Rewrite:
         selects = {
             i: Select.ALL if i in gather else Select.FIRST
             for i, value in enumerate(inputs)
-            if site.span.is_rarer_than(value.node.span)
+            if is_rarer(site.span, value.node.span)
         }
         build = Builder(self.graph, site.name, site.origin, site.span)
         node = build.node(op, *inputs, controls=controls, selects=selects, **(attrs or {}))
         if frame:
             self.frames[node] = frame
-        if self._home is not None and site.span is Span.ONCE:
+        if self._home is not None and site.span == ONCE:
             self.server_region.devices[node] = self._home
         return node
 
@@ -346,15 +346,15 @@ class Rewrite:
 
     def once(self, value: Value) -> Value:
         """Return the first replica's value as one that is made once."""
-        if value.node.span is Span.ONCE:
+        if value.node.span == ONCE:
             return value
-        return self.add("Identity", [value], Site(f"{value.node.name}/once", Span.ONCE, value.node)).output()
+        return self.add("Identity", [value], Site(f"{value.node.name}/once", ONCE, value.node)).output()
 
     def of_replica(self, value: Value) -> Value:
         """Return a value that all instances have alike as one that each replica has: its first micro-batch's."""
-        if value.node.span is not Span.EACH or self.micro == 1:
+        if value.node.span != EACH or self.micro == 1:
             return value
-        site = Site(f"{value.node.name}/of_replica", Span.REPLICA, value.node)
+        site = Site(f"{value.node.name}/of_replica", PER_REPLICA, value.node)
         return self.add("Identity", [value], site).output()
 
     def of_worker_0(self, value: Value) -> Value:
@@ -386,7 +386,7 @@ class Rewrite:
         """
         arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
         raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
-        return self._const(arrays[0].dtype, raws, name, near, Span.EACH)
+        return self._const(arrays[0].dtype, raws, name, near, EACH)
 
     def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
         node = Builder(self.graph, name, near.node, span).node("Const", value=content, dtype=from_numpy(dtype))

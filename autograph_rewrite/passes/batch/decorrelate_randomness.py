@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, PerInstance, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, PerInstance
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
@@ -68,7 +69,7 @@ def _give_own_key(rewrite: Rewrite, node: Node, index: int) -> None:
     unsigned = np.dtype(f"u{dtype.itemsize}")
     contents = [np.array([n] if seed.dtype == dtypes.UINT64 else [0, n], unsigned).view(dtype) for n in numbers]
     own = rewrite.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
-    mixed = rewrite.add("BitwiseXor", [seed, own], Site(name, Span.EACH, node))
+    mixed = rewrite.add("BitwiseXor", [seed, own], Site(name, EACH, node))
     node.set_input(index, mixed.output())
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Node, PerInstance, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, PerInstance
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ops.rules.base import PINNED
@@ -36,7 +37,7 @@ def localize_shapes(rewrite: Rewrite) -> None:
     for node in rewrite.state.order:
         if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in rewrite.future_splits:
             _state_list_shape(rewrite, node)
-        if node.span is not Span.EACH or node.op not in SHAPES_OF_ELEMENTS:
+        if node.span != EACH or node.op not in SHAPES_OF_ELEMENTS:
             continue
         name, left_out = SHAPES_OF_ELEMENTS[node.op]
         stated, dim = node.attr(name), _split_dimension(rewrite, node)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.transfer import convert
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example
@@ -47,7 +48,7 @@ def pad_empty_blocks(rewrite: Rewrite, blocks: Blocks, blocks_at: Callable[[Node
         return
     guard = _Guard(rewrite, blocks_at)
     for node in rewrite.state.order:
-        if node.span is not Span.EACH:
+        if node.span != EACH:
             continue
         if has(node.op, "refuses_empty") or (has(node.op, "needs_a_row") and _is_one_dnn(rewrite, node)):
             guard.give_a_row(node)
@@ -99,14 +100,14 @@ class _Guard:
     def give_a_row_with_bias(self, node: Node) -> None:
         """Guard the gradient of a filter where oneDNN merges that of the bias into it, which reads the same value."""
         gradient = node.inputs[2]
-        biases = [use.node for use in gradient.uses if use.node.op == "BiasAddGrad" and use.node.span is Span.EACH]
+        biases = [use.node for use in gradient.uses if use.node.op == "BiasAddGrad" and use.node.span == EACH]
         if biases:
             self.give_a_row(node)
         for bias in biases:
             bias.set_input(0, node.inputs[2])  # so that they are still merged
 
     def _add(self, op: str, inputs: list[Value], near: Value, what: str, **attrs: Any) -> Value:
-        return FoldedBuilder.of(self._rewrite, near, span=Span.EACH).op(op, *inputs, what=what, **attrs)
+        return FoldedBuilder.of(self._rewrite, near, span=EACH).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, near: Value, what: str) -> Value:
         return self._rewrite.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
@@ -166,7 +167,7 @@ class _Guard:
         rewrite, name, blocks = self._rewrite, value.node.name, self._blocks_at(value.node)
         replicas = rewrite.const(rewrite.replicas, np.int32, name=f"{name}/replicas", near=blocks.batch)
 
-        once = FoldedBuilder.of(rewrite, value, span=Span.ONCE).op
+        once = FoldedBuilder.of(rewrite, value, span=ONCE).op
         if rewrite.processes == 1:
             filled = once("Minimum", blocks.batch, replicas, what="filled")
         else:

@@ -23,7 +23,8 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact, split
@@ -121,7 +122,7 @@ def decompose_classes(graph: Graph, node: Node, axis: Axis) -> dict[Value, int]:
         node: what works along the classes.
         axis: of its first operand, that of the classes.
     """
-    pieces = ClassPieces(graph, node.name, node, Span.ONCE, "", None, *axis)
+    pieces = ClassPieces(graph, node.name, node, ONCE, "", None, *axis)
     replace_outputs(graph, node, _DECOMPOSITIONS[node.op](pieces, node))
     return pieces.numbered
 

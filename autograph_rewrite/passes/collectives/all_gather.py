@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import attrs, dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
@@ -85,7 +86,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     )
     if per_example is not None or has_rows_of_each_example(blocked.fact.split_size):
         where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
-        restored = rows_at(rewrite, joined, where, dim, "restored", Span.ONCE)
+        restored = rows_at(rewrite, joined, where, dim, "restored", ONCE)
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
     if edge is not None and edge.owner != STEP and _another_is_unordered(rewrite, edge):
@@ -138,7 +139,7 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
             node=part.node,
             hint="set its shape with tf.ensure_shape, or do not use it across examples",
         )
-    order, build = [dim, *(i for i in range(rank) if i != dim)], FoldedBuilder.of(rewrite, part, span=Span.ONCE)
+    order, build = [dim, *(i for i in range(rank) if i != dim)], FoldedBuilder.of(rewrite, part, span=ONCE)
     first = transposed(part, order, build, "rows_first", "rows_first_axes") if dim else part
     if part.dtype == dtypes.STRING:
         rows, longest = _rows_and_bytes(exchange, first, blocked)
@@ -163,7 +164,7 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
         axis = rewrite.const(0, np.int32, name=f"{name}/parts_axis", near=blocks.source)
         longest = _longest(rewrite, parts, axis, part)
         return Rows(blocks.rows("part", per_example), parts, longest)
-    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, span=ONCE)
     mine = _rows_of(part, build)
     lengths = blocks.of_each_process(mine, rewrite.edges[exchange.planned.value, SIZES], part)
     return Rows(mine, lengths, _longest(rewrite, lengths, build.numbers(0, "lengths_axis"), part))
@@ -172,7 +173,7 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
 def _rows_and_bytes(exchange: Exchange, part: Value, blocked: Blocked) -> tuple[Rows, Value]:
     """Return the rows of each process, and how many bytes the longest text of all has: counted and exchanged."""
     rewrite = exchange.rewrite
-    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, span=ONCE)
     mine, axis, line = _rows_of(part, build), build.numbers(0, "lengths_axis"), build.numbers([-1], "texts_line")
     sizes = build.op("Reshape", build.op("StringLength", part, what="sizes_of_texts"), line, what="sizes_in_line")
     most = build.op("Maximum", build.op("Max", sizes, axis, what="most"), axis, what="bytes_of_longest")
@@ -195,7 +196,7 @@ def _rows_of(part: Value, build: FoldedBuilder) -> Value:
 
 def _longest(rewrite: Rewrite, lengths: Value, axis: Value, part: Value) -> Value:
     """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
-    build = FoldedBuilder.of(rewrite, part, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, span=ONCE)
     longest = build.op("Max", lengths, axis, what="longest")
     return build.op("Maximum", longest, build.numbers(1, "least"), what="padded")
 
@@ -282,7 +283,7 @@ def pad_lengths(exchange: Exchange, part: Value, rank: int, blocks: Blocks) -> V
     rewrite, edge = exchange.rewrite, exchange.planned
     if not edge.padded:
         return part
-    build = FoldedBuilder.of(rewrite, part, f"{part.node.name}/lengths", span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, part, f"{part.node.name}/lengths", span=ONCE)
     shape = build.op("Shape", part, what="shape")
     row = build.op("Reshape", shape, build.numbers([1, rank], "as_row"), what="row")
     table = blocks.of_each_process(row, rewrite.edges[edge.value, SIZES], part, is_row=True)

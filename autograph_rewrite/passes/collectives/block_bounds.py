@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -132,12 +133,12 @@ class Blocks:
         Args:
             dtype: a floating-point type.
         """
-        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/told", span=Span.ONCE)
+        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/told", span=ONCE)
         return split_row(build, self._row, dtype, (self._rewrite.task, self._rewrite.processes))
 
     def take_halves(self, total: Value) -> None:
         """Take the rows of all processes, as `row_in_halves` made them, added up (vector)."""
-        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/heard", span=Span.ONCE)
+        build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/heard", span=ONCE)
         self._heard = join_rows(build, self._rewrite.once(total), (self._rewrite.processes, 1 + DIGEST))
 
     def of_each_process(
@@ -156,7 +157,7 @@ class Blocks:
         rewrite = self._rewrite
         mine = np.zeros((rewrite.processes, 1) if is_row else rewrite.processes, np.int32)
         mine[rewrite.task] = 1
-        build = FoldedBuilder.of(rewrite, near, f"{near.node.name}/{SIZES}", span=Span.ONCE)
+        build = FoldedBuilder.of(rewrite, near, f"{near.node.name}/{SIZES}", span=ONCE)
         placed = build.op("Mul", number, build.numbers(mine, "own"), what="mine")
         return reduce_between_processes(Exchange(rewrite, self._keys, edge), placed, "sum", changing=changing)
 
@@ -207,17 +208,17 @@ class Blocks:
 
     def _vector(self, name: str, entries: Sequence[int]) -> Value:
         vector = self._rewrite.const(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
-        vector.node.set_span(Span.ONCE)
+        vector.node.set_span(ONCE)
         return vector
 
     def _const(self, name: str, entry: int) -> Value:
         return self._rewrite.const(entry, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _once(self, op: str, name: str, *inputs: Value, **attrs: Any) -> Value:
-        return self._add(Span.ONCE, op, name, inputs, attrs)
+        return self._add(ONCE, op, name, inputs, attrs)
 
     def _each(self, op: str, name: str, *inputs: Value) -> Value:
-        return self._add(Span.EACH, op, name, inputs, {})
+        return self._add(EACH, op, name, inputs, {})
 
     def _add(self, span: Span, op: str, name: str, inputs: Sequence[Value], attrs: dict[str, Any]) -> Value:
         return self._rewrite.add(

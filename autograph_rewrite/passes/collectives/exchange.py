@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autograph_rewrite.ir.graph import Span
+from autograph_rewrite.ir.mesh import ONCE, PER_REPLICA, Span
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.plan.parts.lowerings import ACROSS, IN_REPLICA, LOWERINGS, Hop, Medium, Operation
@@ -61,4 +61,4 @@ def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
 
 def span_behind(hop: Hop) -> Span:
     """Return how often there is what ordinary ops make in a hop: once, or once for the micro-batches of a replica."""
-    return Span.REPLICA if hop.over == IN_REPLICA else Span.ONCE
+    return PER_REPLICA if hop.over == IN_REPLICA else ONCE

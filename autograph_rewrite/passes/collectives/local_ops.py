@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import ONCE, Span
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -22,9 +23,7 @@ from autograph_rewrite.plan.parts.names import ROLE_ATTR
 """By reduction, the op that does it along an axis."""
 
 
-def reduce_local(
-    rewrite: Rewrite, value: Value, op: str, name: str, role: str = "", *, span: Span = Span.ONCE
-) -> Value:
+def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str = "", *, span: Span = ONCE) -> Value:
     """Combine the values of this process's replicas on its first device, or those of each replica's micro-batches.
 
     Args:
@@ -36,7 +35,7 @@ def reduce_local(
     """
     count = rewrite.taken(span, value.node.span)
     if count == 1:
-        return rewrite.once(value) if span is Span.ONCE else value
+        return rewrite.once(value) if span == ONCE else value
 
     build = FoldedBuilder.of(rewrite, value, name, span=span)
     if op == "sum":

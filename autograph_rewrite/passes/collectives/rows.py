@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import EACH, Span
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
@@ -31,7 +32,7 @@ def rows_between(rewrite: Rewrite, source: Value, name: str, dim: int, limits: t
         name: prefix of the names of new nodes.
         limits: scalars: the first row, and the one behind the last.
     """
-    build = FoldedBuilder.of(rewrite, source, name, span=Span.EACH)
+    build = FoldedBuilder.of(rewrite, source, name, span=EACH)
 
     def vector(scalar: Value, what: str) -> Value:
         position = np.zeros(dim + 1, np.int32)

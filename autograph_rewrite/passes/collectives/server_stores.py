@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -64,7 +65,7 @@ class ServerBuilder:
             **attrs: by name, decoded.
         """
         rewrite, name = self._rewrite, f"{self._name}/{what}"
-        node = rewrite.add(op, inputs, Site(name, Span.ONCE, self._origin), attrs=attrs or None, controls=controls)
+        node = rewrite.add(op, inputs, Site(name, ONCE, self._origin), attrs=attrs or None, controls=controls)
         rewrite.server_region.devices[node] = self._device
         if on_server:
             rewrite.server_region.nodes.add(node)

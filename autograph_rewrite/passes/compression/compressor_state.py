@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
@@ -99,7 +100,7 @@ class AuxiliaryVariable:
         zero = rewrite.const(0, dtypes.numpy_dtype(self._dtype), name=f"{name}/zero", near=self._near)
         zeros = self._add("Fill", (dims, zero), f"{name}/zeros")
         write = self._assign(zeros, f"{name}/assign")
-        return Builder(rewrite.graph, name, self._near.node, span=Span.ONCE).node("NoOp", controls=[write])
+        return Builder(rewrite.graph, name, self._near.node, span=ONCE).node("NoOp", controls=[write])
 
     def described(self, initializer: str | None) -> Variable:
         """Return it as a variable of the item."""

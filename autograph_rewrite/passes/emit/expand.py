@@ -28,8 +28,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from autograph_rewrite.ir.format.serde import frame
-from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.replication import prefix
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, PerInstance, Select, prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.instance_order import is_running_sum
@@ -84,7 +84,7 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.devices]
     for node in graph:
         stage = run.stages.get(node, 0)
-        if node.span is not Span.EACH:
+        if node.span != EACH:
             parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.count(node))]
         elif node in run.order.roots or node in run.order.sums or _differs(node):
             special[stage].append(node)
@@ -242,9 +242,9 @@ def _type_of(node: Node) -> bytes:
 
 
 def _kind(node: Node, common: set[Node]) -> int:
-    if node.span is Span.ONCE:
+    if node.span == ONCE:
         return _ONCE
-    if node.span is Span.REPLICA:
+    if node.span == PER_REPLICA:
         return _REPLICA_COMMON if node in common else _REPLICA_OWN
     return _COMMON if node in common else _OWN
 
@@ -322,11 +322,11 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
         suffix = f":{value.index}".encode() if value.index else b""
         inputs += [name + suffix for name in read(value.node, node.selects.get(index))]
     controls = [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
-    if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span is Span.ONCE:
+    if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span == ONCE:
         return in_chunks(node, inputs, controls)
-    if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span is Span.ONCE and node.selects:
+    if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span == ONCE and node.selects:
         return in_chunks(node, inputs[:-1], controls, axis=inputs[-1:])
-    if node.span is Span.ONCE:
+    if node.span == ONCE:
         name, device, tail = node.name, node.device, tails(node, copied=False)
     else:
         name, device = instance_name(node, instance, common), run.device(node, instance)
@@ -359,7 +359,7 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
             totals.append(term)
             continue
         name = sum_name(node, instance, run, common).encode()
-        is_last = node.span is Span.ONCE and name == node.name.encode()
+        is_last = node.span == ONCE and name == node.name.encode()
         place = (node.device if is_last else run.of(value.node)[instance]).encode()
         inputs = [totals[-1], term, *controls]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))

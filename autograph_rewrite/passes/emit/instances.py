@@ -8,7 +8,8 @@ from itertools import pairwise
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -78,7 +79,7 @@ def _place_parts(rewrite: Rewrite, stages: Stages | None, devices: Sequence[str]
     firsts = [[cell[0] for cell in own] for own in replicas]
     order = NO_ORDER
     if stages is None or plan.pipeline is None:
-        stages = Stages(1, {node: 0 for node in graph if node.span is Span.EACH}, set())
+        stages = Stages(1, {node: 0 for node in graph if node.span == EACH}, set())
         order = sequence_micro_batches(graph, micro)
     elif not plan.looped:
         complete_stages(graph, stages)
@@ -89,7 +90,7 @@ def _place_parts(rewrite: Rewrite, stages: Stages | None, devices: Sequence[str]
     if plan.looped:
         follow(graph, pinned_devices)
     for node, home in pinned_devices.items():
-        if node.span is Span.ONCE:
+        if node.span == ONCE:
             node.set_device(home)  # what a server holds is no part of a stage
     if plan.pipeline is not None:
         tell_ready(graph, stages, order.roots, firsts)
@@ -104,12 +105,12 @@ def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
     graph, pinned_devices = rewrite.graph, rewrite.server_region.devices
 
     def requested(node: Node) -> str:
-        return node.device if node.span is Span.ONCE else pinned_devices.get(node, first)
+        return node.device if node.span == ONCE else pinned_devices.get(node, first)
 
     order = topological_order(graph)
     for node in host_nodes(order, requested, {graph.nodes[name] for name in fed if name in graph}, frames_of(order)):
         home = _host(requested(node))
-        if node.span is Span.ONCE:
+        if node.span == ONCE:
             node.set_device(home)
         else:
             pinned_devices[node] = home
@@ -149,7 +150,7 @@ def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping
     first = devices[0]
     host_only = parse(first).kind == "CPU"
     for node in graph:
-        if node.span is not Span.ONCE:
+        if node.span != ONCE:
             continue
         if node in pinned_devices:
             node.set_device(pinned_devices[node])
@@ -192,7 +193,7 @@ def order_collectives(graph: Graph) -> None:
     level = levels(order)
     asking = [node for node in sorted(order, key=level.__getitem__) if is_collective(node.op) and uses_nccl(node)]
     for node in asking:
-        if node.span is Span.ONCE and stays_on_host(node):
+        if node.span == ONCE and stays_on_host(node):
             node.set_attr("communication_hint", "auto")
     asking = [node for node in asking if uses_nccl(node)]
     if not asking:

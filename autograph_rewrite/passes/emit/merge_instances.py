@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select, prefix
 from autograph_rewrite.ir.replace_op import take_name
-from autograph_rewrite.ir.replication import prefix
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import LOCAL, Fact
@@ -41,7 +41,7 @@ def merge_instances(rewrite: Rewrite, reshard: ReshardInserter, outputs: Iterabl
     for value in outputs:
         nodes[value.node] = None
     for node in nodes:
-        if node.span is not Span.ONCE or any(value.node is node and _is_converted(rewrite, value) for value in outputs):
+        if node.span != ONCE or any(value.node is node and _is_converted(rewrite, value) for value in outputs):
             _merge(rewrite, reshard, node, [value for value in outputs if value.node is node])
 
 
@@ -57,11 +57,9 @@ def _merge(rewrite: Rewrite, reshard: ReshardInserter, node: Node, declared: lis
         values = [rewrite.of_replica(value) for value in values]
     moved = {rewrite.current(value): value.index for value in declared}
     take_name(rewrite.graph, node, rewrite.graph.unique_name(name + INSTANCE_SUFFIX))
-    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span is not Span.ONCE}
+    selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span != ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
-    merged = Builder(rewrite.graph, name, name, span=Span.ONCE).node(
-        op, *values, controls=_members(values), selects=selects
-    )
+    merged = Builder(rewrite.graph, name, name, span=ONCE).node(op, *values, controls=_members(values), selects=selects)
     for anchor, value in rewrite.graph.anchors.items():
         if value in moved:
             rewrite.graph.set_anchor(anchor, merged.output(moved[value]))
@@ -75,7 +73,7 @@ def _readable(rewrite: Rewrite, reshard: ReshardInserter, value: Value) -> Value
 
 def _members(values: Iterable[Value]) -> list[Node]:
     """Return the nodes of which every instance has to run."""
-    return list(dict.fromkeys(value.node for value in values if value.node.span is not Span.ONCE))
+    return list(dict.fromkeys(value.node for value in values if value.node.span != ONCE))
 
 
 def merge_kept(rewrite: Rewrite, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
@@ -100,10 +98,10 @@ def merge_targets(rewrite: Rewrite, targets: Iterable[str]) -> dict[str, str]:
     moved = {}
     for name in targets:
         node = rewrite.graph.nodes.get(name)
-        if node is None or node.span is Span.ONCE:
+        if node is None or node.span == ONCE:
             continue
         take_name(rewrite.graph, node, rewrite.graph.unique_name(name + INSTANCE_SUFFIX))
-        Builder(rewrite.graph, name, name, span=Span.ONCE).node("NoOp", controls=[node])
+        Builder(rewrite.graph, name, name, span=ONCE).node("NoOp", controls=[node])
         moved[name] = node.name
     return moved
 
@@ -126,7 +124,7 @@ class Merged:
 def _run(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
     reshard, item = rewrite.get(ReshardInserter), rewrite.item
-    common = {node for node in rewrite.graph if node.span is not Span.ONCE and not _differs(rewrite, node)}
+    common = {node for node in rewrite.graph if node.span != ONCE and not _differs(rewrite, node)}
     spread = _spread(rewrite.state)
     merge_instances(rewrite, reshard, rewrite.outputs)
     effects = merge_kept(rewrite, reshard, item.keep)
@@ -170,10 +168,10 @@ def name_resources(rewrite: Rewrite) -> None:
     """
     for node in rewrite.graph:
         attr = NAMED_RESOURCES.get(node.op)
-        if attr is None or node.span is Span.ONCE:
+        if attr is None or node.span == ONCE:
             continue
         own = (node.attr(attr, b"") or b"").decode() or node.name
-        micro = rewrite.micro if node.span is Span.EACH else 1
+        micro = rewrite.micro if node.span == EACH else 1
         count = rewrite.mesh.count(node.span)
         names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))

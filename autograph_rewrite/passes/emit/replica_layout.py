@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autograph_rewrite.ir.graph import Node, Select, Span
-from autograph_rewrite.ir.replication import Mesh, prefix
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Mesh, Select, prefix
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 
@@ -41,7 +41,7 @@ class ReplicaLayout:
     @cached_property
     def mesh(self) -> Mesh:
         """The instances of a process."""
-        return Mesh(len(self) // self.micro, self.micro)
+        return Mesh.of(len(self) // self.micro, self.micro)
 
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""
@@ -76,9 +76,9 @@ def instance_name(node: Node, instance: int, common: Collection[Node], micro: in
         common: nodes whose instances all hold one value.
         micro: micro-batches per replica.
     """
-    if node.span is Span.ONCE or (instance == 0 and node in common):
+    if node.span == ONCE or (instance == 0 and node in common):
         return node.name
-    return prefix(instance, micro if node.span is Span.EACH else 1) + node.name
+    return prefix(instance, micro if node.span == EACH else 1) + node.name
 
 
 def sum_name(node: Node, instance: int, run: ReplicaLayout, common: Collection[Node]) -> str:
@@ -91,6 +91,6 @@ def sum_name(node: Node, instance: int, run: ReplicaLayout, common: Collection[N
         common: nodes whose instances all hold one value.
     """
     replica, micro = divmod(instance, run.micro)
-    if micro + 1 == run.micro and (node.span is Span.REPLICA or len(run) == run.micro):
+    if micro + 1 == run.micro and (node.span == PER_REPLICA or len(run) == run.micro):
         return instance_name(node, replica, common)
     return f"{node.name}/with_{instance}"

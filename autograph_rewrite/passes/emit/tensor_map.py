@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
-from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MICRO, ONCE, Mesh
 from autograph_rewrite.ir.run_writes import RunWrites
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement
@@ -105,7 +105,7 @@ class Layout:
         if node is None:
             return None
         suffix = f":{index or 0}"
-        if node.span is Span.ONCE:
+        if node.span == ONCE:
             return View((name + suffix,), REPLICATED)
         if self.hidden and node not in self._of_replicas:
             return None
@@ -123,4 +123,4 @@ class Layout:
 
     def _names(self, node: Node) -> tuple[str, ...]:
         count = self.mesh.count(node.span)
-        return tuple(instance_name(node, i, self.common, self.mesh.micro) for i in range(count))
+        return tuple(instance_name(node, i, self.common, self.mesh.size(MICRO)) for i in range(count))

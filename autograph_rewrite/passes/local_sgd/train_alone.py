@@ -9,7 +9,8 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variables.uses import variable_uses
-from autograph_rewrite.ir.graph import Node, Span
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -127,11 +128,11 @@ def keep_counts(rewrite: Rewrite, blocks: Blocks, alone: Alone) -> None:
     parts = [node for node in alone.own.parts if node.name in rewrite.graph.nodes]
     if not parts:
         return
-    build = FoldedBuilder.of(rewrite, blocks.source, f"{SCOPE}/examples", span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, blocks.source, f"{SCOPE}/examples", span=ONCE)
     enough = build.op("GreaterEqual", blocks.part, build.const(rewrite.local, dtypes.INT32, "replicas"), what="suffice")
     text = {"value": np.asarray(TOO_FEW.encode(), object), "dtype": dtypes.STRING}
-    said = rewrite.add("Const", [], Site(f"{SCOPE}/too_few", Span.ONCE, blocks.source.node), attrs=text)
-    site = Site(f"{SCOPE}/check", Span.ONCE, blocks.source.node)
+    said = rewrite.add("Const", [], Site(f"{SCOPE}/too_few", ONCE, blocks.source.node), attrs=text)
+    site = Site(f"{SCOPE}/check", ONCE, blocks.source.node)
     check = rewrite.add("Assert", [enough, said.output()], site, attrs={"T": (dtypes.STRING,)})
     for node in parts:
         node.add_control(check)

@@ -17,9 +17,9 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PER_REPLICA, REPLICA, Mesh, PerInstance, Select, prefix
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.replication import Mesh, prefix
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.verify.loops import loop_faults
 from autograph_rewrite.ops.traits import BACK_EDGES, SWITCHES, has
@@ -44,14 +44,14 @@ def roll_micro_batches(graph: Graph, mesh: Mesh, slices: Mapping[Value, Value], 
         PassError: something cannot be done in a loop; the message says what.
     """
     order, unconditional = order_of_bodies(graph, slices, list(roots))
-    if not any(node.span is Span.EACH for node in order):
+    if not any(node.span == EACH for node in order):
         return
     all_of_it = Cluster(FORWARD, 0)
-    loop = Loop(graph, [prefix(r) for r in range(mesh.replicas)], mesh.micro)
+    loop = Loop(graph, [prefix(r) for r in range(mesh.size(REPLICA))], mesh.size(MICRO))
     LoopBodies(graph, {FORWARD: loop}).fill(order, unconditional, lambda _: all_of_it, mesh)
     for node in graph:
-        if node.span is Span.REPLICA:
-            node.set_span(Span.EACH)  # as the loop has it now: an instance for each replica
+        if node.span == PER_REPLICA:
+            node.set_span(EACH)  # as the loop has it now: an instance for each replica
     require_closed(graph)
 
 
@@ -96,7 +96,7 @@ def _join_before_branches(graph: Graph) -> None:
         node = pending.pop()
         value = node.inputs[0]
         switch = value.node
-        if switch.op not in SWITCHES or switch.span is not Span.EACH or switch.inputs[1].node.span is not Span.ONCE:
+        if switch.op not in SWITCHES or switch.span != EACH or switch.inputs[1].node.span != ONCE:
             continue
         before = copy_node(graph, node, [switch.inputs[0], *node.inputs[1:]], name=f"{node.name}/before")
         before.set_span(node.span)
@@ -116,9 +116,9 @@ def _refuse_what_meets(order: list[Node]) -> None:
     frames = frames_of(order)
     levels = barrier_depths(order, frames, ())
     for node in order:
-        if node.span is Span.EACH and node in frames:
+        if node.span == EACH and node in frames:
             raise PassError(f"'{node.name}' is in a loop of its own", node=node, hint=UNROLL)
-        if node.span is Span.EACH and node.op != "Const" and levels[node]:
+        if node.span == EACH and node.op != "Const" and levels[node]:
             problem = f"'{node.name}' {needed_of_all(node, levels)}, and runs in each iteration of a loop"
             raise PassError(problem, node=node, hint=UNROLL)
 
@@ -153,7 +153,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
     late = late_nodes(order)
     made: dict[Value, Value] = {}
     _leave_in_order(order, late)
-    needed = ancestors(node for node in order if node.span is Span.EACH)
+    needed = ancestors(node for node in order if node.span == EACH)
     for node in order:
         if node in late or node not in needed or not node.selects:
             continue
@@ -162,7 +162,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
                 node.set_input(index, _whole(graph, node.inputs[index], slices, made))
             select_first(node)
             continue
-        if node.span is Span.REPLICA or node.inputs[0].node.span is not Span.EACH:
+        if node.span == PER_REPLICA or node.inputs[0].node.span != EACH:
             continue  # a part of the whole; whoever needs it in a micro-batch is refused by name
         if not has(node.op, "joins"):
             raise PassError(
@@ -179,7 +179,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
 
 def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
     """Let nobody restore the order of rows that are not taken out of it."""
-    needed = ancestors(node for node in order if node.span is Span.EACH)
+    needed = ancestors(node for node in order if node.span == EACH)
     for node in order:
         if RESTORES in node.attrs and node in needed and node not in late:
             _stand_for(node, node.inputs[0])
@@ -202,7 +202,7 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
     """Return a value as it is of the whole batch."""
     if value in slices:
         return slices[value]
-    if value.node.span is not Span.EACH:
+    if value.node.span != EACH:
         return value
     if value not in made:
         node = value.node
@@ -215,7 +215,7 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
                 hint=UNROLL,
             )
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
-        controls = [control for control in node.controls if control.span is not Span.EACH]
+        controls = [control for control in node.controls if control.span != EACH]
         copy = copy_node(graph, node, inputs, name=f"{node.name}/whole", controls=controls)
         select_first(copy)
         made |= {other: copy.output(other.index) for other in node.read_outputs}

@@ -20,8 +20,8 @@ from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import is_there
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
-from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PER_REPLICA, REPLICA, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -82,7 +82,7 @@ class LoopBodies:
             PassError: something cannot be done in a loop; the message says what.
         """
         for node in order:
-            if node.span is not Span.EACH:
+            if node.span != EACH:
                 continue
             if _is_plain_constant(node) and node in unconditional:
                 for control in node.controls:  # it may be had before, and then nothing outside waits for a loop
@@ -95,8 +95,8 @@ class LoopBodies:
             _require_alike(node)
             self._move_in(node, unconditional)
         for node in order:
-            if node.span is not Span.EACH and node.name in self._graph.nodes:
-                read_behind(self._graph, self, node, self.of, unconditional, mesh.replicas)
+            if node.span != EACH and node.name in self._graph.nodes:
+                read_behind(self._graph, self, node, self.of, unconditional, mesh.size(REPLICA))
 
     def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
         """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
@@ -267,9 +267,9 @@ def _table_of(node: Node, mesh: Mesh) -> Value:
     raw = node.attrs["value"]
     assert isinstance(raw, PerInstance)
     arrays = [np.asarray(decode(one)) for one in raw.raws]
-    tables = [np.stack(arrays[r * mesh.micro : (r + 1) * mesh.micro]) for r in range(mesh.replicas)]
-    own = PerInstance(tuple(encode("tensor", one) for one in tables)) if mesh.replicas > 1 else tables[0]
-    return Builder.at(node, span=Span.EACH).op("Const", what="table", dtype=node.output_dtypes[0], value=own)
+    tables = [np.stack(arrays[r * mesh.size(MICRO) : (r + 1) * mesh.size(MICRO)]) for r in range(mesh.size(REPLICA))]
+    own = PerInstance(tuple(encode("tensor", one) for one in tables)) if mesh.size(REPLICA) > 1 else tables[0]
+    return Builder.at(node, span=EACH).op("Const", what="table", dtype=node.output_dtypes[0], value=own)
 
 
 # Results of the micro-batch loop: what readers outside of it read instead of the values of all micro-batches.
@@ -328,11 +328,11 @@ def read_behind(
     if Select.ALL not in node.selects.values():
         for index, value in enumerate(node.inputs):
             if value.node in inside:
-                node.set_input(index, made.first(value), Select.FIRST if node.span is Span.ONCE else None)
+                node.set_input(index, made.first(value), Select.FIRST if node.span == ONCE else None)
         return
     joined, join = _joined(made, node)
-    if node.span is Span.REPLICA:
-        new = Builder.at(node, span=Span.EACH).node("Identity", joined, what="looped")
+    if node.span == PER_REPLICA:
+        new = Builder.at(node, span=EACH).node("Identity", joined, what="looped")
     elif replicas == 1:
         new = build.node("Identity", joined, what="looped", selects={0: Select.FIRST})
     else:

@@ -18,7 +18,8 @@ from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_n
 from autograph_rewrite.analysis.variables.completion import completions
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -44,13 +45,13 @@ def relax_waits(graph: Graph) -> None:
     for node in nodes:
         if node not in unconditional:
             continue
-        if node.span is not Span.EACH and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
+        if node.span != EACH and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
             members = {value.node for value in node.inputs}  # whose collectives would wait for the other replicas
             for control in [one for one in node.controls if one in unconditional and one not in members]:
                 if is_pure(control.op) and control.op != "NoOp" and control not in acted:
                     node.remove_control(control)
             _let_instances_wait(node, unconditional)
-        elif node.op == "Identity" and node.span is Span.EACH:
+        elif node.op == "Identity" and node.span == EACH:
             _wait_later(node)
     keep_order(graph, pairs)
 
@@ -63,8 +64,8 @@ def _acts(node: Node) -> bool:
 def _wait_later(node: Node) -> None:
     """Let those that read a value wait for what it waits for itself, if all of them run once."""
     readers = [use.node for use in node.output().uses]
-    if readers and all(reader.span is not Span.EACH for reader in (*readers, *node.control_users)):
-        for control in [control for control in node.controls if control.span is not Span.EACH]:
+    if readers and all(reader.span != EACH for reader in (*readers, *node.control_users)):
+        for control in [control for control in node.controls if control.span != EACH]:
             node.remove_control(control)
             for reader in readers:
                 reader.add_control(control)
@@ -73,9 +74,9 @@ def _wait_later(node: Node) -> None:
 def _let_instances_wait(node: Node, unconditional: Collection[Node]) -> None:
     """Let those that read what runs once wait, each for its own instance of what that waits for."""
     users = successors(node)
-    if not users or any(user.span is not Span.EACH or user not in unconditional for user in users):
+    if not users or any(user.span != EACH or user not in unconditional for user in users):
         return
-    for control in [one for one in node.controls if one.span is Span.EACH and one in unconditional]:
+    for control in [one for one in node.controls if one.span == EACH and one in unconditional]:
         node.remove_control(control)
         for user in dict.fromkeys(users):
             user.add_control(control)
@@ -98,7 +99,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
     for node in order:
         if node not in unconditional or node in held or not _only_passes_on(node):
             continue
-        late = [one for one in node.controls if one.span is not Span.EACH and one in unconditional and levels[one]]
+        late = [one for one in node.controls if one.span != EACH and one in unconditional and levels[one]]
         for actor in _actors(node, unconditional, held) if late else ():
             for control in late:
                 actor.add_control(control)
@@ -117,7 +118,7 @@ def _only_passes_on(node: Node) -> bool:
 def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]) -> list[Node]:
     """Return what acts behind a node, once for all micro-batches; none where one of them acts, or has no part in it."""
     found: dict[Node, None] = {}
-    seen, pending, each = {start}, [start], start.span is Span.EACH
+    seen, pending, each = {start}, [start], start.span == EACH
     while pending:
         node = pending.pop()
         for user in successors(node):
@@ -125,7 +126,7 @@ def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]
                 continue
             seen.add(user)
             passes_on = user in unconditional and _only_passes_on(user)
-            if user.span is Span.EACH:
+            if user.span == EACH:
                 if not passes_on:
                     return []
                 each = True

@@ -18,7 +18,8 @@ from typing import TypeVar
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import EXITS
 from autograph_rewrite.passes.base.instance_order import (
@@ -51,7 +52,7 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
     levels = barrier_depths(order, frames, early)
     members: dict[int, list[Node]] = {}
     for node in order:
-        if node.span is Span.EACH and node.op not in FREE and node not in frames and node not in early:
+        if node.span == EACH and node.op not in FREE and node not in frames and node not in early:
             members.setdefault(levels[node], []).append(node)
     gates = gates_of(graph, members, unconditional)
     meetings = tuple(nodes[0] for level, nodes in sorted(members.items()) if level)
@@ -109,7 +110,7 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
     last = [node for node in inside if node in unconditional and not any(user in inside for user in successors(node))]
     last.sort(key=lambda node: node.name)
     running = {node: [user for user in successors(node) if is_running_sum(user)] for node in last}
-    build = Builder(graph, GATE, span=Span.EACH)
+    build = Builder(graph, GATE, span=EACH)
     default = Builder(graph, GATE).const(0, dtypes.FLOAT, "default")
     controls = [node for node in last if not running[node]]
     made = build.node("PlaceholderWithDefault", default, controls=controls, dtype=dtypes.FLOAT, shape=())

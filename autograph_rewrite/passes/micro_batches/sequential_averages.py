@@ -16,7 +16,8 @@ import numpy as np
 
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
@@ -83,7 +84,7 @@ def update_averages(
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if rewrite.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
-        update = _update_by(made if average.span is not Span.EACH else reshard.whole(made, average), kept)
+        update = _update_by(made if average.span != EACH else reshard.whole(made, average), kept)
         if update is None:
             continue
         repeated.update(update.reads, update.writes)
@@ -99,7 +100,7 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
     """Return what a statistic updates; None where it serves anything else."""
     after = descendants([use.node for use in total.uses], controls=False)
     writes = [node for node in after if is_update(node)]
-    if not writes or any(node.span is Span.EACH or node in kept for node in after):
+    if not writes or any(node.span == EACH or node in kept for node in after):
         return None
     before = ancestors(writes, controls=False)
     if any(node not in before for node in after):
@@ -109,7 +110,7 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
     reads.sort(key=lambda node: node.name)  # the same in every process
     chain = (after | descendants(reads, controls=False)) & before - set(reads)
     order = _in_order(chain)
-    if any(node.span is Span.EACH for node in order) or len(handles) != len(writes):
+    if any(node.span == EACH for node in order) or len(handles) != len(writes):
         return None
     return Update(
         total, tuple(n for n in order if is_update(n)), tuple(n for n in order if not is_update(n)), tuple(reads)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.variable_ops import handle_node
@@ -39,7 +40,7 @@ def update_averages_in_loop(
         named: names of nodes that the outside runs.
     """
     scope = graph.unique_name(f"{update.total.node.name}/in_turn_{update.total.index}/loop")
-    loop = Loop(graph, [""], micro, scope, span=Span.ONCE)
+    loop = Loop(graph, [""], micro, scope, span=ONCE)
     for read in _other_reads(graph, update):
         loop.wait_for(read)
     made: dict[Node, Node] = {}

@@ -19,7 +19,8 @@ import numpy as np
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 
@@ -45,7 +46,7 @@ class Loop:
     """
 
     def __init__(
-        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = Span.EACH
+        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = EACH
     ) -> None:
         self.stages: dict[Node, int] = {}
         self._graph = graph

@@ -9,7 +9,8 @@ that writes it on the server, before it begins its step. In all other steps nobo
 
 from __future__ import annotations
 
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
@@ -31,7 +32,7 @@ def await_writes(rewrite: Rewrite, variable: str, device: str, lookups: list[Nod
     begun = ServerBuilder(rewrite, device, lookups[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
 
     def add(op: str, what: str, *inputs: Value, controls: tuple[Node, ...] = (), **attrs: object) -> Node:
-        site = Site(f"{name}/{what}", Span.ONCE, lookups[0])
+        site = Site(f"{name}/{what}", ONCE, lookups[0])
         return rewrite.add(op, inputs, site, controls=controls, attrs=attrs or None)
 
     told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` makes a token of it

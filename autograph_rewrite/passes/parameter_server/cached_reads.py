@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
-from autograph_rewrite.ir.graph import Node, Span, Use
+from autograph_rewrite.ir.graph import Node, Use
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
@@ -79,7 +80,7 @@ def _bring_home(rewrite: Rewrite, node: Node) -> None:
 def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
     attrs = {"dtype": dtypes.NUMBERS[variable.dtype], "shape": variable.shape, "container": ""}
     name = proxy_name(variable)
-    return rewrite.add("VarHandleOp", (), Site(name, Span.ONCE, handle), attrs=attrs | {"shared_name": name})
+    return rewrite.add("VarHandleOp", (), Site(name, ONCE, handle), attrs=attrs | {"shared_name": name})
 
 
 def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) -> None:
@@ -149,4 +150,4 @@ def _copied(rewrite: Rewrite, variable: Variable, proxy: Node, done: Node) -> No
     dtype = dtypes.NUMBERS[variable.dtype]
     value = home.add("ReadVariableOp", (handle.output(),), "fresh", controls=[done], dtype=dtype).output()
     inputs, name = (proxy.output(), value), f"{variable.handle}/refresh"
-    return rewrite.add("AssignVariableOp", inputs, Site(name, Span.ONCE, handle), attrs={"dtype": dtype})
+    return rewrite.add("AssignVariableOp", inputs, Site(name, ONCE, handle), attrs={"dtype": dtype})

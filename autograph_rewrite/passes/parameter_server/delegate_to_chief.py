@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
@@ -297,7 +298,7 @@ def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
     found = set(on_server)
     for node in order:
         if node not in found and any(v.node in found and v.node not in unconditional for v in node.inputs):
-            if node.span is Span.EACH:
+            if node.span == EACH:
                 raise PassError(
                     f"'{node.name}' runs on every replica, in a loop or branch that needs what all replicas hold",
                     node=node,

@@ -22,7 +22,8 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -71,11 +72,11 @@ def send_first(
     needed = _before_all({value.node for value in crossing}, inside)
     rest = inside - needed
     late = [node for node in nodes if node in rest and not any(producer in rest for producer in predecessors(node))]
-    made = _look(graph, "made", 1, Span.EACH, [value.node for value in crossing])[-1]
-    turn = _look(graph, "turn", _WORK, Span.EACH, [made])[-1]
+    made = _look(graph, "made", 1, EACH, [value.node for value in crossing])[-1]
+    turn = _look(graph, "turn", _WORK, EACH, [made])[-1]
     added = [made, turn]
     for value in crossing:
-        build = Builder.at(value.node, "sent", span=Span.EACH)
+        build = Builder.at(value.node, "sent", span=EACH)
         sent = build.node("Identity", value, controls=[made], T=value.dtype)
         for use in list(value.uses):
             if _is_away(use.node, stage, stages, devices):
@@ -110,14 +111,14 @@ def _away(value: Value, stages: Stages, devices: Devices) -> bool:
 
 
 def _is_away(reader: Node, stage: int, stages: Stages, devices: Devices) -> bool:
-    return reader.span is Span.EACH and are_apart(stage, stages.of.get(reader, stage), devices)
+    return reader.span == EACH and are_apart(stage, stages.of.get(reader, stage), devices)
 
 
 def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value]) -> None:
     """Take the waits away that only keep values together; TensorFlow's gradients of an op come out all at once."""
     for node in _before_all({value.node for value in crossing}, set(nodes)):
         for control in [one for one in node.controls if node.op == "Identity" and one.op == "NoOp"]:
-            if all(waited.span is Span.EACH and is_pure(waited.op) for waited in predecessors(control)):
+            if all(waited.span == EACH and is_pure(waited.op) for waited in predecessors(control)):
                 node.remove_control(control)
 
 
@@ -167,7 +168,7 @@ def _round(graph: Graph, stage: int, devices: Devices) -> Node:
 
 def _at(graph: Graph, name: str, device: str, controls: Iterable[Node]) -> Node:
     """Add something small on a device, which waits for others."""
-    added = _look(graph, name, 1, Span.ONCE, controls)
+    added = _look(graph, name, 1, ONCE, controls)
     for node in added:
         node.set_device(device)
     return added[-1]

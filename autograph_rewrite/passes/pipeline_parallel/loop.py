@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.replication import Mesh, prefix
+from autograph_rewrite.ir.mesh import MICRO, REPLICA, Mesh, prefix
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -50,12 +50,12 @@ def roll_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
         PassError: something cannot be done in a loop; the message says what.
         PlanError: the plan has a schedule that a loop has not.
     """
-    kept, mesh = list(roots), Mesh(plan.replicas_each, plan.microbatches)
+    kept, mesh = list(roots), Mesh.of(plan.replicas_each, plan.microbatches)
     order, unconditional = order_of_bodies(graph, slices, kept)
     complete_stages(graph, stages)
     devices = _devices(plan, stages)
-    table = turns(mesh.micro, devices, stages.count // devices)
-    prefixes = [prefix(r) for r in range(mesh.replicas)]
+    table = turns(mesh.size(MICRO), devices, stages.count // devices)
+    prefixes = [prefix(r) for r in range(mesh.size(REPLICA))]
     loops = {kind: Loop(graph, prefixes, len(table[0]), scope) for kind, scope in SCOPES.items()}
     bodies = LoopBodies(graph, loops, {FORWARD: table, BACKWARD: table[::-1]})
 
@@ -93,7 +93,7 @@ def _roll(rewrite: Rewrite) -> None:
     if rewrite.has(Stages):
         roll_stages(graph, rewrite.get(Stages), plan, slices, rewrite.roots)
     else:
-        roll_micro_batches(graph, Mesh(plan.replicas_each, plan.microbatches), slices, rewrite.roots)
+        roll_micro_batches(graph, Mesh.of(plan.replicas_each, plan.microbatches), slices, rewrite.roots)
 
 
 ROLL_LOOP = Pass("roll-loop", _roll, lambda rewrite: rewrite.plan.looped, (ServerRegion,))

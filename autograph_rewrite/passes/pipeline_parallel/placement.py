@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.barriers import predecessors
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
@@ -22,7 +23,7 @@ from autograph_rewrite.resolve.stages.assignment import Stages
 def complete_stages(graph: Graph, stages: Stages) -> None:
     """Give a stage to the EACH nodes that passes have made since the original ones were assigned."""
     order = topological_order(graph)
-    new = [node for node in order if node.span is Span.EACH and node not in stages.of]
+    new = [node for node in order if node.span == EACH and node not in stages.of]
     for node in new:
         known = [producer for producer in predecessors(node) if producer in stages.of]
         late = [stages.of[producer] for producer in known if producer in stages.backward]
@@ -43,7 +44,7 @@ def complete_stages(graph: Graph, stages: Stages) -> None:
 
 def _begins(node: Node) -> bool:
     """Return whether a node works on nothing that a stage has made: it is placed where it is read."""
-    return all(value.node.span is Span.ONCE or has(value.node.op, "constant") for value in node.inputs)
+    return all(value.node.span == ONCE or has(value.node.op, "constant") for value in node.inputs)
 
 
 class Cells(NamedTuple):
@@ -77,11 +78,11 @@ def place_stages(graph: Graph, stages: Stages, cells: Cells, *, captured: bool, 
     found: dict[Node, int] = {}
     choices: dict[Node, list[int]] = {}
     for node in order:
-        if node.span is Span.EACH:
+        if node.span == EACH:
             found[node] = stages.of.get(node, 0)
             continue
         touched = [handle_node(value) for value in node.inputs if value.dtype == dtypes.RESOURCE]
-        producers = [found[value.node] for value in node.inputs if value.node.span is Span.EACH or value.node in found]
+        producers = [found[value.node] for value in node.inputs if value.node.span == EACH or value.node in found]
         if touched or node in handles:
             found[node] = handles.get(touched[0] if touched else node, 0)
         elif producers:
@@ -89,7 +90,7 @@ def place_stages(graph: Graph, stages: Stages, cells: Cells, *, captured: bool, 
         if captured and (touched or _gives_handle(node)):
             found[node] = 0
     for node in reversed(order):
-        if node.span is Span.EACH:
+        if node.span == EACH:
             continue
         readers = [found[use.node] for value in node.read_outputs for use in value.uses if use.node in found]
         if node not in found:
@@ -114,7 +115,7 @@ def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]
         if not any(value.dtype == dtypes.RESOURCE for value in node.inputs) or is_update(node):
             continue
         readers = {use.node for value in node.read_outputs for use in value.uses}
-        own = {node} if node.span is Span.EACH else set()
+        own = {node} if node.span == EACH else set()
         read_in = [stages.of[reader] for reader in readers | own if reader in stages.of]
         for value in node.inputs:
             if value.dtype == dtypes.RESOURCE and read_in:
@@ -124,7 +125,7 @@ def _stages_of_handles(order: Sequence[Node], stages: Stages) -> dict[Node, int]
     handles = {**kept, **handles}
     reached: dict[Node, int] = {}
     for node in order:
-        if node.span is Span.EACH:
+        if node.span == EACH:
             continue
         predecessors = [stages.of[v.node] for v in node.inputs if v.node in stages.of]
         predecessors += [reached[v.node] for v in node.inputs if v.node in reached]

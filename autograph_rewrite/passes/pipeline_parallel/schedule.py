@@ -17,7 +17,8 @@ import networkx as nx
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
@@ -49,7 +50,7 @@ def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Device
     _refuse_meetings(order, frames, early, stages)
     clusters: dict[Cluster, list[Node]] = {}
     for node in order:
-        if node.span is Span.EACH and node.op not in FREE and node not in early:
+        if node.span == EACH and node.op not in FREE and node not in early:
             kind = BACKWARD if node in stages.backward else FORWARD
             clusters.setdefault((kind, stages.of.get(node, 0)), []).append(node)
     each = len(devices[0])
@@ -75,7 +76,7 @@ def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Co
     """
     levels = barrier_depths(order, frames_of(order), early)
     for node in order:
-        if node.span is not Span.EACH or node in early or node not in stages.of:
+        if node.span != EACH or node in early or node not in stages.of:
             continue
         if node in frames:
             raise PassError(

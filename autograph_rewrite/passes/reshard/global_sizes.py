@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Node, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
@@ -53,9 +54,9 @@ def read_early(rewrite: Rewrite, node: Node) -> Value | None:
     Args:
         node: makes them of one block.
     """
-    if rewrite.micro == 1 or node.span is Span.EACH or len(node.output_dtypes) != 1 or node in rewrite.early:
+    if rewrite.micro == 1 or node.span == EACH or len(node.output_dtypes) != 1 or node in rewrite.early:
         return None
-    if not any(value.node.span is Span.EACH for value in node.inputs):
+    if not any(value.node.span == EACH for value in node.inputs):
         return None
     fact = rewrite.state.facts[node.output()]
     if fact.placement.differs or not fact.value or not any(is_open(entry) for entry in fact.value):
@@ -144,7 +145,7 @@ class _Sizes:
             shape = build.op("Shape", source, what=f"size_{axis}/shape")
             ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
             size = build.op("StridedSlice", shape, *ends, what=f"size_{axis}", shrink_axis_mask=1)
-            if span is Span.EACH:  # where all are equal, the largest of all can be had before any of them begins
+            if span == EACH:  # where all are equal, the largest of all can be had before any of them begins
                 size = reduce_local(rewrite, size, "sum" if counts else "max", name)
             rewrite.open_sizes[source, axis] = size
         return self._as_number(rewrite.open_sizes[source, axis], "size")
@@ -152,7 +153,7 @@ class _Sizes:
     def added_up(self, edge: EdgePlan | None, keys: Keys) -> Value:
         """Return the local entries, added up over all blocks, and zeros in the place of others."""
         rewrite, value = self._rewrite, self._value
-        build = FoldedBuilder.of(rewrite, value, span=Span.EACH)
+        build = FoldedBuilder.of(rewrite, value, span=EACH)
         mine = build.op("Mul", value, build.const(self._local, self._fact.dtype, "is_local"), what="mine")
         counted = build.gather("AddN", mine, what="counted")
         if edge is not None and edge.lowered.crosses:
@@ -175,11 +176,11 @@ class _Sizes:
         return self._add("Cast", [value], what, DstT=self._fact.dtype)
 
     def _add(self, op: str, inputs: list[Value], what: str, **attrs: Any) -> Value:
-        return FoldedBuilder.of(self._rewrite, self._value, span=Span.ONCE).op(op, *inputs, what=what, **attrs)
+        return FoldedBuilder.of(self._rewrite, self._value, span=ONCE).op(op, *inputs, what=what, **attrs)
 
     def _const(self, content: object, what: str, dtype: object = None) -> Value:
         name = f"{self._value.node.name}/{what}"
         kind = dtypes.numpy_dtype(self._fact.dtype) if dtype is None else dtype
         made = self._rewrite.const(content, kind, name=name, near=self._value)
-        made.node.set_span(Span.ONCE)
+        made.node.set_span(ONCE)
         return made

@@ -20,7 +20,8 @@ from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
-from autograph_rewrite.ir.graph import Node, Select, Span, Value
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -71,35 +72,35 @@ def assign_spans(rewrite: Rewrite) -> None:
         gather_for_each(order)
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
-            node.set_span(Span.EACH)
+            node.set_span(EACH)
 
 
 def _stands_between_instances(node: Node) -> bool:
     """Return whether a NoOp lets nodes that every replica runs wait for some: once, it would make the replicas wait."""
-    users, each = node.control_users, Span.EACH
-    return bool(users) and all(n.span is each for n in users) and any(n.span is each for n in node.controls)
+    users, each = node.control_users, EACH
+    return bool(users) and all(n.span == each for n in users) and any(n.span == each for n in node.controls)
 
 
 def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
     """Let values enter a loop on each device that carries them on: another would send them in the first iteration."""
     for node in order:
         enters = node.op in ENTERS and not node.attr("is_constant", False)
-        if enters and any(user.span is Span.EACH and user.op in MERGES for user, _ in node.output().uses):
-            node.set_span(Span.EACH)
+        if enters and any(user.span == EACH and user.op in MERGES for user, _ in node.output().uses):
+            node.set_span(EACH)
 
 
 def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
     state = rewrite.state
     if node in rewrite.server_region.nodes:
-        return Span.ONCE
+        return ONCE
     if node.op == "LoopCond":
-        return Span.ONCE  # one condition for all replicas
+        return ONCE  # one condition for all replicas
     if differs_by_replica(state, node, rewrite.future_splits):
-        return Span.EACH
+        return EACH
     if not rewrite.mirrored or is_pinned(node) or node in rewrite.server_region.devices:
-        return Span.ONCE
+        return ONCE
     is_input = has(node.op, "fed") and node.name not in handles
-    return Span.ONCE if is_input else rewrite.common_span
+    return ONCE if is_input else rewrite.common_span
 
 
 def _carries(carrier: Node, merge: Node) -> bool:
@@ -107,7 +108,7 @@ def _carries(carrier: Node, merge: Node) -> bool:
     if carrier.op in BACK_EDGES:
         return True
     enters = carrier.op in ENTERS and not carrier.attr("is_constant")
-    return enters and merge.span is not Span.EACH and all(reader is merge for reader, _ in carrier.output().uses)
+    return enters and merge.span != EACH and all(reader is merge for reader, _ in carrier.output().uses)
 
 
 class ReshardInserter:
@@ -179,7 +180,7 @@ class ReshardInserter:
                 reshard = state.transfers[node].operand_reshards.get(
                     index, REPLICATED if value in state.reduced else None
                 )
-                if _carries(value.node, node) and (reshard is not None or node.span is not Span.EACH):
+                if _carries(value.node, node) and (reshard is not None or node.span != EACH):
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
@@ -210,17 +211,17 @@ class ReshardInserter:
 
     def _common_predicate(self, value: Value) -> Value:
         """Return one predicate for all replicas."""
-        if value.node.span is Span.ONCE:
+        if value.node.span == ONCE:
             return value
         if value not in self._predicates:
             self._predicates[value] = common_predicate(self._rewrite, value)
         return self._predicates[value]
 
     def _read(self, node: Node, index: int, value: Value) -> None:
-        crosses = node.span.is_rarer_than(value.node.span)
+        crosses = is_rarer(node.span, value.node.span)
         if not crosses and node._inputs[index] is value and not node.selects:
             return
-        mirrored = crosses and self._rewrite.mirrored and node.span is Span.ONCE
+        mirrored = crosses and self._rewrite.mirrored and node.span == ONCE
         if mirrored:
             value = self._rewrite.of_replica(value)
         node.set_input(index, value, Select.FIRST if crosses else None)
@@ -281,7 +282,7 @@ class ReshardInserter:
         rewrite, name = self._rewrite, f"{enter.name}/whole"
         attrs = {key: enter.attr(key) for key in ("frame_name", "is_constant", "parallel_iterations")}
         # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
-        span = Span.EACH if value.node.span is Span.EACH else rewrite.common_span
+        span = EACH if value.node.span == EACH else rewrite.common_span
         node = rewrite.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
         rewrite.frames[node] = rewrite.frames[enter]
         return node.output()
@@ -343,7 +344,7 @@ class ReshardInserter:
             whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
             if blocks.interleaved:
                 which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
-                self._pieces[key] = rows_at(self._rewrite, whole, which, dim, "block", Span.EACH)
+                self._pieces[key] = rows_at(self._rewrite, whole, which, dim, "block", EACH)
             elif parts:
                 self._pieces[key] = piece_with_segments(self._rewrite, whole, parts, dim, blocks)
             else:
@@ -372,7 +373,7 @@ class ReshardInserter:
     def _term(self, source: Value) -> Value:
         """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
         if source not in self._terms:
-            rewrite, build = self._rewrite, FoldedBuilder.of(self._rewrite, source, span=Span.EACH)
+            rewrite, build = self._rewrite, FoldedBuilder.of(self._rewrite, source, span=EACH)
             first = [index == 0 for index in range(rewrite.replicas)]
             mine = rewrite.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
             zeros = build.op("ZerosLike", source, what="zeros")
@@ -382,7 +383,7 @@ class ReshardInserter:
     def _local_entry(self, value: Value, reshard: LocalEntry, reader: Node) -> Value:
         """Return a shape vector whose entry is this replica's size instead of the whole size."""
         build, fact, rows = (
-            FoldedBuilder.of(self._rewrite, value, span=Span.EACH),
+            FoldedBuilder.of(self._rewrite, value, span=EACH),
             self._rewrite.fact(value),
             rows_per_example(reshard.size),
         )
@@ -520,11 +521,11 @@ def _order(rewrite: Rewrite, parts: Sequence[int], blocks: Blocks) -> Value:
             starts[i * count + r, r] = before[i]
             sizes[i * count + r, r] = rows
 
-    build = FoldedBuilder.of(rewrite, blocks.source, name, span=Span.ONCE)
+    build = FoldedBuilder.of(rewrite, blocks.source, name, span=ONCE)
 
     def const(content: object, what: str) -> Value:
         made = build.numbers(content, what)
-        made.node.set_span(Span.ONCE)
+        made.node.set_span(ONCE)
         return made
 
     def of_lengths(matrix: object, what: str) -> Value:
@@ -555,12 +556,12 @@ def piece_with_segments(rewrite: Rewrite, whole: Value, parts: Sequence[int], di
         if before:
             limits = [_behind(rewrite, limit, blocks.rows("batch", before)) for limit in limits]
         cut.append(rows_between(rewrite, whole, name, dim, (limits[0], limits[1])))
-    build = FoldedBuilder.of(rewrite, whole, span=Span.EACH)
+    build = FoldedBuilder.of(rewrite, whole, span=EACH)
     return build.op("ConcatV2", *cut, build.numbers(dim, "segments_axis"), what="segments", N=len(cut))
 
 
 def _behind(rewrite: Rewrite, limit: Value, rows: Value) -> Value:
-    return FoldedBuilder.of(rewrite, limit, span=Span.EACH).op("AddV2", limit, rows, what="behind")
+    return FoldedBuilder.of(rewrite, limit, span=EACH).op("AddV2", limit, rows, what="behind")
 
 
 # Share one predicate between all replicas: a rounding difference would send them down different branches.
@@ -585,15 +586,15 @@ def common_predicate(rewrite: Rewrite, value: Value) -> Value:
 
 
 def _of_first(rewrite: Rewrite, value: Value, name: str) -> Value:
-    return rewrite.add("Identity", [value], Site(name, Span.ONCE, value.node)).output()
+    return rewrite.add("Identity", [value], Site(name, ONCE, value.node)).output()
 
 
 def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:
     flags = FoldedBuilder.of(rewrite, value, name).gather("Pack", value, what="all", axis=0)
     attrs = {"dtype": dtypes.INT32, "value": np.int32(0)}
-    axis = rewrite.add("Const", [], Site(f"{name}/axis", Span.ONCE, value.node), attrs=attrs)
+    axis = rewrite.add("Const", [], Site(f"{name}/axis", ONCE, value.node), attrs=attrs)
     axis.add_control(flags.node)  # in the loop of the flags
-    return rewrite.add("All", [flags, axis.output()], Site(name, Span.ONCE, value.node)).output()
+    return rewrite.add("All", [flags, axis.output()], Site(name, ONCE, value.node)).output()
 
 
 def _asks_for_a_value(value: Value) -> bool:

@@ -17,7 +17,8 @@ from functools import reduce
 from operator import or_
 
 from autograph_rewrite.ir.copying import copy_node
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node
@@ -73,11 +74,11 @@ def gather_for_each(nodes: Iterable[Node]) -> None:
     """
     for whole in [node for node in nodes if GATHER_ATTR in node.attrs]:
         readers = [*(use.node for use in whole.output().uses), *whole.control_users]
-        if all(reader.span is Span.EACH for reader in readers):
-            whole.set_span(Span.EACH)
+        if all(reader.span == EACH for reader in readers):
+            whole.set_span(EACH)
             for read in [value.node for value in whole.inputs[:-1]]:
                 if all(use.node is whole for use in read.output().uses):
-                    read.set_span(Span.EACH)
+                    read.set_span(EACH)
 
 
 def _updates(whole: Node) -> list[Node]:

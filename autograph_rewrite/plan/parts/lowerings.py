@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
-from autograph_rewrite.ir.replication import Axis
+from autograph_rewrite.ir.mesh import MICRO, PROCESS, REPLICA, Span
 
-IN_PROCESS = frozenset((Axis.REPLICA, Axis.MICRO))
+IN_PROCESS = frozenset((REPLICA, MICRO))
 """The instances of one process."""
-ACROSS = frozenset((Axis.PROCESS,))
+ACROSS = frozenset((PROCESS,))
 """One member per process: what it has made of all its instances."""
 EVERYWHERE = IN_PROCESS | ACROSS
 """All instances of all processes."""
-IN_REPLICA = frozenset((Axis.MICRO,))
+IN_REPLICA = frozenset((MICRO,))
 """The micro-batches of one replica."""
-REPLICAS = frozenset((Axis.PROCESS, Axis.REPLICA))
+REPLICAS = frozenset((PROCESS, REPLICA))
 """One member per replica, of all processes: what it has made of all its micro-batches."""
 
 
@@ -75,7 +75,7 @@ class Hop:
     """
 
     operation: Operation
-    over: frozenset[Axis]
+    over: Span
     medium: Medium
     algorithm: str = ""
 

@@ -21,7 +21,8 @@ from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.patterns import first_match
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
@@ -71,7 +72,7 @@ def assign_stages(
     if pipeline is None:
         return None
     forward = forward_nodes(plan, state, outputs)
-    each = [node for node in state.order if node.span is Span.EACH and not has(node.op, "constant")]
+    each = [node for node in state.order if node.span == EACH and not has(node.op, "constant")]
     work = [node for node in each if node in forward]
     chosen = forward_stages(plan, state, work)
     _require_every_stage(chosen, pipeline.stages)

@@ -14,7 +14,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
@@ -40,7 +41,7 @@ def require_beside(
     of_each, known = [canonical(place) for place in devices], functools.cache(canonical)
 
     def places(node: Node) -> list[str]:
-        if node.span is Span.ONCE:
+        if node.span == ONCE:
             return [known(node.device)]
         return [known(pinned_devices[node])] if node in pinned_devices else of_each
 
@@ -73,7 +74,7 @@ def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> 
     for node in graph:
         if not has(node.op, "table_lookups"):
             continue
-        while node.span is not Span.ONCE and node not in pinned_devices:
+        while node.span != ONCE and node not in pinned_devices:
             pinned_devices[node] = home
             if not node.inputs:
                 break
@@ -88,9 +89,9 @@ def read_beside(graph: Graph, pinned_devices: dict[Node, str]) -> None:
         pinned_devices: the devices of nodes that are not where their replica is; to be added to.
     """
     for node in graph:
-        if node.span is not Span.ONCE and node.op in READS and node not in pinned_devices:
+        if node.span != ONCE and node.op in READS and node not in pinned_devices:
             handle = handle_node(node.inputs[0])
-            if handle.span is Span.ONCE and node.inputs[0].node.span is Span.ONCE:
+            if handle.span == ONCE and node.inputs[0].node.span == ONCE:
                 pinned_devices[node] = handle.device
 
 

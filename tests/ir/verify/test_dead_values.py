@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.dead_values import on_other_devices, on_other_replicas, values_arrive
 
@@ -86,8 +87,8 @@ def test_what_is_constant_in_a_loop_or_comes_from_its_merge_is_sent_in_every_ite
 def test_a_folded_graph_shows_what_goes_from_replica_to_replica() -> None:
     graph = Graph()
     enter = loop(graph)
-    reader = graph.add("Neg", [enter.output()], name="negated", span=Span.EACH)
+    reader = graph.add("Neg", [enter.output()], name="negated", span=EACH)
 
     assert [fault.node for fault in values_arrive(graph, (), on_other_replicas)] == [reader]
-    enter.span = Span.EACH
+    enter.span = EACH
     assert [*values_arrive(graph, (), on_other_replicas)] == []

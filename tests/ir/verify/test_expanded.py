@@ -11,7 +11,8 @@ import pytest
 
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.expanded import check_expanded, expanded_faults
 from autograph_rewrite.item import GraphItem
@@ -312,7 +313,7 @@ def test_a_device_outside_the_plan_is_named() -> None:
 
 def test_a_graph_that_is_still_folded_is_refused() -> None:
     graph = Mirrored().build()
-    graph.node("train").span = Span.EACH
+    graph.node("train").span = EACH
     with pytest.raises(VerifyError, match="'train' is still folded"):
         check_expanded(graph, original(), DEVICES)
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded, folded_faults
@@ -25,8 +26,8 @@ FLOAT, INT32 = dtypes.FLOAT, dtypes.INT32
 def folded() -> Graph:
     """Return x (each) -> y (each) -> total (once, all) -> loss, and a first reader."""
     graph = Graph()
-    x = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT}, span=Span.EACH).output()
-    y = graph.add("Neg", [x], name="y", span=Span.EACH).output()
+    x = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT}, span=EACH).output()
+    y = graph.add("Neg", [x], name="y", span=EACH).output()
     total = graph.add("AddN", [y], name="total", attrs={"N": 2}, selects={0: Select.ALL}).output()
     axis = const(graph, "axis", 0)
     graph.add("ConcatV2", [x, axis], name="joined", attrs={"N": 2}, selects={0: Select.ALL})
@@ -133,7 +134,7 @@ def break_missing_selector(graph: Graph) -> None:
 
 def break_missing_selector_beside_another(graph: Graph) -> None:
     graph.node("joined").set_input(
-        1, graph.add("Const", name="a", attrs={"value": 0, "dtype": INT32}, span=Span.EACH).output()
+        1, graph.add("Const", name="a", attrs={"value": 0, "dtype": INT32}, span=EACH).output()
     )
 
 
@@ -161,11 +162,11 @@ def break_all_on_two_inputs(graph: Graph) -> None:
 
 def break_container(graph: Graph) -> None:
     size = graph.value("axis")
-    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=Span.EACH)
+    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=EACH)
     handle, flow, x = array.output(0), array.output(1), graph.value("x")
     attrs, selects = {"T": FLOAT}, dict.fromkeys((0, 2, 3), Select.FIRST)
     graph.add("TensorArrayWriteV3", [handle, size, x, flow], name="put", attrs=attrs, selects=selects)
-    graph.add("TensorArrayReadV3", [handle, size, flow], name="get", attrs={"dtype": FLOAT}, span=Span.EACH)
+    graph.add("TensorArrayReadV3", [handle, size, flow], name="get", attrs={"dtype": FLOAT}, span=EACH)
 
 
 def break_count(graph: Graph) -> None:
@@ -197,7 +198,7 @@ def break_anchor(graph: Graph) -> None:
 def collective(graph: Graph, name: str, size: int) -> Node:
     keys = [const(graph, f"{name}/{key}", number) for key, number in (("size", size), ("group", 7), ("instance", 9))]
     attrs = {"merge_op": "Add", "final_op": "Id"}
-    return graph.add("CollectiveReduceV2", [graph.value("y"), *keys], name=name, attrs=attrs, span=Span.EACH)
+    return graph.add("CollectiveReduceV2", [graph.value("y"), *keys], name=name, attrs=attrs, span=EACH)
 
 
 def break_collective_size(graph: Graph) -> None:
@@ -345,12 +346,12 @@ def test_what_gets_into_a_loop_or_out_of_it_by_no_door_is_found() -> None:
 
 def test_ten_thousand_nodes_are_checked_in_a_fraction_of_a_second() -> None:
     graph = Graph()
-    value = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT}, span=Span.EACH).output()
+    value = graph.add("Placeholder", name="x", attrs={"dtype": FLOAT}, span=EACH).output()
     attrs = dict(graph.add("Mul", [value, value], name="first").attrs)
     graph.erase(graph.node("first"))
     for i in range(10_000):
         node = Node(graph, f"n{i}", "Mul", "/device:CPU:0", dict(attrs), b"")
-        node.span = Span.EACH
+        node.span = EACH
         value = graph.insert(node, [value, value]).output()
     start = time.process_time()
     check_folded(graph, 8, DEVICES)

@@ -11,7 +11,8 @@ import pytest
 
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph, Node, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.collective_groups import KeyRange, contracted_order, key_range
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults
@@ -157,7 +158,7 @@ def test_what_cannot_be_ordered_by_itself_is_said_of_its_rank() -> None:
     (problem,) = problems(job)
     assert problem.startswith("rank 1: the graph has a cycle")
     job = fresh()
-    job.graphs[1].node("train").span = Span.EACH
+    job.graphs[1].node("train").span = EACH
     (problem,) = problems(job)
     assert problem == "'train' of rank 1 is still folded"
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.graph import Graph, Span
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
@@ -33,10 +34,10 @@ def added_up(dtype: int, rows: tuple[list[int], ...] = ROWS) -> Any:
     placed = []
     for member, row in enumerate(rows):
         near = const(graph, f"row_{member}", row, INT32)
-        build = FoldedBuilder.of(rewrite, near, f"member_{member}", span=Span.ONCE)
+        build = FoldedBuilder.of(rewrite, near, f"member_{member}", span=ONCE)
         placed.append(split_row(build, near, dtype, (member, len(rows))))
     total = graph.add("AddN", placed, name="total").output()
-    whole = join_rows(FoldedBuilder.of(rewrite, total, "whole", span=Span.ONCE), total, (len(rows), len(rows[0])))
+    whole = join_rows(FoldedBuilder.of(rewrite, total, "whole", span=ONCE), total, (len(rows), len(rows[0])))
     with tf.Graph().as_default() as loaded:
         tf.import_graph_def(tf.compat.v1.GraphDef.FromString(serde.to_bytes(graph)), name="")
     with tf.compat.v1.Session(graph=loaded) as session:

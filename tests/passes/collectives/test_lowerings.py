@@ -93,7 +93,7 @@ def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> No
     table.write_text(text.replace("LOWERINGS = _table(\n    (\n", f"LOWERINGS = _table(\n    (\n{row}"))
     emitters = package / "passes" / "collectives" / "all_reduce.py"
     imports = (
-        "from autograph_rewrite.ir.graph import Span\nfrom autograph_rewrite.passes.base.builder import FoldedBuilder\n"
+        "from autograph_rewrite.ir.mesh import ONCE\nfrom autograph_rewrite.passes.base.builder import FoldedBuilder\n"
     )
     emitters.write_text(f"{emitters.read_text(encoding='utf-8')}\n\n{imports}{_block(page, 'emitter')}")
     (tmp_path / "case.txt").write_text(CASE, encoding="utf-8")

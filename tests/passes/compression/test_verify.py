@@ -13,7 +13,8 @@ import autograph_rewrite as ar
 from autograph_rewrite.codecs.builtin import BUILTIN
 from autograph_rewrite.codecs.cast16 import Cast16
 from autograph_rewrite.codecs.codec import Codec
-from autograph_rewrite.ir.graph import Span, Value
+from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.passes.base.rewriting import Site
 from autograph_rewrite.passes.compression import compress
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
@@ -94,7 +95,7 @@ def test_a_residual_that_does_not_last_is_found(compressor: str, monkeypatch: py
     becomes = AuxiliaryVariable.becomes
 
     def forgets(self: AuxiliaryVariable, after: Value, result: Value) -> None:
-        zero = self._rewrite.add("ZerosLike", [after], Site("zero", Span.EACH, after.node))
+        zero = self._rewrite.add("ZerosLike", [after], Site("zero", EACH, after.node))
         becomes(self, zero.output(), result)
 
     monkeypatch.setattr(AuxiliaryVariable, "becomes", forgets)

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.graph import Graph, Node, Select, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.order_accesses import access_order, order_accesses
 from tests.support.training import placeholder, v1, variable
@@ -177,7 +178,7 @@ def test_an_order_of_the_first_replica_says_nothing_about_the_others() -> None:
     graph, first, then, train = written_twice(lambda _, value: value)
     recorded = access_order(graph, [train])
     for node in (first, graph.node("w"), graph.node("behind")):
-        node.span = Span.EACH
+        node.span = EACH
     then.set_input(0, graph.node("w").output(), Select.FIRST)
     then.set_input(1, graph.node("behind").output(), Select.FIRST)
     assert order_accesses(graph, recorded) == 1

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from autograph_rewrite.ir.graph import Graph, Node, Span, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, ONCE, Span
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.emit.instances import order_collectives
@@ -15,7 +16,7 @@ from tests.support.small_items import INT32, const
 GPU = "/device:GPU:0"
 
 
-def reduced(graph: Graph, name: str, value: Value, *, hint: str = "nccl", span: Span = Span.EACH) -> Node:
+def reduced(graph: Graph, name: str, value: Value, *, hint: str = "nccl", span: Span = EACH) -> Node:
     """Add a collective."""
     keys = [const(graph, f"{name}/{key}", number, INT32) for key, number in (("size", 2), ("group", 1), ("key", 1))]
     attrs = {"merge_op": "Add", "final_op": "Id", "communication_hint": hint}
@@ -25,7 +26,7 @@ def reduced(graph: Graph, name: str, value: Value, *, hint: str = "nccl", span: 
 def behind(graph: Graph, value: Value, steps: int, name: str) -> Value:
     """Add a chain of ops."""
     for step in range(steps):
-        value = graph.add("Neg", [value], name=f"{name}/step_{step}", span=Span.EACH).output()
+        value = graph.add("Neg", [value], name=f"{name}/step_{step}", span=EACH).output()
     return value
 
 
@@ -57,7 +58,7 @@ def test_one_that_reads_another_stays_behind_it() -> None:
 def test_rings_are_left_alone_and_sizes_of_processes_stay_on_the_host() -> None:
     graph = Graph()
     ring = reduced(graph, "ring", const(graph, "x", 1.0), hint="ring")
-    sizes = reduced(graph, "sizes", const(graph, "rows", 4, INT32), span=Span.ONCE)
+    sizes = reduced(graph, "sizes", const(graph, "rows", 4, INT32), span=ONCE)
     asking = [reduced(graph, f"asking_{i}", const(graph, f"y{i}", 1.0)) for i in range(2)]
     order_collectives(graph)
     assert sizes.attr("communication_hint") == b"auto"
@@ -71,9 +72,9 @@ def test_one_in_a_branch_comes_after_what_is_ready_before_it_and_nothing_else_wa
     x = const(graph, "x", 1.0)
     early = reduced(graph, "early", behind(graph, x, 2, "way"))
     condition = const(graph, "condition", True, dtypes.BOOL)
-    switch = graph.add("Switch", [behind(graph, x, 3, "other"), condition], name="switch", span=Span.EACH)
+    switch = graph.add("Switch", [behind(graph, x, 3, "other"), condition], name="switch", span=EACH)
     inside = reduced(graph, "inside", switch.output(1))
-    merge = graph.add("Merge", [switch.output(0), inside.output()], name="merge", attrs={"N": 2}, span=Span.EACH)
+    merge = graph.add("Merge", [switch.output(0), inside.output()], name="merge", attrs={"N": 2}, span=EACH)
     behind_it = reduced(graph, "behind", merge.output())
     late = reduced(graph, "late", behind(graph, x, 9, "long"))
     order_collectives(graph)

@@ -14,7 +14,8 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.ir.graph import Graph, Node, Select, Span
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, ONCE, Select
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
@@ -30,7 +31,7 @@ MIRRORED = {"devices": [f"CPU:{i}" for i in range(4)], "strategy": {"name": "All
 def lost(graph: Graph) -> list[tuple[str, str]]:
     """Return the accesses that follow each other in the folded graph, and need not on replicas other than the first."""
     order = topological_order(graph)
-    accesses = [node for node in order if node.span is Span.EACH and (is_update(node) or node.op in READS)]
+    accesses = [node for node in order if node.span == EACH and (is_update(node) or node.op in READS)]
     marks = {node: 1 << i for i, node in enumerate(accesses)}
     before, sound = marks_before(order, marks), _soundly_before(order, marks)
     found = []
@@ -61,7 +62,7 @@ def _soundly_before(order: list[Node], marks: Mapping[Node, int]) -> dict[Node, 
 
 def _awaited_on_every_replica(node: Node) -> Iterator[Node]:
     for index, value in enumerate(node.inputs):
-        if node.span is Span.EACH or value.node.span is Span.ONCE or node.selects.get(index) is Select.ALL:
+        if node.span == EACH or value.node.span == ONCE or node.selects.get(index) is Select.ALL:
             yield value.node
     yield from node.controls
 

@@ -15,7 +15,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.errors import PassError, VerifyError
-from autograph_rewrite.ir.graph import Span
+from autograph_rewrite.ir.mesh import ONCE, PER_REPLICA, Span
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.collectives import local_ops
 from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
@@ -109,8 +109,8 @@ def without_other_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each replica hand its first micro-batch's contribution to the collective, instead of the sum."""
     whole = local_ops.reduce_local
 
-    def first(context: Any, value: Any, op: str, name: str, role: str = "", *, span: Span = Span.ONCE) -> Any:
-        if span is Span.REPLICA:
+    def first(context: Any, value: Any, op: str, name: str, role: str = "", *, span: Span = ONCE) -> Any:
+        if span == PER_REPLICA:
             return context.of_replica(value)
         return whole(context, value, op, name, role, span=span)
 

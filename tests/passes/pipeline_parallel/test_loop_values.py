@@ -12,8 +12,8 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import PassError, PlanError
-from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Span
-from autograph_rewrite.ir.replication import Mesh
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.mesh import EACH, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -158,8 +158,8 @@ def first_of_three() -> tuple[Graph, Node]:
     graph = Graph()
     raws = PerInstance(tuple(encode("tensor", np.asarray(number, np.int32)) for number in (10, 20, 30)))
     attrs = {"value": raws, "dtype": dtypes.INT32}
-    number = graph.add("Const", name="number", attrs=attrs, span=Span.EACH).output()
-    twice = graph.add("AddV2", [number, number], name="twice", span=Span.EACH).output()
+    number = graph.add("Const", name="number", attrs=attrs, span=EACH).output()
+    twice = graph.add("AddV2", [number, number], name="twice", span=EACH).output()
     return graph, graph.add("Identity", [twice], name="read", selects={0: Select.FIRST})
 
 
@@ -167,9 +167,9 @@ def first_of_three() -> tuple[Graph, Node]:
 def test_who_reads_one_micro_batch_reads_the_first(stage: int | None) -> None:
     """The last ones of a small batch are empty."""
     graph, read = first_of_three()
-    stages = Stages(2, {node: stage or 0 for node in graph if node.span is Span.EACH}, set())
+    stages = Stages(2, {node: stage or 0 for node in graph if node.span == EACH}, set())
     if stage is None:
-        roll_micro_batches(graph, Mesh(1, 3), {}, [read])
+        roll_micro_batches(graph, Mesh.of(1, 3), {}, [read])
     else:
         devices = ("/device:CPU:0", "/device:CPU:1")
         plan = Plan(devices=devices[:1], micro=Micro(3, loop=True), pipeline=Pipeline(2, devices, "gpipe"))

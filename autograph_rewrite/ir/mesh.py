@@ -1,0 +1,120 @@
+"""The mesh of a folded graph: along which axes a node has instances, and which of them an input reads.
+
+    %dw = MatMul(%x, %dy)  each          span {replica, micro}: an instance for each micro-batch of each replica
+    %sum = AddN(all(%dw))                span {}: one for all of them, which reads them all
+
+A placement says what a value is, a span how often it is computed. The axes of a mesh are major to minor: instances are
+counted along the minor axis first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+REPLICA, MICRO, PROCESS = "replica", "micro", "process"
+STAGE, SERVER = "stage", "server"
+
+Span = frozenset[str]
+"""The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part
+of that of the job."""
+ONCE: Span = frozenset()
+PER_REPLICA: Span = frozenset((REPLICA,))
+EACH: Span = frozenset((REPLICA, MICRO))
+WORDS = {ONCE: "once", PER_REPLICA: "replica", EACH: "each"}
+"""How the printed form names the spans of the batch."""
+OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each replica"}
+"""How messages name them."""
+
+
+def word(span: Span) -> str:
+    """Return how the printed form names a span."""
+    return WORDS.get(span) or f"{{{', '.join(sorted(span))}}}"
+
+
+def is_rarer(reader: Span, producer: Span) -> bool:
+    """Return whether a reader stands for several instances of a producer, and has to choose one or read all."""
+    return not producer <= reader
+
+
+class Select(Enum):
+    """Which instances of a value a node reads, along the axes that its span lacks."""
+
+    ALL = "all"  # one input per instance, in their order
+    FIRST = "first"  # that of replica 0, or of the first micro-batch
+
+
+class Axis(NamedTuple):
+    """An axis of a mesh."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The instances of a process.
+
+    Attributes:
+        axes: major to minor.
+    """
+
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, replicas: int, micro: int = 1) -> Mesh:
+        """Return the mesh of some replicas with so many micro-batches each, which follow one another."""
+        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro)))
+
+    def size(self, name: str) -> int:
+        """Return how many coordinates an axis has."""
+        return next((axis.size for axis in self.axes if axis.name == name), 1)
+
+    def count(self, span: Span) -> int:
+        """Return how many instances a node of this span has."""
+        return math.prod(size for name, size in self.axes if name in span)
+
+    def read(self, reader: Span, instance: int, producer: Span, select: Select | None) -> list[int]:
+        """Return which instances of a producer one instance of a reader reads.
+
+        Args:
+            select: how the reader chooses along the axes that it lacks.
+        """
+        at, wanted = self.coordinates(reader, instance), [0]
+        for name, size in self.axes:
+            if name in producer:
+                chosen = (at[name],) if name in at else range(size if select is Select.ALL else 1)
+                wanted = [first * size + i for first in wanted for i in chosen]
+        return wanted
+
+    def coordinates(self, span: Span, instance: int) -> dict[str, int]:
+        """Return where an instance lies along each axis of its span."""
+        at = {}
+        for name, size in reversed(self.axes):
+            if name in span:
+                instance, at[name] = divmod(instance, size)
+        return at
+
+
+@dataclass(frozen=True)
+class PerInstance:
+    """Raw attribute values that differ between the instances of a node, in their order along its span."""
+
+    raws: tuple[bytes, ...]
+
+
+_INSTANCE = re.compile(r"replica_\d+/(micro_\d+/)?")
+
+
+def prefix(instance: int, micro: int = 1) -> str:
+    """Return the name prefix of an instance, where each replica has `micro` micro-batches."""
+    replica, part = divmod(instance, micro)
+    return f"replica_{replica}/" if micro == 1 else f"replica_{replica}/micro_{part}/"
+
+
+def common_name(name: str) -> str:
+    """Return the name of an instance without its prefix: what all instances of a node have in common."""
+    return _INSTANCE.sub("", name, count=1) if name.startswith("replica_") else name
