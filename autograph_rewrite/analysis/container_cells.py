@@ -53,7 +53,7 @@ def maker(state: Propagation, cell: str) -> Node:
 
 
 def _update(state: Propagation, cell: str) -> bool:
-    joined = join(state.puts[cell].values(), state.semantics.batch)._replace(cell="")
+    joined = join(state.puts[cell].values(), state.semantics.extent.units)._replace(cell="")
     found = _tied(state, cell, joined)
     changed = state.cells.get(cell) != found
     state.cells[cell] = found
@@ -84,5 +84,5 @@ def _tied(state: Propagation, cell: str, fact: Fact) -> Fact:
 def _whole(state: Propagation, fact: Fact) -> Fact:
     if not fact.placement.differs:
         return fact
-    shape = None if fact.shape is None else tuple(to_global(dim, state.semantics.batch) for dim in fact.shape)
+    shape = None if fact.shape is None else tuple(to_global(dim, state.semantics.extent.units) for dim in fact.shape)
     return fact._replace(placement=REPLICATED, shape=shape, value=None)

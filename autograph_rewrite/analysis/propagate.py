@@ -284,15 +284,15 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
     axis = state.whole_inputs.get(value)
     if state.given and value in state.given:
         stated = state.given[value]
-        fact = stated if isinstance(stated, Fact) else stated_as(fact, stated, state.semantics.batch)
+        fact = stated if isinstance(stated, Fact) else stated_as(fact, stated, state.semantics.extent.units)
     if fact.shape is not None and None in fact.shape and value.node not in state.looped:
         fact = fact._replace(shape=_named(value, fact.shape, axis))
     if axis is not None:
         state.raw[value] = fact
-        return batch_fact(value, fact, axis, state.semantics.batch)
+        return batch_fact(value, fact, axis, state.semantics.extent.units)
     if value in state.reduced and fact.placement.differs:
         state.raw[value] = fact
-        return convert(fact, REPLICATED, state.semantics.batch)
+        return convert(fact, REPLICATED, state.semantics.extent.units)
     state.raw.pop(value, None)
     return fact
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.shapes.recorded import recorded_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
@@ -23,6 +24,7 @@ from autograph_rewrite.ops.facts.placement import (
     PARTIAL,
     REPLICATED,
     UNKNOWN,
+    Extent,
     Fact,
     Placement,
     Shape,
@@ -78,6 +80,7 @@ class NodeTransfer(NamedTuple):
     holds: tuple[int, int] | None = None
     constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
     inputs: tuple[Fact, ...] = ()  # as propagation saw them
+    more: Mapping[str, Mapping[int, Reshard]] = {}  # conversions along axes besides the batch's
 
 
 def const_fact(node: Node) -> Fact:
@@ -109,11 +112,112 @@ def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact],
         semantics: what the configuration lets rules assume.
     """
     dtypes_out = node.output_dtypes
-    rule = rule_of(node.op) if PINNED not in node.attrs else None
     if any(f.placement == UNKNOWN for f in inputs) and node.op not in MERGES:
         return NodeTransfer(tuple(Fact(UNKNOWN, dtype) for dtype in dtypes_out))
     n = Op(node.op, node.attr, inputs, dtypes_out, _static_shapes(node, len(dtypes_out)), semantics, cells)
-    if semantics.segments and any(f.is_segmented for f in inputs):
+    if any(fact.others for fact in (*inputs, *cells.values())):
+        return _on_every_axis(node, n)
+    return _on_one_axis(node, n)
+
+
+def _on_every_axis(node: Node, n: Op) -> NodeTransfer:
+    """Ask the rule on one axis of the mesh after another, the major one first.
+
+        x: {replica: split(0), model: split(1)}, [b, T:@model/b]
+        on replica     split(0), [b, 64]                sizes that later axes cut are whole
+        on model       split(1), [T:@replica/b, b]      those that earlier axes cut are those of a block
+
+    A conversion applies before the next axis is asked. Blocks of blocks of one dimension lie next to each other only
+    within a block of the major axis: what converts that one reads the whole along the minor axes first.
+    """
+    axes, inputs = (n.semantics.extent, *n.semantics.more), list(n.inputs)
+    wanted: dict[str, dict[int, Reshard]] = {extent.axis: {} for extent in axes}
+    static, answers = n.static, list[NodeTransfer]()
+    outputs: list[Fact] = []
+    for at, extent in enumerate(axes):
+        axis, later = extent.axis, axes[at + 1 :]
+        if at and not any(f.placement_on(axis).differs for f in (*inputs, *n.cells.values())):
+            continue
+        cells = {i: _seen_on(fact, extent, later) for i, fact in n.cells.items()}
+        seen = tuple(_seen_on(fact, extent, later) for fact in inputs)
+        found = _on_one_axis(
+            node, n._replace(inputs=seen, cells=cells, static=static, semantics=n.semantics.on(extent))
+        )
+        for i, reshard in found.operand_reshards.items():
+            wanted[axis][i] = reshard
+            inputs[i] = _converted_on(inputs[i], reshard, extent, later, wanted, i)
+        outputs = [_settled(fact, extent, outputs[i : i + 1]) for i, fact in enumerate(found.outputs)]
+        static = tuple(
+            None if f.shape is None else tuple(dim if isinstance(dim, int) else None for dim in f.shape)
+            for f in found.outputs
+        )
+        answers.append(found)
+    first = answers[0]
+    return first._replace(
+        outputs=tuple(outputs),
+        decompose=any(found.decompose for found in answers),
+        note="; ".join(found.note for found in answers if found.note),
+        constant=first.constant and len(answers) == 1,
+        inputs=n.inputs,
+        more={extent.axis: wanted[extent.axis] for extent in axes[1:] if wanted[extent.axis]},
+    )
+
+
+def _seen_on(fact: Fact, extent: Extent, later: Iterable[Extent]) -> Fact:
+    """Return a fact as the rule on one axis sees it: whole along later axes, with the blocks of this one as `b`."""
+    for other in later:
+        fact = _whole_on(fact, other)
+    placement = fact.placement_on(extent.axis)
+    return fact.on(extent.axis)._replace(placement=placement._replace(extent=None), others=())
+
+
+def _whole_on(fact: Fact, extent: Extent) -> Fact:
+    """Return the fact of what is whole along an axis."""
+    if not fact.placement_on(extent.axis).differs:
+        return fact
+    seen = convert(fact.on(extent.axis), REPLICATED, extent.units)._replace(placement=fact.placement)
+    return seen.on(REPLICA, extent.axis).placed(extent.axis, REPLICATED)
+
+
+def _converted_on(
+    fact: Fact,
+    reshard: Reshard,
+    extent: Extent,
+    later: Iterable[Extent],
+    wanted: dict[str, dict[int, Reshard]],
+    at: int,
+) -> Fact:
+    """Return the fact of an operand after its conversion along an axis; note what has to be whole before that."""
+    before = fact.placement_on(extent.axis)
+    touched = {before.dim} if before.is_split else set()
+    if isinstance(reshard, Slice):
+        touched.add(reshard.dim)
+    for other in later:
+        minor = fact.placement_on(other.axis)
+        if minor.kind == "local" or (minor.is_split and minor.dim in touched):
+            fact, wanted[other.axis][at] = _whole_on(fact, other), REPLICATED
+    made = convert(fact.on(extent.axis), reshard, extent.units)
+    new = made.placement if isinstance(reshard, (LocalEntry, Slice)) else reshard
+    return made._replace(placement=fact.placement).on(REPLICA, extent.axis).placed(extent.axis, _of(new, extent))
+
+
+def _of(placement: Placement, extent: Extent) -> Placement:
+    """Return a placement along an axis, with its extent; the batch's needs none."""
+    return placement._replace(extent=extent) if placement.differs and extent.axis != REPLICA else placement
+
+
+def _settled(fact: Fact, extent: Extent, before: Sequence[Fact]) -> Fact:
+    """Return a result with its placement along an axis, besides those along earlier axes."""
+    placement, told = _of(fact.placement, extent), fact.on(REPLICA, extent.axis)
+    if not before:
+        return told
+    earlier = before[0]
+    return told._replace(placement=earlier.placement, others=earlier.others).placed(extent.axis, placement)
+
+
+def _on_one_axis(node: Node, n: Op) -> NodeTransfer:
+    rule, semantics = rule_of(node.op) if PINNED not in node.attrs else None, n.semantics
+    if semantics.segments and any(f.is_segmented for f in n.inputs):
         return _of_segments(node, n, rule)
     found = _answer(node, n, rule)
     if semantics.segments and are_lost(n.op, (), found.outputs):
@@ -125,12 +229,14 @@ def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     """Answer for a node that reads blocks with segments, or their sizes: whole, where its rule does not keep them."""
     apart = read_whole(n, rule)
     seen = n._replace(
-        inputs=tuple(convert(f, REPLICATED, n.semantics.batch) if i in apart else f for i, f in enumerate(n.inputs))
+        inputs=tuple(
+            convert(f, REPLICATED, n.semantics.extent.units) if i in apart else f for i, f in enumerate(n.inputs)
+        )
     )
     found = _answer(node, seen, rule)
     operand_reshards = {**dict.fromkeys(apart, REPLICATED), **found.operand_reshards}
     after = [
-        convert(f, operand_reshards[i], n.semantics.batch) if i in operand_reshards else f
+        convert(f, operand_reshards[i], n.semantics.extent.units) if i in operand_reshards else f
         for i, f in enumerate(n.inputs)
     ]
     if are_lost(n.op, after, found.outputs):
@@ -275,7 +381,7 @@ def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
 
 def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> NodeTransfer:
     """Work the output facts out from the converted inputs."""
-    batch = n.semantics.batch
+    batch = n.semantics.extent.units
     inputs = n.inputs
     if placed.operand_reshards:
         inputs = tuple(
@@ -323,7 +429,7 @@ def _output(n: Op, node: Node, index: int, placed: Placed, claim: _Claim) -> Fac
     elif static is not None and len(static) == len(shape) and None in shape:
         shape = tuple(s if mine is None else mine for mine, s in zip(shape, static, strict=True))
     if shape is not None:
-        shape = _settle_shape(node, index, placement, shape, static, n.semantics.batch)
+        shape = _settle_shape(node, index, placement, shape, static, n.semantics.extent.units)
     if value is not None and len(value) > LARGEST_TRACKED:
         value = None
     zero = bool(placed.zero and placed.zero[index])

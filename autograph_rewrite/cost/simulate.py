@@ -147,7 +147,7 @@ def simulated(
     """
     resolved = folded.resolve(plan if plan.edges or not batch else replace(plan, batch=batch))
     notes: tuple[str, ...] = ()
-    if not (folded.state.semantics.batch or batch or plan.batch):
+    if not (folded.state.semantics.extent.units or batch or plan.batch):
         notes = (f"{EXAMPLES} examples for each replica are assumed",)
     sizes = sizes_of(plan, folded.state, batch)
     topology = hardware.topology(resolved)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 REPLICA, MICRO, PROCESS = "replica", "micro", "process"
-STAGE, SERVER = "stage", "server"
+MODEL, STAGE, SERVER = "model", "stage", "server"
 
 Span = frozenset[str]
 """The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part

@@ -10,7 +10,7 @@ from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
 from autograph_rewrite.ir.graph import Graph, Value
-from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
+from autograph_rewrite.ops.facts.placement import REPLICATED, Extent, Placement
 from autograph_rewrite.ops.facts.symbolic_dims import segments, unit
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
@@ -61,7 +61,7 @@ def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None
         plan: the request.
     """
     may_be = _are_possible(plan) and any(has(node.op, "concatenates") for node in graph)
-    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, static, segments=may_be)
+    semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, Extent(units=static), segments=may_be)
     joined = propagate(graph, batch, semantics)
     if not may_be or len(batch) == 1 or static is not None or len(plan.processes) > 1:
         return joined

@@ -166,7 +166,7 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
     left = decision.left
     if not decision.segments and before <= remat.limit:
         left = (*left, Left("remat.policy", FITS.format(peak=before, limit=remat.limit)))
-    if not (acts.state.semantics.batch or rewrite.request.batch):
+    if not (acts.state.semantics.extent.units or rewrite.request.batch):
         left = (*left, Left("remat.policy", ASSUMED.format(batch=step.sizes.batch)))
     return replace(decision, left=left, peaks=Peaks(remat.limit, before, after, step.sizes.batch)), state
 

@@ -56,7 +56,7 @@ def _resolve(rewrite: Rewrite) -> None:
     plan = with_bytes(plan, state, sizes)
     found += skipped(plan, state, item.variables)
     stages = plan.pipeline.stages if plan.pipeline is not None else 1
-    assumed = not (state.semantics.batch or rewrite.request.batch)
+    assumed = not (state.semantics.extent.units or rewrite.request.batch)
     parts = rewrite.job.replicas * stages
     covered = coverage_of(plan, state, item, parts=parts, sizes=sizes, assumed=assumed)
     rewrite.plan = with_coverage(plan, covered)

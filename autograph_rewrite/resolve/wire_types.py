@@ -79,7 +79,7 @@ def sizes_of(plan: Plan, state: Propagation, batch: int | None = None) -> Sizes:
         state: the placements.
         batch: examples of all replicas together, where the graph leaves that open.
     """
-    examples = state.semantics.batch or batch or plan.batch or EXAMPLES * plan.replicas
+    examples = state.semantics.extent.units or batch or plan.batch or EXAMPLES * plan.replicas
     return Sizes(examples, plan.replicas, plan.microbatches)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import get_op
-from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, Shape, split
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Extent, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, is_local
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, Slice, whole
 from autograph_rewrite.ops.traits import has
@@ -167,7 +167,8 @@ def op_of(case: Case, placements: Sequence[Placement], dynamic: bool, expected: 
     static = tuple(_stated(array, case, dynamic) for array in expected)
     known = bool(case.sample.stays_static) and not dynamic and 0 not in case.blocks
     batch = None if dynamic else case.batch
-    semantics = Semantics(random=case.sample.random, batch=batch, known_blocks=known)
+    extent = Extent(units=batch, sizes=case.blocks if known else None)
+    semantics = Semantics(random=case.sample.random, extent=extent)
     dtypes = tuple(number_of_input(a) for a in expected)
     return Op(case.sample.op, attr, inputs, dtypes, static, semantics, {})
 
@@ -261,7 +262,9 @@ def check(
     assert len(placed.outputs) == len(expected), "a placement per output"
     after = n._replace(
         inputs=tuple(
-            convert(fact, placed.operand_reshards[i], n.semantics.batch) if i in placed.operand_reshards else fact
+            convert(fact, placed.operand_reshards[i], n.semantics.extent.units)
+            if i in placed.operand_reshards
+            else fact
             for i, fact in enumerate(n.inputs)
         )
     )

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.placement import Extent, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.ops.rules.base import LocalEntry, Semantics, Slice, whole
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
@@ -187,7 +187,7 @@ def test_transforms_of_unknown_number_are_not_cut_since_there_may_be_one_for_all
 
 
 def test_a_batch_that_is_stated_as_one_example_stretches_to_the_rows_of_another_operand() -> None:
-    one = Semantics(batch=1)
+    one = Semantics(extent=Extent(units=1))
     n = node("Mul", fact(split(0), B, 3), fact(REPLICATED, 5, 3), semantics=one)
     assert placed(n) == whole(n)
     n = node("Mul", fact(split(0), B, 3), fact(REPLICATED, 1, 3), semantics=one)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, split
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Extent, Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.ops.rules.base import Op, Placed, Semantics, Slice, whole
 from autograph_rewrite.ops.rules.table import TABLE
@@ -20,7 +20,7 @@ CONV = {"strides": (1, 1, 1, 1), "padding": b"SAME", "dilations": (1, 1, 1, 1)}
 
 def asked(op: str, *inputs: Fact, halo: bool = True, **attrs: Any) -> tuple[Op, Placed | None]:
     known = CONV | attrs
-    semantics = Semantics(batch=2, known_blocks=halo)
+    semantics = Semantics(extent=Extent(units=2, sizes=(1, 1) if halo else None))
     n = Op(op, lambda key, default=None: known.get(key, default), inputs, (dtypes.FLOAT,), (None,), semantics, {})
     return n, TABLE[op].place(n)
 

@@ -1,25 +1,49 @@
-"""Placement: how a value is spread over the replicas."""
+"""Placement: how a value is spread along an axis of the mesh, and Extent: how blocks count a length."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from autograph_rewrite.ir.mesh import REPLICA
+
+
+class Extent(NamedTuple):
+    """How the blocks along an axis count a length.
+
+    Attributes:
+        axis: of the mesh.
+        units: how many there are in all; None where only the run will tell: an open batch.
+        sizes: units of each block, of which none is empty; None where the graph computes them: the blocks of a batch.
+    """
+
+    axis: str = REPLICA
+    units: int | None = None
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the sizes of the blocks are: channels may be split, and windows may read rows of neighbours."""
+        return self.sizes is not None
+
 
 class Placement(NamedTuple):
-    """Where a value lives on the `data` axis.
+    """Where a value lives along one axis; its instances are those of the replicas, or the devices of a model axis.
 
     kind          meaning
-    replicated    every replica holds the same value
-    split         replica k holds the k-th block of dimension `dim`
-    partial       the value is the `op` (sum, max, min, prod) over the replicas' values
-    local         an integer that counts this replica's block (a size); or a shape vector with such entries
+    replicated    every instance holds the same value
+    split         instance k holds the k-th block of dimension `dim`
+    partial       the value is the `op` (sum, max, min, prod) over the instances' values
+    local         an integer that counts this instance's block (a size); or a shape vector with such entries
     any           an empty container: compatible with whatever is put in
     unknown       not reached yet (inside a loop, before the fixpoint)
+
+    `extent` is how its blocks are counted where it differs; None: as those of the batch.
     """
 
     kind: str
     dim: int = 0
     op: str = ""
+    extent: Extent | None = None
 
     @property
     def is_split(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autograph_rewrite.ir.types.placement import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Placement, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, is_segmented
+from autograph_rewrite.ir.mesh import REPLICA
+from autograph_rewrite.ir.types.placement import ANY, LOCAL, PARTIAL, REPLICATED, UNKNOWN, Extent, Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, is_segmented, on_axis
 
-__all__ = ["ANY", "LOCAL", "PARTIAL", "REPLICATED", "UNKNOWN", "Axes", "Fact", "Placement", "Shape", "split"]
+__all__ = ["ANY", "LOCAL", "PARTIAL", "REPLICATED", "UNKNOWN", "Axes", "Extent", "Fact", "Placement", "Shape", "split"]
 
 
 Shape = tuple[Dim, ...]
@@ -32,6 +33,8 @@ class Fact(NamedTuple):
         zero: every element is known to be zero, so a replicated value is also a partial one.
         cell: for a handle of a tensor array or stack, the node that made it.
         axes: of a vector of dimensions that only the run will tell, what is known of it.
+        others: where it lives along axes besides the batch's, in the order of the mesh; replicated is left out.
+            Placements have their extents; sizes of their blocks are `T:@model/b` in `shape` and `value`.
     """
 
     placement: Placement
@@ -41,6 +44,39 @@ class Fact(NamedTuple):
     zero: bool = False
     cell: str = ""
     axes: Axes | None = None
+    others: tuple[tuple[str, Placement], ...] = ()
+
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """Where it lives, by axis; replicated is left out."""
+        here = {} if self.placement == REPLICATED else {REPLICA: self.placement}
+        return here | dict(self.others)
+
+    def placement_on(self, axis: str) -> Placement:
+        """Return where it lives along an axis."""
+        if axis == REPLICA:
+            return self.placement
+        return next((one for name, one in self.others if name == axis), REPLICATED)
+
+    def on(self, axis: str, before: str = REPLICA) -> Fact:
+        """Return the fact as the rules on an axis see it, with the block sizes of other axes as open sizes.
+
+        Args:
+            axis: the one that is looked at.
+            before: the one by which its sizes are told so far; `fact.on(axis).on(REPLICA, axis)` is the fact.
+        """
+        if axis == before:
+            return self
+        shape = None if self.shape is None else tuple([on_axis(dim, axis, before) for dim in self.shape])
+        value = None if self.value is None else tuple([on_axis(dim, axis, before) for dim in self.value])
+        return self._replace(shape=shape, value=value)
+
+    def placed(self, axis: str, placement: Placement) -> Fact:
+        """Return the fact with another placement along an axis."""
+        if axis == REPLICA:
+            return self._replace(placement=placement)
+        others = {**dict(self.others), axis: placement}
+        return self._replace(others=tuple((name, one) for name, one in others.items() if one != REPLICATED))
 
     @property
     def rank(self) -> int | None:

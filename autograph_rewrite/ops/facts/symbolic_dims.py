@@ -54,6 +54,26 @@ def common_symbol(origin: str) -> Sym:
     return Sym(1, (f"{COMMON}:{origin}",))
 
 
+def on_axis(dim: Dim, axis: str, before: str) -> Dim:
+    """Return a size as a rule on one axis sees it, which the rules on another axis see as `dim`.
+
+    Block sizes of any other axis are open sizes that nobody splits: `b` on the axis `replica` is `T:@replica/b` on
+    `model`.
+
+    Args:
+        axis: the one that is looked at.
+        before: the other, whose block sizes are `b` in `dim`.
+    """
+    if not isinstance(dim, Sym) or axis == before:
+        return dim
+    here = f"{COMMON}:@{axis}/"
+    factors = [
+        f"{COMMON}:@{before}/{factor}" if factor[0] in (BLOCK, BATCH) else factor.removeprefix(here)
+        for factor in dim.factors
+    ]
+    return Sym(dim.coef, tuple(sorted(factors)))
+
+
 def is_local(dim: Dim) -> bool:
     """Return whether the size differs between replicas."""
     return isinstance(dim, Sym) and any(factor.startswith(LOCAL_MARK) for factor in dim.factors)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Fact, Placement, Shape
+from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Extent, Fact, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, rows_per_example, segments
 from autograph_rewrite.ops.facts.windows import Halo
 
@@ -30,22 +30,27 @@ OWN_VALUE = Placement("partial", op=OWN)
 
 
 class Semantics(NamedTuple):
-    """The choices of the config that rules depend on, and the batch.
+    """The choices of the config that rules depend on, and the axes.
 
     Attributes:
         random: "exact" draws what one device would draw; "independent" lets each replica draw its own block.
         batch_norm: "sync" uses the statistics of the whole batch; "local" those of each block.
-        batch: number of examples in the whole batch where that is static, else None.
+        extent: of the axis that is looked at; of the batch, its units are the examples, where they are static.
         segments: blocks may have a segment of each part of a concatenation.
-        known_blocks: the sizes of blocks are known, and none is empty (the model axis): channels may be split, and an
-            op with a window may read rows of its block's neighbours, too.
+        more: extents of further axes, minor to the first.
     """
 
     random: str = "exact"
     batch_norm: str = "sync"
-    batch: int | None = None
+    extent: Extent = Extent()
     segments: bool = False
-    known_blocks: bool = False
+    more: tuple[Extent, ...] = ()
+
+    def on(self, extent: Extent) -> Semantics:
+        """Return what rules on one of the axes depend on."""
+        if not self.more:
+            return self
+        return self._replace(extent=extent, segments=self.segments and extent == self.extent, more=())
 
 
 class Op(NamedTuple):

@@ -120,8 +120,8 @@ def _as_segments(n: Op, pieces: Sequence[int], axis: int) -> dict[int, Reshard] 
                 return None
             continue
         block = block_of(axis, known)
-        size = None if fact.shape is None else to_global(fact.shape[axis], n.semantics.batch)
-        if block is None or not are_same(size, to_global(known, n.semantics.batch)):
+        size = None if fact.shape is None else to_global(fact.shape[axis], n.semantics.extent.units)
+        if block is None or not are_same(size, to_global(known, n.semantics.extent.units)):
             return None
         operand_reshards[i] = block
     return operand_reshards if sizes_of else None

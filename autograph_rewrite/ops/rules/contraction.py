@@ -69,7 +69,7 @@ def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim, alon
     block = block_of(at, size)
     if block is None:
         return None
-    batch = n.semantics.batch
+    batch = n.semantics.extent.units
     if label.startswith(STRETCHES) and not is_whole_of(to_global((fact.shape or ())[at], batch), size, batch):
         return None
     return block

@@ -45,20 +45,20 @@ def place_merge(n: Op) -> Placed:
         empty = [fact for fact in n.inputs if fact.placement == ANY]
         zero = any(fact.zero for fact in empty)
         return Placed((ANY if empty else UNKNOWN, REPLICATED), zero=(zero, False))
-    target = join(n.inputs, n.semantics.batch)
+    target = join(n.inputs, n.semantics.extent.units)
     operand_reshards = {
-        i: conform(fact, target, n.semantics.batch) for i, fact in enumerate(n.inputs) if reached([fact])
+        i: conform(fact, target, n.semantics.extent.units) for i, fact in enumerate(n.inputs) if reached([fact])
     }
     needed = {i: reshard for i, reshard in operand_reshards.items() if reshard is not None}
     return Placed((target.placement, REPLICATED), needed, zero=(target.zero, False))
 
 
 def _merged_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (join(n.inputs, n.semantics.batch).shape, ())
+    return (join(n.inputs, n.semantics.extent.units).shape, ())
 
 
 def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
-    joined = join(n.inputs, n.semantics.batch)
+    joined = join(n.inputs, n.semantics.extent.units)
     unknown: tuple[Dim, ...] = (None,)  # which path was taken: a size, so to speak, that nobody knows
     return (joined.value, unknown if joined.is_local else None)
 

@@ -40,8 +40,8 @@ class _Labels:
     """The labels of one convolution: of its input, filter and output."""
 
     def __init__(self, n: Op, rank: int, depthwise: bool, sides: tuple[Dim, Dim, Dim]) -> None:
-        given, kept, last = [to_global(dim, n.semantics.batch) for dim in sides]
-        alike = n.semantics.known_blocks and given is not None and given == kept
+        given, kept, last = [to_global(dim, n.semantics.extent.units) for dim in sides]
+        alike = n.semantics.extent.is_known and given is not None and given == kept
         into, out = ("c", "o") if alike and not depthwise else ("", "")
         if alike and depthwise and last == 1:
             into = out = "c"

@@ -135,7 +135,7 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
             if placement.differs:
                 operand_reshards[i] = REPLICATED
             continue
-        block, batch = block_of(mine, size), n.semantics.batch
+        block, batch = block_of(mine, size), n.semantics.extent.units
         if block is None or not is_whole_of(to_global(fact.shape[mine], batch), size, batch):
             return None
         operand_reshards[i] = block

@@ -74,7 +74,7 @@ def place_gather(n: Op) -> Placed:
     placed, table, indices = place(n, _gather(n)), n.inputs[0], n.inputs[1]
     if any(output.is_split for output in placed.outputs) or not table.placement.is_split or indices.placement.differs:
         return placed
-    batch, shape = n.semantics.batch, indices.shape or ()
+    batch, shape = n.semantics.extent.units, indices.shape or ()
     everything, rows = to_global(table.split_size, batch), unit(table.split_size)
     dim = next((i for i, size in enumerate(shape) if are_same(size, everything)), None)
     if dim is None or rows is None:

@@ -67,7 +67,7 @@ def reshape_split(
         target: entries of the shape operand; -1 where it is to be inferred.
         semantics: what is known of the batch, and of its blocks.
     """
-    batch, infer = semantics.batch, semantics.known_blocks
+    batch, infer = semantics.extent.units, semantics.extent.is_known
     before, inside = product(shape[:dim]), product(shape[dim:])
     ahead: Dim = 1
     for j, entry in enumerate(target):
@@ -208,13 +208,13 @@ def place_broadcast_to(n: Op) -> Placed:
             return Placed((split(at),), zero=zero)
         if at < offset or shape[at - offset] == 1:
             return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
-        block, batch = block_of(at - offset, target[at]), n.semantics.batch
+        block, batch = block_of(at - offset, target[at]), n.semantics.extent.units
         if block is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
             return whole(n)
         return Placed((split(at),), {0: block}, zero=zero)
     if placement.is_split:
         at, size = placement.dim + offset, n.inputs[0].split_size
-        if target[at] == to_global(size, n.semantics.batch) and isinstance(target[at], int):
+        if target[at] == to_global(size, n.semantics.extent.units) and isinstance(target[at], int):
             return Placed((split(at),), {1: LocalEntry(at, size)}, zero=zero)
     return _zero(n, whole(n))
 

@@ -23,7 +23,7 @@ BLOCK_STATISTICS = "_block_statistics"
 def place_forward(n: Op) -> Placed:
     """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
     dim, own = n.placement(0).dim if n.placement(0).is_split else -1, bool(n.attr(BLOCK_STATISTICS, False))
-    if dim < 0 or (dim and (own or not n.semantics.known_blocks)):
+    if dim < 0 or (dim and (own or not n.semantics.extent.is_known)):
         return whole(n)
     if dim == _channel(n):
         return _per_channel(n, images=1, outputs=_SPLIT_STATISTICS[: len(n.output_dtypes) - 1])
@@ -63,7 +63,7 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
         if i == _RESERVE and not fact.placement.differs:
             continue
         block = block_of(at, size)
-        if block is None or n.semantics.batch is None:  # a block of no channels is refused by the kernel
+        if block is None or n.semantics.extent.units is None:  # a block of no channels is refused by the kernel
             return whole(n)
         if fact.placement != split(at) or fact.split_size != size:
             wants[i] = block
@@ -76,7 +76,7 @@ _RESERVE = 5
 def place_gradient(n: Op) -> Placed:
     """Gradients of scale and offset sum over the images; the images' gradient stays split."""
     cut = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
-    dims = [dim for dim in cut if dim == 0 or n.semantics.known_blocks]
+    dims = [dim for dim in cut if dim == 0 or n.semantics.extent.is_known]
     if not dims or (dims[0] and n.attr(BLOCK_STATISTICS, False)):
         return whole(n)
     dim = dims[0]

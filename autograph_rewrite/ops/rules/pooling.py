@@ -27,7 +27,7 @@ def _apart(rank: int, inputs: int, linear: tuple[int, ...] = (), sizes: frozense
         """Images stay split, and channels over which no window reaches."""
         first = n.attr("data_format", b"NHWC").startswith(b"NC")
         at = 1 if first else rank - 1
-        reaches = not n.semantics.known_blocks or n.attr("ksize")[at] != 1 or n.attr("strides")[at] != 1
+        reaches = not n.semantics.extent.is_known or n.attr("ksize")[at] != 1 or n.attr("strides")[at] != 1
         labels = images(n, rank, "" if reaches else "c")
         return Signature((labels,) * inputs, (labels,), linear=linear, sizes=sizes, fragile=frozenset("c"))
 

@@ -88,7 +88,7 @@ def _place_total(n: Op) -> Placed:
     if not values.is_split:
         return whole(n)
     if weights.shape != (0,) and not (weights.placement == values and are_same(weights.split_size, rows)):
-        unit_rows, batch = unit(rows), n.semantics.batch
+        unit_rows, batch = unit(rows), n.semantics.extent.units
         size = to_global(weights.shape[values.dim], batch) if weights.rank == n.rank(0) and weights.shape else None
         if unit_rows is None or not is_whole_of(size, rows, batch):  # it may be empty, too
             return whole(n)

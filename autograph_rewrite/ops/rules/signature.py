@@ -97,7 +97,7 @@ def place(n: Op, sig: Signature | None) -> Placed:
     cut = find_cut(n, sig)
     if cut is None:
         return _linear(n, sig)
-    if cut.label in sig.fragile and n.semantics.batch is None:
+    if cut.label in sig.fragile and n.semantics.extent.units is None:
         return whole(n)
     operand_reshards: dict[int, Reshard] = {}
     for i, fact in enumerate(n.inputs):
@@ -136,7 +136,7 @@ def _ranks_fit(n: Op, sig: Signature) -> bool:
 
 def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
     """Return the want of one input, its own placement where it fits as it is, or None where nothing helps."""
-    fact, batch = n.inputs[index], n.semantics.batch
+    fact, batch = n.inputs[index], n.semantics.extent.units
     labels = sig.inputs[index] if index < len(sig.inputs) else None
     if labels is None or cut.label not in labels:
         return REPLICATED if fact.placement.differs else fact.placement

@@ -227,7 +227,7 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
     """Tell which dimensions BroadcastGradientArgs names for each operand."""
-    a, b = (_global(n.value(i), n.semantics.batch) for i in (0, 1))
+    a, b = (_global(n.value(i), n.semantics.extent.units) for i in (0, 1))
     if a is None or b is None:
         return (None, None)
     nothing = Axes(frozenset(), frozenset())

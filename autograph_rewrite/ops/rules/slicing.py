@@ -37,7 +37,7 @@ def place_slice(n: Op) -> Placed:
     block, wanted = n.inputs[0].split_size, size[placement.dim]
     if wanted == -1 or are_same(wanted, block):
         return Placed((placement,))
-    if isinstance(wanted, int) and wanted == to_global(block, n.semantics.batch):
+    if isinstance(wanted, int) and wanted == to_global(block, n.semantics.extent.units):
         return Placed((placement,), {2: LocalEntry(placement.dim, block)})
     return whole(n)
 
@@ -48,7 +48,7 @@ def _slice_between(n: Op) -> tuple[Dim, dict[int, Reshard]] | None:
     block = n.inputs[0].split_size
     if not segments(block) or begin is None or size is None or any(n.placement(i).is_split for i in (1, 2)):
         return None
-    dim, batch = placement.dim, n.semantics.batch
+    dim, batch = placement.dim, n.semantics.extent.units
     first, count = seam(begin[dim], batch), None if size[dim] == -1 else seam(size[dim], batch)
     total = rows_per_example(block) or 0
     if first is None or (count is None and size[dim] != -1):
@@ -179,9 +179,9 @@ def place_strided_slice(n: Op) -> Placed:
     if _keeps_whole(cut, size):
         return Placed((split(cut.target),), operand_reshards)
     if segments(size):
-        found = _between(cut, size, n.semantics.batch)
+        found = _between(cut, size, n.semantics.extent.units)
         return whole(n) if found is None else Placed((split(cut.target),), {**operand_reshards, **found[1]})
-    everything = to_global(size, n.semantics.batch)
+    everything = to_global(size, n.semantics.extent.units)
     if isinstance(everything, int) and _keeps_whole(cut, everything):
         return Placed((split(cut.target),), operand_reshards)  # a constant end at the whole size also ends every block
     return whole(n)
@@ -231,7 +231,7 @@ def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
         if (
             n.placement(0).is_split
             and cut.source == n.placement(0).dim
-            and (found := _between(cut, size, n.semantics.batch))
+            and (found := _between(cut, size, n.semantics.extent.units))
         ):
             dims.append(found[0])
             continue
@@ -282,10 +282,10 @@ def place_strided_slice_grad(n: Op) -> Placed:
     size, wanted = n.inputs[4].split_size, target[cut.source]
     if are_same(wanted, size) and _keeps_whole(cut, size):
         return Placed((split(cut.source),), operand_reshards)
-    found = _between(cut, wanted, n.semantics.batch) if segments(wanted) else None
+    found = _between(cut, wanted, n.semantics.extent.units) if segments(wanted) else None
     if found is not None:
         return Placed((split(cut.source),), {**operand_reshards, **found[1]}) if are_same(found[0], size) else whole(n)
-    everything = to_global(size, n.semantics.batch)
+    everything = to_global(size, n.semantics.extent.units)
     if isinstance(wanted, int) and wanted == everything and _keeps_whole(cut, everything):
         return Placed((split(cut.source),), {0: LocalEntry(cut.source, size), **operand_reshards})
     return whole(n)
@@ -350,7 +350,7 @@ def place_moved(n: Op, dims: Sequence[int] | None) -> Placed:
         return whole(n)
     if placement.dim not in {dim % rank for dim in dims}:
         return Placed((placement,), {i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs})
-    has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.known_blocks
+    has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.extent.is_known
     return whole(n)._replace(decompose=has_blocks)  # whole, and cut again: `passes.canonicalize.decompose`
 
 

@@ -5,7 +5,7 @@
     Conv2DBackpropFilter(x, ., dy)  reads a halo of x             -> partial
     MaxPoolGrad(x, y, dy)           reads halos of all            -> split(1)
 
-Only where blocks have known sizes (`Semantics.known_blocks`), and rows of input and output can be counted in the same
+Only where blocks have known sizes (`Extent.is_known`), and rows of input and output can be counted in the same
 units; otherwise the op works on whole images, with a note.
 """
 
@@ -38,9 +38,9 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
         dim = _cut(n, operands)
         stated = rule.shape(n)
         window = None if dim is None else window_of(n, operands, dim)
-        if dim is None or window is None or output not in (X, Y) or stated[0] is None or not n.semantics.batch:
+        if dim is None or window is None or output not in (X, Y) or stated[0] is None or not n.semantics.extent.units:
             return stated
-        rows = (window.rows if output == X else window.outputs) // n.semantics.batch
+        rows = (window.rows if output == X else window.outputs) // n.semantics.extent.units
         return ((*stated[0][:dim], local_symbol()._replace(coef=rows), *stated[0][dim + 1 :]),)
 
     place.__doc__ = rule.place.describe.__doc__ if isinstance(rule.place, Placer) else rule.place.__doc__
@@ -49,7 +49,7 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
 
 def _cut(n: Op, operands: tuple[str, ...]) -> int | None:
     """Return which dimension of a window the images are split along."""
-    if not n.semantics.known_blocks:
+    if not n.semantics.extent.is_known:
         return None
     first = _first(n)
     for fact, role in zip(n.inputs, operands, strict=True):
@@ -68,7 +68,7 @@ def _place(n: Op, operands: tuple[str, ...], output: str, dim: int) -> Placed:
     problem = _problem(n, window, other)
     if window is None or other is None or problem:
         return whole(n)._replace(note=problem)
-    units = n.semantics.batch or 1
+    units = n.semantics.extent.units or 1
     rows, outputs = window.rows // units, window.outputs // units
 
     def halo(reads: str) -> Halo:
@@ -101,7 +101,7 @@ def _problem(n: Op, window: Window | None, other: Window | None) -> str:
     """Return why an op with a window cannot work on blocks, "" where it can."""
     if window is None or other is None:
         return f"{n.op} reads rows of neighbouring blocks, and its sizes are not known"
-    units = n.semantics.batch or 1
+    units = n.semantics.extent.units or 1
     if window.rows % units or window.outputs % units or not window.outputs:
         return f"{n.op} makes {window.outputs} rows of {window.rows}, which do not lie on the same {units} blocks"
     if (window.is_padded or other.is_padded) and not has(n.op, "pads_blocks"):
@@ -138,7 +138,7 @@ def _rows(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
     for i, role in enumerate(operands):
         dims = n.value(i) if role == X_SIZES else n.shape(i) if role == X else None
         if dims is not None and len(dims) == 4:
-            return _number(to_global(dims[dim], n.semantics.batch))
+            return _number(to_global(dims[dim], n.semantics.extent.units))
     return None
 
 
@@ -149,7 +149,7 @@ def _size(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
     for i, role in enumerate(operands):
         dims = n.value(i) if role == FILTER_SIZES else n.shape(i) if role == FILTER else None
         if dims is not None and len(dims) == 4:
-            taps = _number(to_global(dims[dim - _first(n)], n.semantics.batch))
+            taps = _number(to_global(dims[dim - _first(n)], n.semantics.extent.units))
             return None if taps is None else (taps - 1) * n.attr("dilations", (1, 1, 1, 1))[dim] + 1
     return None
 

@@ -88,7 +88,7 @@ def place_write(n: Op) -> Placed:
     if content.placement.is_split and n.op == "TensorArraySplitV3" and content.placement == split(0):
         content = content._replace(placement=REPLICATED)
     operand_reshards = _parameters(n, index)
-    reshard = conform(value, _lift(n.op, content), n.semantics.batch)
+    reshard = conform(value, _lift(n.op, content), n.semantics.extent.units)
     if reshard == MISFIT:  # what the array holds will be whole, once all writes are known
         content, reshard = content._replace(placement=REPLICATED), REPLICATED
     if reshard is not None:
@@ -151,7 +151,7 @@ def place_push(n: Op) -> Placed:
     value, content = n.inputs[1], n.cells.get(0, EMPTY)
     if content.placement in (ANY, UNKNOWN):
         content = element(n.op, value)
-    reshard = conform(value, content, n.semantics.batch)
+    reshard = conform(value, content, n.semantics.extent.units)
     if reshard == MISFIT:
         content, reshard = content._replace(placement=REPLICATED), REPLICATED
     return Placed((content.placement,), {} if reshard is None else {1: reshard}, zero=(value.zero,), holds=(0, 1))

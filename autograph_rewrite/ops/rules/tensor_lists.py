@@ -97,7 +97,7 @@ def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Plac
     operand_reshards: dict[int, Reshard] = {
         i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and i not in elements and fact.placement.differs
     }
-    batch = n.semantics.batch
+    batch = n.semantics.extent.units
     follows = [fact for fact in elements.values() if fact.placement == container.placement]
     target = join(elements.values(), batch) if container.placement == ANY else join([container, *follows], batch)
     if container.is_local or target.is_local:
@@ -326,7 +326,7 @@ def place_join(n: Op) -> Placed:
 
 
 def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (join(n.inputs, n.semantics.batch).shape,)
+    return (join(n.inputs, n.semantics.extent.units).shape,)
 
 
 def place_length(n: Op) -> Placed:

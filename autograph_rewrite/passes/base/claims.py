@@ -41,7 +41,7 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claim
         {name: value.name for name, value in anchors.items() if value in set(outputs)},
         plan.instances,
         plan.microbatches,
-        semantics.batch,
+        semantics.extent.units,
         plan.microbatches > 1 and plan.interleaved,
         len(plan.processes),
         frozenset(node.name for node, transferred in state.transfers.items() if transferred.constant),
@@ -53,7 +53,7 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claim
 
 def _claim(state: Propagation, value: Value) -> Claim:
     fact = state.source(value)
-    kind, dim, op = fact.placement
+    kind, dim, op = fact.placement[:3]
     shape, axis = fact.shape, state.whole_inputs.get(value)
     if axis is not None and shape is not None and shape[axis] is None:
         shape = (*shape[:axis], Sym(1, (BATCH,)), *shape[axis + 1 :])

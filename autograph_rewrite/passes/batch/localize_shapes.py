@@ -32,7 +32,7 @@ SHAPES_OF_ELEMENTS = {
 
 def localize_shapes(rewrite: Rewrite) -> None:
     """Restate the element shapes of arrays and lists that hold blocks."""
-    if rewrite.processes > 1 and rewrite.state.semantics.batch is not None:
+    if rewrite.processes > 1 and rewrite.state.semantics.extent.units is not None:
         _state_part_shapes(rewrite)
     for node in rewrite.state.order:
         if node.op in ("EmptyTensorList", "TensorListReserve") and node.output() in rewrite.future_splits:
@@ -43,7 +43,7 @@ def localize_shapes(rewrite: Rewrite) -> None:
         stated, dim = node.attr(name), _split_dimension(rewrite, node)
         if stated is None or dim is None or not left_out <= dim < left_out + len(stated):
             continue
-        batch, parts = rewrite.state.semantics.batch, (rewrite.replicas, rewrite.processes)
+        batch, parts = rewrite.state.semantics.extent.units, (rewrite.replicas, rewrite.processes)
         shapes = shapes_of_blocks(stated, dim - left_out, batch, *parts)
         node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in rewrite.own(shapes))))
 
@@ -54,7 +54,7 @@ def _state_part_shapes(rewrite: Rewrite) -> None:
     Raises:
         PassError: the input is no placeholder, so nobody can be asked for a part.
     """
-    batch = rewrite.state.semantics.batch
+    batch = rewrite.state.semantics.extent.units
     assert batch is not None
     ends = limits(batch, rewrite.processes, 1)
     own = ends[rewrite.task + 1] - ends[rewrite.task]
@@ -82,7 +82,7 @@ def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
     shape = [d if isinstance(d, int) and d >= 0 else None for d in stated]
     if dim >= len(shape):
         return
-    blocks = shapes_of_blocks(shape, dim, rewrite.state.semantics.batch, rewrite.replicas, rewrite.processes)
+    blocks = shapes_of_blocks(shape, dim, rewrite.state.semantics.extent.units, rewrite.replicas, rewrite.processes)
     contents = [[-1 if size is None else size for size in block] for block in blocks]
     dtype = dtypes.numpy_dtype(operand.dtype)
     node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))

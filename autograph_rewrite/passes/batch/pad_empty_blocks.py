@@ -197,7 +197,7 @@ def answer_inputs(rewrite: Rewrite, node: Node) -> list[Fact]:
         node: a node of the original graph.
     """
     return [
-        convert(fact, reshard, rewrite.state.semantics.batch) if reshard is not None else fact
+        convert(fact, reshard, rewrite.state.semantics.extent.units) if reshard is not None else fact
         for fact, reshard in rewrite.state.seen_inputs(node)
     ]
 

@@ -140,7 +140,7 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
             return None
         dim = stated[0] % rank
     both = facts[:2] if node.op == "SoftmaxCrossEntropyWithLogits" else facts[:1]
-    sizes = {to_global(fact.shape[dim], state.semantics.batch) if fact.shape else None for fact in both}
+    sizes = {to_global(fact.shape[dim], state.semantics.extent.units) if fact.shape else None for fact in both}
     size = sizes.pop()
     if sizes or not isinstance(size, int) or all(fact.placement != split(dim) for fact in both):
         return None

@@ -365,7 +365,7 @@ def _run(rewrite: Rewrite) -> None:
         if not marked:
             return
         own = rewrite.plan.semantics.batch_norm == "local"
-        blocks = Blocks(rewrite.plan.instances, state.semantics.batch, own)
+        blocks = Blocks(rewrite.plan.instances, state.semantics.extent.units, own)
         decompose(rewrite.graph, marked, facts=state.facts, looped=state.looped, blocks=blocks)
         rewrite.put(revise(state))
     if marked := _marked(rewrite):

@@ -48,7 +48,7 @@ def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
         return state
     moments = moments_of(state)
     means = [mean for one in moments for mean in one.both]
-    if means and state.semantics.batch is not None and restate_sizes(state, means):
+    if means and state.semantics.extent.units is not None and restate_sizes(state, means):
         state = revise(state)
     found = batch_norms(state, moments) if moments else []
     if not found:
@@ -178,7 +178,7 @@ def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
 
 def _whole_shape(state: Propagation, value: Value) -> list[int] | None:
     shape = state.facts[value].shape
-    dims = [to_global(dim, state.semantics.batch) for dim in shape] if shape is not None else [None]
+    dims = [to_global(dim, state.semantics.extent.units) for dim in shape] if shape is not None else [None]
     return [dim for dim in dims if isinstance(dim, int)] if all(isinstance(dim, int) for dim in dims) else None
 
 
@@ -296,7 +296,7 @@ def batch_norms(state: Propagation, moments: Iterable[Moments]) -> list[BatchNor
     """
     moments = list(moments)
     found = [norm for one in moments if (norm := _Tracer(state, one).trace()) is not None]
-    if state.semantics.batch is not None and len(found) < len(moments):
+    if state.semantics.extent.units is not None and len(found) < len(moments):
         return []  # which gradient is whose follows from shapes that are constants there, and alike
     while True:  # what is not understood must not be in the middle of what is
         others = [one for one in moments if all(norm.moments is not one for norm in found)]

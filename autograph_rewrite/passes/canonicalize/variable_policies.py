@@ -208,7 +208,7 @@ class _Policies:
         if update.op in ADDS:
             value = build.op(ADDS[update.op], current, value, what="component")
         value = self._own(value, update)
-        if not is_of_batch(self._state, value) or (self._state.semantics.batch or 0) >= self._plan.instances:
+        if not is_of_batch(self._state, value) or (self._state.semantics.extent.units or 0) >= self._plan.instances:
             return value
         filled = self._has_examples(update)
         return build.op("SelectV2", filled, value, current, what="if_any")

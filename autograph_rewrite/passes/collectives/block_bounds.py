@@ -63,7 +63,7 @@ class Blocks:
     @property
     def static(self) -> int | None:
         """The size of the whole batch where it is known."""
-        return self._rewrite.state.semantics.batch
+        return self._rewrite.state.semantics.extent.units
 
     @property
     def even(self) -> bool:

@@ -57,9 +57,9 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
     Raises:
         GraphError: something of it is one decision, or one value, for all replicas.
     """
-    if state.semantics.batch is not None:
+    if state.semantics.extent.units is not None:
         raise GraphError(
-            f"the graph is made for batches of {state.semantics.batch}, and its constants may count them all: "
+            f"the graph is made for batches of {state.semantics.extent.units}, and its constants may count them all: "
             "with local_sgd each replica needs those of its own part",
             hint=f"leave the first dimension of the inputs open (None), {EXACT}",
         )

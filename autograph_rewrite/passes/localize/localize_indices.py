@@ -98,7 +98,7 @@ def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
         return False
     if has(node.op, "adds_rows"):
         ids, count = state.facts[node.inputs[at]], state.facts[node.inputs[2]].value
-        fits = count in ((rows,), (to_global(rows, state.semantics.batch),))
+        fits = count in ((rows,), (to_global(rows, state.semantics.extent.units),))
         return fits and ids.placement == split(0) and ids.split_size == first.split_size
     return first.split_size == rows
 
@@ -114,7 +114,7 @@ def _numbers(state: Propagation, value: Value) -> Numbers | None:
         fact, other = state.facts[positions], state.facts[begins]
         if fact.placement != split(0) or fact.split_size != EXAMPLES or not fact.rank:
             continue
-        everything = to_global(EXAMPLES, state.semantics.batch)
+        everything = to_global(EXAMPLES, state.semantics.extent.units)
         if other.shape is None or other.shape != (everything, *[1] * (fact.rank - 1)):
             continue
         stride = _stride(state, begins)
@@ -129,7 +129,7 @@ def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | Non
     while has(node.op, "copies"):
         node = node.inputs[0].node
     if node.op == "Const":
-        return _stride_of_constant(node, state.semantics.batch)
+        return _stride_of_constant(node, state.semantics.extent.units)
     if node.op == "Range":
         return _stride_of_range(state, node)
     if node.op != "Mul":
@@ -149,7 +149,7 @@ def _stride_of_range(state: Propagation, node: Node) -> tuple[None, int] | None:
     if start != (0,) or limit is None or step is None or not isinstance(step[0], int) or step[0] < 1:
         return None
     examples = divide(limit[0], step[0])
-    return (None, step[0]) if examples in (EXAMPLES, to_global(EXAMPLES, state.semantics.batch)) else None
+    return (None, step[0]) if examples in (EXAMPLES, to_global(EXAMPLES, state.semantics.extent.units)) else None
 
 
 def _stride_of_constant(node: Node, batch: int | None) -> tuple[None, int] | None:
@@ -163,7 +163,7 @@ def _stride_of_constant(node: Node, batch: int | None) -> tuple[None, int] | Non
 def _counts_examples(state: Propagation, node: Node) -> bool:
     """Return whether a Range counts the examples of the batch."""
     start, limit, step = (state.facts[value].value for value in node.inputs)
-    everything = to_global(EXAMPLES, state.semantics.batch)
+    everything = to_global(EXAMPLES, state.semantics.extent.units)
     return start == (0,) and step == (1,) and limit in ((EXAMPLES,), (everything,))
 
 

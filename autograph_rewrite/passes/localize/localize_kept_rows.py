@@ -132,7 +132,7 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     node = use.node
     if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or LOCAL_INDICES in node.attrs:
         return False
-    everything = to_global(rows, state.semantics.batch)
+    everything = to_global(rows, state.semantics.extent.units)
     depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
     if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # a number of a row, and nothing else
         return False

@@ -178,7 +178,7 @@ def _ways(
                 continue
             block = Slice(dim, size // units)
             inputs = tuple(
-                convert(one, block, state.semantics.batch) if i == index else one for i, one in enumerate(facts)
+                convert(one, block, state.semantics.extent.units) if i == index else one for i, one in enumerate(facts)
             )
             made = answer_of(node, inputs, {}, state.semantics)
             if made.decompose or not all(_is(made.outputs[i], one) for i, one in wanted.items()):

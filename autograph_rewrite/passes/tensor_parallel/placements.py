@@ -19,10 +19,11 @@ from autograph_rewrite.analysis.reduction_placement import Cuts, place_reduction
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.variables.uses import obstacle
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
-from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, split
+from autograph_rewrite.ops.facts.placement import REPLICATED, Extent, Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.passes.base.anchors import outputs_of
@@ -86,7 +87,7 @@ def model_placements(
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         if known is None:
-            known = propagate(graph, tensors, Semantics(batch=cut.units, known_blocks=True), given=given)
+            known = propagate(graph, tensors, Semantics(extent=Extent(MODEL, cut.units, cut.sizes)), given=given)
         else:
             known = restate(known, tensors, given=given)
         if alone := [node for node in _not_cut(known, members) if node not in marked]:

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
-from autograph_rewrite.ops.facts.placement import LOCAL, Fact, Shape, split
+from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.table import families, rule_of
@@ -158,7 +158,7 @@ def _visit(shares: ShardPlacements, node: Node) -> None:
     inputs = tuple([shares.fact(value) for value in node.inputs])
     if not any(fact.placement.differs for fact in inputs) or any(is_handle(value) for value in node.inputs):
         return
-    transferred = answer_of(node, inputs, {}, Semantics(batch=shares.extent))
+    transferred = answer_of(node, inputs, {}, Semantics(extent=Extent(units=shares.extent)))
     if not _is_usable(shares, node, transferred):
         return
     shares.transfers[node] = transferred

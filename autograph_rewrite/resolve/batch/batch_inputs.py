@@ -206,7 +206,7 @@ def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -
         state: a propagation, which knows the batch size.
         task: number of this process.
     """
-    batch = state.semantics.batch
+    batch = state.semantics.extent.units
     if batch is None:
         return dict(item.inputs)
     ends = limits(batch, len(plan.processes), 1)

@@ -133,7 +133,7 @@ class _Edges:
         """Add what several processes tell each other in any step: how many examples each has, and unseeded draws."""
         state = self.state
         measured = measured_input(state)
-        is_open = state.semantics.batch is None
+        is_open = state.semantics.extent.units is None
         reason = "each process is given a part of any size" if is_open else "what all are given is compared"
         self.found[measured.name, SIZES] = _sizes_edge(measured, reason, 1 + DIGEST)
         for value in fresh_draws(state):

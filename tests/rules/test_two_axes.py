@@ -1,0 +1,25 @@
+"""Every rule on every pair of axes and sizes, asked as propagation asks it on a mesh of two axes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autograph_rewrite.ir.mesh import MODEL, REPLICA
+from tests.rules.sample import Sample
+from tests.rules.samples import SAMPLES
+from tests.rules.test_rules import name
+from tests.rules.two_axes import check_on_two_axes
+
+BLOCKS = (((2, 2), (2, 2)), ((2, 1), (1, 2)), ((1, 1), (3, 2)), ((3, 0), (1, 1)))
+"""Even, uneven, of one row, and an empty one of the batch; those of a model axis are never empty."""
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[name(i) for i in range(len(SAMPLES))])
+def test_blocks_on_two_axes_give_what_the_whole_gives(sample: Sample) -> None:
+    for number, (first, second) in enumerate(itertools.product(sample.letters, repeat=2)):
+        for replica, model in BLOCKS[number % 2 :: 2]:
+            dynamic = 0 in replica or number % 3 == 0
+            blocks = {REPLICA: replica, MODEL: (sum(replica) - 1, 1) if first == second else model}
+            check_on_two_axes(sample, {REPLICA: first, MODEL: second}, blocks, dynamic=dynamic)
