@@ -158,6 +158,9 @@ def _check(
                 for row, size in zip(rows, blocks[REPLICA], strict=True)
             ]
         _check_shape(fact, rows, blocks)
+        if LOCAL in fact.placements.values():
+            _check_sizes(fact, rows, blocks)
+            continue
         filled = [i for i, size in enumerate(blocks[REPLICA]) if size or fact.placement.differs]
         along = [_together(rows[i], fact.placement_on(MODEL)) for i in filled]
         found = _together(along, fact.placement)
@@ -192,14 +195,14 @@ def _instances(value: np.ndarray, units: tuple[int, ...], state: Reshard, blocks
         ]
         return [np.asarray(one, value.dtype).reshape(value.shape).view(type(value)) for one in flat]
     if state == PARTIAL:
-        parts = [Draw(k + 1)(*value.shape, dtype=value.dtype) for k in range(len(blocks) - 1)]
+        parts = [Draw(k + 1)(*value.shape, dtype=value.dtype).view(type(value)) for k in range(len(blocks) - 1)]
         return [*parts, np.asarray(value - np.sum(parts, axis=0, dtype=value.dtype), value.dtype).view(type(value))]
     return [value] * len(blocks)
 
 
 def _together(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
     if placement.is_split:
-        return np.concatenate(parts, axis=placement.dim + isinstance(parts[0], Elements))
+        return np.concatenate(parts, axis=placement.dim + isinstance(parts[0], Elements)).view(type(parts[0]))
     if placement.is_partial:
         result = parts[0]
         for part in parts[1:]:
@@ -210,13 +213,24 @@ def _together(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
 
 def _check_shape(fact: Fact, rows: list[list[np.ndarray]], blocks: Blocks) -> None:
     """Compare the claimed shape of each instance."""
-    for i, j in itertools.product(range(len(blocks[REPLICA])), range(len(blocks[MODEL]))):
-        actual = rows[i][j].shape[1:] if isinstance(rows[i][j], Elements) else rows[i][j].shape
-        sizes = {"b": blocks[REPLICA][i], "B": sum(blocks[REPLICA]), f"T:@{MODEL}/b": blocks[MODEL][j]}
-        if fact.shape is None:
-            continue
-        assert len(actual) == len(fact.shape), f"rank {len(actual)}, claimed {fact.shape}"
-        for size, dim in zip(actual, fact.shape, strict=True):
-            if isinstance(dim, Sym) and all(factor in sizes for factor in dim.factors):
-                dim = dim.coef * int(np.prod([sizes[factor] for factor in dim.factors]))
-            assert not isinstance(dim, int) or dim == size, f"shape {actual}, claimed {fact.shape} at {i, j}"
+    for i, row in enumerate(rows if fact.shape is not None else ()):
+        for j, one in enumerate(row):
+            actual = one.shape[1:] if isinstance(one, Elements) else one.shape
+            assert len(actual) == len(fact.shape or ()), f"rank {len(actual)}, claimed {fact.shape}"
+            _check_numbers(actual, fact.shape or (), (i, j), blocks)
+
+
+def _check_sizes(fact: Fact, rows: list[list[np.ndarray]], blocks: Blocks) -> None:
+    """Compare the claimed contents of each instance."""
+    for i, row in enumerate(rows if fact.value is not None else ()):
+        for j, one in enumerate(row):
+            _check_numbers(one.ravel().tolist(), fact.value or (), (i, j), blocks)
+
+
+def _check_numbers(actual: Sequence[int], claimed: Sequence[Dim], at: tuple[int, int], blocks: Blocks) -> None:
+    sizes = {"b": blocks[REPLICA][at[0]], "B": sum(blocks[REPLICA]), f"T:@{MODEL}/b": blocks[MODEL][at[1]]}
+    for size, dim in zip(actual, claimed, strict=True):
+        number = dim
+        if isinstance(dim, Sym) and all(factor in sizes for factor in dim.factors):
+            number = dim.coef * int(np.prod([sizes[factor] for factor in dim.factors]))
+        assert not isinstance(number, int) or number == size, f"{list(actual)}, claimed {claimed} at {at}"
