@@ -2,11 +2,13 @@
 
 The model axis has Megatron's splits (Shoeybi et al., 2019). Propagation on one axis is the pass `propagate`; on two it
 is the search for placements on the model axis, and that pass on the graph in which tensors are blocks, which has half
-as many nodes again. Times are processor time, in one process without TensorFlow, rounds interleaved.
+as many nodes again. One walk over both axes is what passes will use: each fact holds a placement by axis. Times are
+processor time, in one process without TensorFlow, rounds interleaved.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,6 +51,7 @@ def run(effort: Effort) -> tuple[list[Figure], dict[str, Any]]:
     nodes = measured["nodes"]
     return [
         _figure("propagation on two axes / on one", propagated, 1.6),
+        _figure("one walk over both axes / over one", measured["walks"], 1.5),
         _figure(f"the whole rewrite ({nodes[ONE]:,} and {nodes[TWO]:,} nodes come out)", rewritten, None),
     ], measured
 
@@ -80,7 +83,33 @@ def measure(file: str, rounds: int) -> dict[str, Any]:
 
     contestants = {ONE: partial(rewrite, ONE, bert.config(2)), TWO: partial(rewrite, TWO, config())}
     times = interleaved(contestants, rounds=rounds)
-    return {"times": times, "nodes": nodes, "propagation": {name: each[-rounds:] for name, each in propagation.items()}}
+    walks = interleaved({ONE: partial(walk, item, False), TWO: partial(walk, item, True)}, rounds=rounds)
+    return {
+        "times": times,
+        "nodes": nodes,
+        "walks": walks["processor"],
+        "propagation": {name: each[-rounds:] for name, each in propagation.items()},
+    }
+
+
+def walk(item: Any, on_both: bool) -> Any:
+    """Propagate the batch over a graph whose weights are whole, or else cut on a model axis of two devices."""
+    from autograph_rewrite.analysis.propagate import propagate
+    from autograph_rewrite.ir.mesh import MODEL, REPLICA
+    from autograph_rewrite.ops.facts.placement import REPLICATED, Extent, Fact, split
+    from autograph_rewrite.ops.facts.symbolic_dims import local_symbol
+    from autograph_rewrite.ops.rules.base import Semantics
+
+    graph, extent, given = item.graph, Extent(MODEL, 2, (1, 1)), {}
+    for name, variable in item.variables.items() if on_both else ():
+        for pattern, parts in SPLITS.items():
+            if re.search(pattern, name) and len(variable.shape or ()) == len(parts):
+                dim, handle = parts.index(2), graph.nodes[variable.handle].output()
+                block = [local_symbol()._replace(coef=n // 2) if i == dim else n for i, n in enumerate(variable.shape)]
+                seen_on_model = Fact(REPLICATED, handle.dtype, tuple(block))
+                given[handle] = seen_on_model.on(REPLICA, MODEL).placed(MODEL, split(dim)._replace(extent=extent))
+    batch = {graph.value(info.tensor): 0 for info in item.inputs.values() if info.shape and info.shape[0] is None}
+    return propagate(graph, batch, Semantics(more=(extent,) if on_both else ()), given=given)
 
 
 def _timed(module: str, function: str, spent: list[float]) -> Callable[..., Any]:
