@@ -194,7 +194,14 @@ PINNED = "_autograph_pinned"
 
 def whole(n: Op) -> Placed:
     """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
-    return Placed(
-        (REPLICATED,) * len(n.output_dtypes),
-        {i: REPLICATED for i, fact in enumerate(n.inputs) if fact.placement.differs},
-    )
+    return Placed((REPLICATED,) * len(n.output_dtypes), others_whole(n))
+
+
+def others_whole(n: Op, *kept: int) -> dict[int, Reshard]:
+    """Return the conversions that make all inputs whole but those that are `kept` as they are."""
+    return {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
+
+
+def stated(n: Op) -> tuple[Shape | None, ...]:
+    """Return shapes as the graph states them."""
+    return n.static
