@@ -53,11 +53,11 @@ def _einsum_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
     return (2.0 if len(inputs) > 1 and repeated else 1.0) * math.prod(sizes.values())
 
 
-_MATRICES = factors(_product, linear=(0, 1), stretches=True, integers=True)._replace(work=matmul_work)
+_MATRICES = factors(_product, linear=(0, 1), stretches="...", integers=True)._replace(work=matmul_work)
 
 RULES = {
     **every(_MATRICES, "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3"),
-    "Einsum": factors(_equation, linear=(0, 1), stretches=True, integers=True)._replace(
+    "Einsum": factors(_equation, linear=(0, 1), stretches="...", integers=True)._replace(
         work=_einsum_work, scratch=lambda attr, inputs: scratch_elements(attr("equation").decode(), inputs)
     ),
 }

@@ -62,14 +62,14 @@ class Factors(NamedTuple):
 
         Args:
             ranks: of the operands.
-            like: whose traits it has; its fragile labels are names of this text.
+            like: whose traits it has; where it has labels, they are names of this text.
         """
         known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]
-        width = self.width(known, stretches=like.stretches)
+        width = self.width(known, stretches=_REST in like.stretches)
         if width is None:
             return None
         inputs = [None if term is None else _labels(term, width) for term in self.operands]
-        if like.stretches:
+        if _REST in like.stretches:
             for i, (term, rank) in enumerate(zip(self.operands, ranks, strict=False)):
                 if term and _REST in term and rank is not None:
                     inputs[i] = _labels(term, width, width + len(term) - 1 - rank)
@@ -79,6 +79,7 @@ class Factors(NamedTuple):
             summed=frozenset(_labels(self.summed, width)),
             sizes=self.sizes,
             fragile=frozenset(_labels(tuple(like.fragile), width)),
+            stretches=frozenset(_labels(tuple(like.stretches), width)),
         )
 
 
@@ -122,7 +123,7 @@ def factors(
     linear: tuple[int, ...] = (),
     fragile: str = "",
     additive: bool = False,
-    stretches: bool = False,
+    stretches: str = "",
     integers: bool = False,
 ) -> Rule:
     """Return the rule of an op whose factors are a text.
@@ -132,11 +133,11 @@ def factors(
         linear: operands in each of which the op is linear while the others stay fixed.
         fragile: names along which the kernel refuses a block without rows.
         additive: the op is linear in all its operands together.
-        stretches: a dimension of size one stretches to the size of its name.
+        stretches: names of dimensions of which one of size one stretches to the size of the others.
         integers: sums of integers may be contributions, too.
     """
-    refused = frozenset(fragile.split())
-    like = Signature((), (), frozenset(), linear, additive, frozenset(), stretches, refused, integers)
+    stretching, refused = frozenset(stretches.split()), frozenset(fragile.split())
+    like = Signature((), (), frozenset(), linear, additive, frozenset(), stretching, refused, integers)
 
     def describe(n: Op) -> Signature | None:
         said = text if isinstance(text, str) else text(n)
@@ -175,7 +176,7 @@ def _line(said: str) -> Rule:
     if text in ("whole", "once"):
         return WHOLE if text == "whole" else ONCE
     linear = tuple(int(operand) for operand in named.get("linear", "").split())
-    return factors(text, linear=linear, fragile=named.get("fragile", ""), stretches="stretches" in named)
+    return factors(text, linear=linear, fragile=named.get("fragile", ""), stretches=named.get("stretches", ""))
 
 
 def spread(term: Sequence[str], width: int, skipped: int = 0) -> Labels:

@@ -15,7 +15,7 @@ n . . ., n . . ., *, * -> n . . .; linear 0 : ScaleAndTranslateGrad
 n . . . -> n . . .; linear 0 : ExtractImagePatches SpaceToDepth DepthToSpace
 n . . . . -> n . . . .; linear 0 : ExtractVolumePatches
 # One transformation for all images, or one for each.
-n . . ., n . -> n . . .; stretches : ImageProjectiveTransformV2 ImageProjectiveTransformV3
+n . . ., n . -> n . . .; stretches n : ImageProjectiveTransformV2 ImageProjectiveTransformV3
 # Boxes [n, k, q, 4] and scores [n, k, classes].
 n . . ., n . ., *, *, *, * -> n . ., n ., n ., n : CombinedNonMaxSuppression
 ... -h -w -c, * -> ... -h -w -c : AdjustContrastv2

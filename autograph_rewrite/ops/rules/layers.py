@@ -27,7 +27,7 @@ RULES = {
     "BiasAddGrad": factors(_bias_add_grad, linear=(0,)),
     **lines("""
 ... -c -> ... -c : Softmax LogSoftmax
-n -c, n -c -> n, n -c; stretches : SoftmaxCrossEntropyWithLogits
+n -c, n -c -> n, n -c; stretches n -c : SoftmaxCrossEntropyWithLogits
 n -c, n -> n, n -c : SparseSoftmaxCrossEntropyWithLogits
 n ., n -> n : InTopK
 n ., n, * -> n : InTopKV2

@@ -25,8 +25,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     times,
     to_global,
 )
-from autograph_rewrite.ops.rules import sizes
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, block_of, whole
+from autograph_rewrite.ops.rules.kernels import Values, array, by_kernel, flat
 
 
 def _sum_stays(n: Op, data: int = 0) -> Placed | None:
@@ -268,14 +268,6 @@ def shape_fill(n: Op) -> tuple[Shape | None, ...]:
     return (shape_value(n, 0),)
 
 
-def value_fill(n: Op) -> sizes.Values | None:
-    """A small integer vector of one size."""
-    count, value = n.ints(0), n.value(1)
-    if count is None or value is None or len(count) > 1 or (count and count[0] > 64):
-        return None
-    return (value * (count[0] if count else 1),)
-
-
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
     """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
 
@@ -308,19 +300,19 @@ def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Resh
     return None
 
 
-def value_transpose(n: Op) -> sizes.Values | None:
+def value_transpose(n: Op) -> Values | None:
     """A matrix of sizes, such as repeats beside dimensions in the gradient of a tile."""
-    known, order = sizes.array(n, 0), n.ints(1)
-    return None if known is None or order is None else (sizes.flat(np.transpose(known, order)),)
+    known, order = array(n, 0), n.ints(1)
+    return None if known is None or order is None else (flat(np.transpose(known, order)),)
 
 
 RULES: dict[str, Rule] = {
-    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),), "layout"),
-    "Transpose": Rule(place_transpose, shape_transpose, value_transpose, "layout"),
+    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),)),
+    "Transpose": Rule(place_transpose, shape_transpose, value_transpose),
     "ConjugateTranspose": Rule(place_transpose, shape_transpose),
-    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),), "layout"),
-    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),), "layout"),
+    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),)),
+    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),)),
     "BroadcastTo": Rule(place_broadcast_to, shape_broadcast_to),
     "Tile": Rule(place_tile, shape_tile),
-    "Fill": Rule(place_fill, shape_fill, value_fill, "layout"),
+    "Fill": Rule(place_fill, shape_fill, by_kernel),
 }

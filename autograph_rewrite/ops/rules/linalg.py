@@ -67,8 +67,8 @@ RULES = {
     # Stacks of systems stay split, and so do the columns of the right-hand sides: each is a system of its own.
     **lines("""
 ... . ., ... . column -> ... . column; linear 1 : MatrixSolve TridiagonalSolve MatrixSolveLs
-... . ., ... . column -> ... . column; linear 1; stretches : MatrixTriangularSolve
-... . ., ... . column -> ... . column; linear 1; stretches; fragile ... column : BandedTriangularSolve
+... . ., ... . column -> ... . column; linear 1; stretches ... column : MatrixTriangularSolve
+... . ., ... . column -> ... . column; linear 1; stretches ... column; fragile ... column : BandedTriangularSolve
 ... . . -> ... . . : Cholesky MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot
 ... . ., ... . . -> ... . . : CholeskyGrad
 ... . . -> ... : MatrixDeterminant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Axes, Placement, Shape, split
 from autograph_rewrite.ops.rules.base import Op, Placed, Rule, whole
-from autograph_rewrite.ops.rules.sizes import reduce_sizes
+from autograph_rewrite.ops.rules.kernels import by_kernel
 from autograph_rewrite.ops.traits import has, ops_with
 
 
@@ -76,7 +76,7 @@ def shape_scalar(n: Op) -> tuple[Shape | None, ...]:
     return ((),)
 
 
-RULES = {op: Rule(place_reduction, shape_reduction, reduce_sizes, "reduce") for op in ops_with("reduces")} | {
+RULES = {op: Rule(place_reduction, shape_reduction, by_kernel) for op in ops_with("reduces")} | {
     "EuclideanNorm": Rule(place_norm, shape_reduction),
     "L2Loss": Rule(place_l2_loss, shape_scalar),
 }

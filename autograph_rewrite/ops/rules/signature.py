@@ -40,7 +40,7 @@ class Signature(NamedTuple):
         linear: inputs in each of which the op is linear while the others stay fixed.
         additive: the op is linear in all labelled inputs together, as a sum of them is.
         sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
-        stretches: a dimension of size one stretches to the size of its label.
+        stretches: labels of dimensions of which one of size one stretches to the size of the others.
         fragile: labels along which the kernel refuses an empty block.
         integers: sums of integers may be contributions, too.
     """
@@ -51,7 +51,7 @@ class Signature(NamedTuple):
     linear: tuple[int, ...] = ()
     additive: bool = False
     sizes: frozenset[int] = frozenset()
-    stretches: bool = False
+    stretches: frozenset[str] = frozenset()
     fragile: frozenset[str] = frozenset()
     integers: bool = False
 
@@ -152,7 +152,7 @@ def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
     if fact.placement == split(dim) and aligned:
         return fact.placement
     block = block_of(dim, cut.size)
-    if sig.stretches:
+    if cut.label in sig.stretches:
         size = None if fact.shape is None else to_global(fact.shape[dim], batch)
         if size == 1:
             return REPLICATED if fact.placement.differs else fact.placement
@@ -231,7 +231,7 @@ def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
         for label, dim in zip(labels, dims, strict=True):
             if not label:
                 continue
-            if sig.stretches:
+            if label in sig.stretches:
                 found[label] = broadcast_dim(found.get(label, 1), dim)
             elif found.get(label) is None:
                 found[label] = dim

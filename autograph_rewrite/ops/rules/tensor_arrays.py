@@ -12,8 +12,8 @@ from autograph_rewrite.ops.facts.placement import ANY, PARTIAL, REPLICATED, UNKN
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule
 from autograph_rewrite.ops.rules.join import MISFIT, conform
+from autograph_rewrite.ops.rules.kernels import Values
 from autograph_rewrite.ops.rules.signature import every
-from autograph_rewrite.ops.rules.sizes import Values
 from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, with_leading, without_leading
 
 EMPTY = Fact(ANY, 0)

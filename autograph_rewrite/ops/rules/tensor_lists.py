@@ -8,12 +8,11 @@ nothing was put into is `ANY`.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, is_local, is_settled
+from autograph_rewrite.ops.facts.symbolic_dims import any_local, is_local, is_settled
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, whole
 from autograph_rewrite.ops.rules.join import MISFIT, conform, join, join_shapes
+from autograph_rewrite.ops.rules.kernels import Values
 from autograph_rewrite.ops.rules.signature import every
-
-Values = tuple[tuple[Dim, ...] | None, ...]
 
 
 def with_leading(placement: Placement) -> Placement:
