@@ -21,8 +21,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     to_global,
     unit,
 )
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.ops.rules.kernels import Values, add, array, by_kernel, flat
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Values, block_of, whole
+from autograph_rewrite.ops.rules.kernels import add, array, by_kernel, flat
 from autograph_rewrite.ops.rules.layout import join_pieces
 
 

@@ -8,9 +8,9 @@ blocks of words.
 
 from __future__ import annotations
 
-from autograph_rewrite.ops.facts.placement import REPLICATED, split
+from autograph_rewrite.ops.facts.placement import split
 from autograph_rewrite.ops.facts.symbolic_dims import are_same
-from autograph_rewrite.ops.rules.base import Op, Placed, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, others_whole, whole
 from autograph_rewrite.ops.traits import has
 
 ROWS_APART = "_autograph_rows_apart"
@@ -26,9 +26,7 @@ def place_rows_apart(n: Op) -> Placed:
     if not all(blocks) or not aligned:
         placed = whole(n)
         return placed._replace(decompose=any(blocks) and n.op in ("SparseToDense", "RaggedTensorToTensor"))
-    kept = {*rows, *_sizes(n)}
-    operand_reshards = {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
-    return Placed((split(0),) * len(n.output_dtypes), operand_reshards)
+    return Placed((split(0),) * len(n.output_dtypes), others_whole(n, *rows, *_sizes(n)))
 
 
 def _inputs_with_rows(n: Op) -> tuple[int, ...]:

@@ -20,8 +20,7 @@ from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, times
-from autograph_rewrite.ops.rules.base import Op, Rule, Semantics, stated, whole
-from autograph_rewrite.ops.rules.slicing import shape_first
+from autograph_rewrite.ops.rules.base import Op, Rule, Semantics, like_first, stated, whole
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, has
 
@@ -50,7 +49,7 @@ def _gathered(n: Op) -> tuple[Shape | None, ...]:
 
 
 _OF_PASSES = {
-    **dict.fromkeys(("CollectiveReduceV2", "CollectiveReduce"), Rule(whole, shape_first)),
+    **dict.fromkeys(("CollectiveReduceV2", "CollectiveReduce"), Rule(whole, like_first)),
     "CollectiveGatherV2": Rule(whole, _gathered),
     **dict.fromkeys(("Variable", "VariableV2"), Rule(whole, stated)),
 }

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, divide, times
-from autograph_rewrite.ops.rules.base import Attr, Op
+from autograph_rewrite.ops.rules.base import Attr, Op, Values
 
 Array = npt.NDArray[np.object_]
 Kernel = Callable[[Attr, Sequence[Any]], Any]
-Values = tuple[tuple[Dim, ...] | None, ...]
 
 
 def array(n: Op, index: int) -> Array | None:

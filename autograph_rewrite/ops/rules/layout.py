@@ -25,8 +25,19 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     times,
     to_global,
 )
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, block_of, whole
-from autograph_rewrite.ops.rules.kernels import Values, array, by_kernel, flat
+from autograph_rewrite.ops.rules.base import (
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Semantics,
+    Values,
+    block_of,
+    first_value,
+    whole,
+)
+from autograph_rewrite.ops.rules.kernels import array, by_kernel, flat
 
 
 def _sum_stays(n: Op, data: int = 0) -> Placed | None:
@@ -219,15 +230,10 @@ def place_broadcast_to(n: Op) -> Placed:
     return _zero(n, whole(n))
 
 
-def shape_value(n: Op, index: int) -> Shape | None:
+def shape_value(n: Op, index: int) -> tuple[Shape | None, ...]:
     """Return the contents of a shape operand as a shape; -1 stands for unknown."""
     value = n.value(index)
-    return None if value is None else tuple(None if d == -1 else d for d in value)
-
-
-def shape_broadcast_to(n: Op) -> tuple[Shape | None, ...]:
-    """The target."""
-    return (shape_value(n, 1),)
+    return (None if value is None else tuple(None if d == -1 else d for d in value),)
 
 
 def place_tile(n: Op) -> Placed:
@@ -261,11 +267,6 @@ def place_fill(n: Op) -> Placed:
     if at is None:
         return Placed(whole(n).outputs, whole(n).operand_reshards, zero=zero)
     return Placed((split(at),), {1: REPLICATED} if n.placement(1).differs else {}, zero=zero)
-
-
-def shape_fill(n: Op) -> tuple[Shape | None, ...]:
-    """The first operand."""
-    return (shape_value(n, 0),)
 
 
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
@@ -307,12 +308,12 @@ def value_transpose(n: Op) -> Values | None:
 
 
 RULES: dict[str, Rule] = {
-    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),)),
+    "Reshape": Rule(place_reshape, shape_reshape, first_value),
     "Transpose": Rule(place_transpose, shape_transpose, value_transpose),
     "ConjugateTranspose": Rule(place_transpose, shape_transpose),
-    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),)),
-    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),)),
-    "BroadcastTo": Rule(place_broadcast_to, shape_broadcast_to),
+    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, first_value),
+    "Squeeze": Rule(place_squeeze, shape_squeeze, first_value),
+    "BroadcastTo": Rule(place_broadcast_to, lambda n: shape_value(n, 1)),
     "Tile": Rule(place_tile, shape_tile),
-    "Fill": Rule(place_fill, shape_fill, by_kernel),
+    "Fill": Rule(place_fill, lambda n: shape_value(n, 0), by_kernel),
 }

@@ -10,9 +10,9 @@ the block, too.
 
 from __future__ import annotations
 
-from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, split
+from autograph_rewrite.ops.facts.placement import Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
-from autograph_rewrite.ops.rules.base import Op, Placed, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, others_whole, whole
 from autograph_rewrite.ops.traits import has, operands
 
 LOCAL_INDICES = "_autograph_local_indices"
@@ -27,8 +27,7 @@ def place_local_indices(n: Op) -> Placed:
         cut = any(fact.placement.is_split for fact in n.inputs)
         return placed._replace(decompose=cut)  # nothing does that, so it is an error
     kept = {i for i, fact in enumerate(n.inputs) if fact.placement.is_split} | set(operands(n.op, "given_size"))
-    operand_reshards = {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
-    return Placed((made,), operand_reshards)
+    return Placed((made,), others_whole(n, *kept))
 
 
 def _made(n: Op) -> Placement | None:

@@ -18,8 +18,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     product,
     to_global,
 )
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, whole
-from autograph_rewrite.ops.rules.kernels import Values, add, by_kernel
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, whole
+from autograph_rewrite.ops.rules.kernels import add, by_kernel
 from autograph_rewrite.ops.traits import ops_with
 
 
@@ -38,11 +38,6 @@ def value_rank(n: Op) -> Values | None:
     """Rank: a plain integer whatever the sizes."""
     rank = n.rank(0)
     return None if rank is None else ((rank,),)
-
-
-def place_shape(n: Op) -> Placed:
-    """A shape needs no conversion of what it measures, unless its rank is unknown."""
-    return whole(n)
 
 
 def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -188,14 +183,9 @@ def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
     return tuple(n.shape(i) for i in range(1, len(n.inputs)))
 
 
-def shape_vector_same(n: Op) -> tuple[Shape | None, ...]:
-    """The shape of the first input."""
-    return (n.shape(0),)
-
-
-RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
-    "Size": Rule(place_shape, shape_of_shape, value_size),
-    "Rank": Rule(place_shape, shape_of_shape, value_rank),
+RULES = {op: Rule(whole, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
+    "Size": Rule(whole, shape_of_shape, value_size),
+    "Rank": Rule(whole, shape_of_shape, value_rank),
     "BroadcastGradientArgs": Rule(
         place_broadcast_gradient_args,
         shape_of_axes,
@@ -205,7 +195,7 @@ RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("
     ),
     "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args),
     "Range": Rule(whole, shape_range, by_kernel),
-    "InvertPermutation": Rule(whole, shape_vector_same, by_kernel),
+    "InvertPermutation": Rule(whole, like_first, by_kernel),
     "DynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
     "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
     "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset),

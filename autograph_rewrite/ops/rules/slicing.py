@@ -18,8 +18,19 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     segments,
     to_global,
 )
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.ops.rules.kernels import Values, array, by_kernel, ints, subtract
+from autograph_rewrite.ops.rules.base import (
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Values,
+    block_of,
+    like_first,
+    others_whole,
+    whole,
+)
+from autograph_rewrite.ops.rules.kernels import array, by_kernel, ints, subtract
 from autograph_rewrite.ops.traits import has
 
 
@@ -264,11 +275,6 @@ def place_strided_slice_grad(n: Op) -> Placed:
     return whole(n)
 
 
-def shape_first_value(n: Op) -> tuple[Shape | None, ...]:
-    """The contents of the first operand."""
-    return (n.value(0),)
-
-
 def place_pad(n: Op) -> Placed:
     """Padding must leave the split dimension alone; padding with zeros is linear."""
     placement, pads = n.placement(0), array(n, 1)
@@ -279,8 +285,7 @@ def place_pad(n: Op) -> Placed:
     out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # of who gives an empty block a row
     if out_of_reach or ints(pads[placement.dim]) != [0, 0]:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}
-    return Placed((placement,), operand_reshards)
+    return Placed((placement,), others_whole(n, 0, 1))
 
 
 def shape_pad(n: Op) -> tuple[Shape | None, ...]:
@@ -322,24 +327,19 @@ def place_moved(n: Op, dims: Sequence[int] | None) -> Placed:
     if not placement.is_split or dims is None or rank is None:
         return whole(n)
     if placement.dim not in {dim % rank for dim in dims}:
-        return Placed((placement,), {i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs})
+        return Placed((placement,), others_whole(n, 0))
     has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.known_blocks
     return whole(n)._replace(decompose=has_blocks)  # whole, and cut again: `passes.canonicalize.decompose`
-
-
-def shape_first(n: Op) -> tuple[Shape | None, ...]:
-    """The shape of the first input."""
-    return (n.shape(0),)
 
 
 RULES: dict[str, Rule] = {
     "Slice": Rule(place_slice, shape_slice, by_kernel),
     "StridedSlice": Rule(place_strided_slice, shape_strided_slice, by_kernel),
-    "StridedSliceGrad": Rule(place_strided_slice_grad, shape_first_value),
+    "StridedSliceGrad": Rule(place_strided_slice_grad, lambda n: (n.value(0),)),
     "Pad": Rule(place_pad, shape_pad, value_pad),
     "PadV2": Rule(place_pad, shape_pad, value_pad),
     "MirrorPad": Rule(place_pad, shape_pad),
     "MirrorPadGrad": Rule(place_pad, shape_pad),
-    "ReverseV2": Rule(place_reverse, shape_first),
-    "Roll": Rule(place_roll, shape_first),
+    "ReverseV2": Rule(place_reverse, like_first),
+    "Roll": Rule(place_roll, like_first),
 }
