@@ -73,8 +73,11 @@ class Shapes:
                 node = stack.pop()
                 self._facts[node] = self._facts.get(node) or self._infer(node)
         fact = self._facts[value.node][value.index]
-        is_handle = dtypes.base(fact.dtype) in (dtypes.RESOURCE, dtypes.VARIANT)
-        return f"{value.node.op} {common_name(value.name)}" if fact.shape is None or is_handle else fact.shape
+        if fact.shape is not None and dtypes.base(fact.dtype) not in (dtypes.RESOURCE, dtypes.VARIANT):
+            return fact.shape
+        while has(value.node.op, "forwards") and value.node.inputs:
+            value = value.node.inputs[0]  # a copy, whose shape is that of what it copies
+        return f"{value.node.op} {common_name(value.name)}"
 
     def _infer(self, node: Node) -> tuple[Fact, ...]:
         if has(node.op, "constant"):
