@@ -33,10 +33,8 @@ from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
 from autograph_rewrite.ops.rules.inference import const_fact
-from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, LOCAL_INDICES, ROWS_APART
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has

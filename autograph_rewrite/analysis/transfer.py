@@ -55,10 +55,15 @@ from autograph_rewrite.ops.rules.base import (
     Slice,
     whole,
 )
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE, place_blockwise
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART, place_rows_apart
 from autograph_rewrite.ops.rules.inference import LARGEST_TRACKED
-from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.ops.rules.marked import (
+    BLOCKWISE,
+    LOCAL_INDICES,
+    ROWS_APART,
+    place_blockwise,
+    place_local_indices,
+    place_rows_apart,
+)
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with

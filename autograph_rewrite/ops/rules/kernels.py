@@ -183,7 +183,8 @@ def _gather(attr: Attr, inputs: Sequence[Array]) -> Any:
     if attr("batch_dims", 0) or (indices < 0).any():
         return None
     before: list[Any] = [slice(None)] * (axis if axis >= 0 else axis + value.ndim)
-    return value[(*before, indices, Ellipsis)]
+    index = (*before, indices, Ellipsis)
+    return value[index]
 
 
 def _dynamic_stitch(attr: Attr, inputs: Sequence[Array]) -> Any:

@@ -87,11 +87,6 @@ def signed(describe: Describe) -> Rule:
     return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
 
 
-def fixed(signature: Signature) -> Rule:
-    """Return the rule of an op whose signature depends on neither attributes nor ranks."""
-    return Rule(Placer(lambda n: signature, signature), lambda n: shapes(n, signature))
-
-
 def place(n: Op, sig: Signature | None) -> Placed:
     """Place an op by its signature; whatever does not fit is read whole."""
     if sig is None or not _ranks_fit(n, sig):
