@@ -198,7 +198,7 @@ def _dynamic_stitch(attr: Attr, inputs: Sequence[Array]) -> Any:
     result = np.zeros(size, data[0].dtype)
     written = np.zeros(size, bool)
     for index, values in zip(indices, data, strict=True):
-        result[index], written[index] = values, True
+        result[index.ravel()], written[index] = values.ravel(), True  # of single elements, too
     return result if written.all() else None
 
 
