@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.reduction_placement import bytes_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.marked import BLOCKWISE
 from autograph_rewrite.ops.rules.table import families, rule_of
 
 REDUCE, SEGMENT = families("reduce"), families("segment")

@@ -21,7 +21,7 @@ from typing import Any
 
 from autograph_rewrite.analysis.container_cells import content, put
 from autograph_rewrite.analysis.replicated_regions import mark_containers, mark_loops
-from autograph_rewrite.analysis.transfer import NodeTransfer, const_fact, convert, stated_as
+from autograph_rewrite.analysis.transfer import NodeTransfer, convert, stated_as
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
@@ -33,9 +33,8 @@ from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
-from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.ops.rules.inference import const_fact
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, LOCAL_INDICES, ROWS_APART
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has

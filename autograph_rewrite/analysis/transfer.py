@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import REPLICA
@@ -59,14 +57,19 @@ from autograph_rewrite.ops.rules.base import (
     Slice,
     whole,
 )
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE, place_blockwise
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART, place_rows_apart
-from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES, place_local_indices
+from autograph_rewrite.ops.rules.inference import LARGEST_TRACKED
+from autograph_rewrite.ops.rules.marked import (
+    BLOCKWISE,
+    LOCAL_INDICES,
+    ROWS_APART,
+    place_blockwise,
+    place_local_indices,
+    place_rows_apart,
+)
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
 
-LARGEST_TRACKED = 64
 MEASURES = ops_with("measures")
 
 
@@ -81,20 +84,6 @@ class NodeTransfer(NamedTuple):
     constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
     inputs: tuple[Fact, ...] = ()  # as propagation saw them
     more: Mapping[str, Mapping[int, Reshard]] = {}  # conversions along axes besides the batch's
-
-
-def const_fact(node: Node) -> Fact:
-    """Return the fact of a constant; small integers are tracked as sizes."""
-    dtype = node.attr("dtype")
-    content = node.attr("value")
-    if not isinstance(content, np.ndarray):
-        shape = content.tensor_shape
-        return Fact(REPLICATED, dtype, tuple(dim.size for dim in shape.dim))
-    value: tuple[Dim, ...] | None = None
-    if dtype in (dtypes.INT32, dtypes.INT64) and content.size <= LARGEST_TRACKED:
-        value = tuple(content.ravel().tolist())
-    zero = bool(dtype in dtypes.INEXACT and content.size <= 4096 and not content.any())
-    return Fact(REPLICATED, dtype, content.shape, value, zero)
 
 
 def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:

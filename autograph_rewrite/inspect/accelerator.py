@@ -23,11 +23,11 @@ from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.shapes.inference import Shapes
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
+from autograph_rewrite.ops.rules.inference import Shapes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -66,6 +66,8 @@ def _evaluate(node: Node) -> Array | None:
     try:
         with np.errstate(all="raise"):
             result = kernel(node.attr, arguments)
+            if isinstance(result, np.ndarray) and result.dtype.kind == "O":
+                result = result.astype(np.int64)
     except (ArithmeticError, ValueError, IndexError, TypeError):
         return None  # whatever is wrong with it, TensorFlow will say so when it runs
     if result is None:

@@ -57,20 +57,6 @@ _TRAITS: Mapping[str, str] = {
         "NextIteration@0 PlaceholderWithDefault@0 TensorListFromTensor@0 TensorListGetItem@0 "
         "TensorListStack@0 Split@1",
     "hands_on_any": "Pack ConcatV2 Merge IdentityN SelectV2",
-    # ---- Shapes of results: of the first operand, of all operands broadcast, or what an operand spells out
-    "shape_of_first":
-        "Identity Cast Neg Square Sqrt Rsqrt Exp Expm1 Log Log1p Tanh Relu Relu6 Elu Selu Sigmoid Softplus "
-        "Softsign Softmax LogSoftmax Sign Abs Erf Erfc Floor Ceil Round Reciprocal Inv Sin Cos Sinh Cosh "
-        "LogicalNot IsFinite IsNan IsInf StopGradient PreventGradient ZerosLike OnesLike Snapshot "
-        "CheckNumerics Enter Exit Switch RefEnter RefExit RefSwitch NextIteration TanhGrad SigmoidGrad "
-        "SqrtGrad RsqrtGrad ReciprocalGrad ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad "
-        "BiasAdd AddN CollectiveReduceV2 CollectiveReduce Reverse ReverseV2 Cumsum LRN",
-    "shape_of_broadcast":
-        "Add AddV2 Sub Mul Div RealDiv DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow "
-        "SquaredDifference Less LessEqual Greater GreaterEqual Equal NotEqual LogicalAnd LogicalOr MulNoNan "
-        "Xlogy Xdivy BitwiseAnd BitwiseOr LeftShift RightShift SelectV2",
-    "shaped_by": "Reshape@1 Fill@0 BroadcastTo@1 RandomUniform@0 RandomStandardNormal@0 TruncatedNormal@0 "
-        "StatelessRandomUniformV2@0 StatelessRandomNormalV2@0 Conv2DBackpropFilter@1 Conv2DBackpropInput@0",
     # joins what micro-batches make
     "joins": "AddN ConcatV2 Pack",
     # the whole of what the devices of a model axis hold
@@ -169,8 +155,6 @@ _TRAITS: Mapping[str, str] = {
     "states_shape": "Placeholder PlaceholderV2 reference_variables",
     # their shape in the printed form is none that the graph would record
     "says_shape": "states_shape Const",
-    # what the graph says of the result is all that there is to know of its shape
-    "states_result_shape": "Placeholder reference_variables Const ReadVariableOp",
     # the next element of an iterator, or a failure where there is none
     "draws_element": "IteratorGetNext IteratorGetNextSync",
     "input_elements": "draws_element MultiDeviceIteratorGetNextFromShard",

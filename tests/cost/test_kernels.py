@@ -9,7 +9,7 @@ from tensorflow.python.util import _pywrap_util_port
 
 from autograph_rewrite.cost.hardware import machine
 from autograph_rewrite.cost.hardware.machine import uses_onednn
-from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
+from autograph_rewrite.ops.rules.convolutions import filter_patches, input_patches
 
 WIDTH = np.dtype(np.float64).itemsize
 """oneDNN has no kernels for these."""

@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Value
-from autograph_rewrite.ir.shapes.inference import Shapes, differ, shape_text
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import Shape
+from autograph_rewrite.ops.facts.symbolic_dims import common_symbol
+from autograph_rewrite.ops.rules.inference import Shapes, differ, shape_text
 from tests.zoo import GRAPHS, Case
 
 v1 = tf.compat.v1
@@ -47,6 +49,15 @@ def value(build: object) -> Value:
     return bare(graph).value(tensor.name)
 
 
+def spelt(shape: Shape | str) -> object:
+    """Return a shape with the names of its open dimensions."""
+    return (
+        shape
+        if isinstance(shape, str)
+        else tuple(d if isinstance(d, int) else f"{d!r}".replace("T:", "") for d in shape)
+    )
+
+
 def x(*shape: int | None) -> tf.Tensor:
     return v1.placeholder(tf.float32, shape, name="x")
 
@@ -54,16 +65,16 @@ def x(*shape: int | None) -> tf.Tensor:
 @pytest.mark.parametrize(
     ("build", "shape"),
     [
-        (lambda: tf.reshape(x(None, 4), [-1, 2]), ("('x.0', 4) in 2 parts", 2)),
+        (lambda: tf.reshape(x(None, 4), [-1, 2]), ("2*x.0", 2)),
         (lambda: tf.reshape(x(6, 4), [-1, 3]), (8, 3)),
         (lambda: tf.matmul(x(None, 4), tf.zeros([4, 3])), ("x.0", 3)),
         (lambda: tf.matmul(x(None, 4), x(None, 3), transpose_a=True), (4, 3)),
-        (lambda: x(None, 4)[1:3], ("StridedSlice strided_slice.0", 4)),
+        (lambda: x(None, 4)[1:3], ("strided_slice.0", 4)),
         (lambda: x(6, 4)[1:3], (2, 4)),
         (lambda: x(6, 4)[:, 0], (6,)),
         (lambda: x(None, 4) + tf.zeros([4]), ("x.0", 4)),
         (lambda: x(1, 4) * x(5, 1), (5, 4)),
-        (lambda: tf.concat([x(None, 4), x(2, 4)], 0), ("ConcatV2 concat.0", 4)),
+        (lambda: tf.concat([x(None, 4), x(2, 4)], 0), ("concat.0", 4)),
         (lambda: tf.concat([x(3, 4), x(2, 4)], 0), (5, 4)),
         (lambda: tf.stack([x(3), x(3)], 1), (3, 2)),
         (lambda: tf.reduce_sum(x(None, 4), 0), (4,)),
@@ -79,7 +90,7 @@ def x(*shape: int | None) -> tf.Tensor:
     ],
 )
 def test_rules_on_small_graphs(build: object, shape: object) -> None:
-    assert Shapes()(value(build)) == shape
+    assert spelt(Shapes()(value(build))) == shape
 
 
 def test_a_gathered_value_is_as_long_as_all_parts() -> None:
@@ -102,11 +113,12 @@ def test_copies_of_a_value_on_other_replicas_have_its_shape() -> None:
 
 
 def test_shapes_differ_only_where_numbers_do() -> None:
+    x0 = common_symbol("x.0")
     assert differ((3, 4), (3, 5))
     assert differ((3, 4), (3, 4, 1))
-    assert not differ((3, "x.0"), (3, 5))
+    assert not differ((3, x0), (3, 5))
     assert not differ("x", (3, 5))
-    assert shape_text((3, "x.0")) == "[3,?]"
+    assert shape_text((3, x0)) == "[3,?]"
     assert shape_text("x") == "[...]"
 
 
@@ -115,4 +127,4 @@ def test_a_chain_as_deep_as_backpropagation_needs_no_recursion() -> None:
     last = graph.add("Placeholder", name="x", attrs={"dtype": dtypes.FLOAT, "shape": (None, 3)}).output()
     for i in range(5000):
         last = graph.add("Neg", [last], name=f"n{i}").output()
-    assert Shapes()(last) == ("x.0", 3)
+    assert spelt(Shapes()(last)) == ("x.0", 3)

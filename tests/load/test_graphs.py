@@ -11,7 +11,6 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.signature.inputs import check_batch
 from tests.zoo import GRAPHS, ZOO
 
 v1 = tf.compat.v1
@@ -192,8 +191,6 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
     "batch of unknown rank": (
         lambda: GraphItem.from_graph(small(None), batch_inputs={"x": 0}), "unknown rank", "give its placeholder a shape"
     ),
-    "only a vague batch": (lambda: check_batch(GraphItem.from_graph(small(None))), "rank of 'x' is unknown", "None"),
-    "no batch": (lambda: check_batch(GraphItem.from_graph(small((4, 3)))), "no input of the step is a batch", "axis"),
     "not a graph": (lambda: GraphItem.from_graph(len), "expected a tf.Graph", "from_function"),
     "empty": (lambda: GraphItem.from_graph(tf.Graph()), "empty", ""),
     "not a reference": (lambda: GraphItem.from_graph(small(), outputs=[3]), "3 is not an op or tensor", "name"),

@@ -14,7 +14,6 @@ from autograph_rewrite.plan.parts.pipeline_schedule import (
     BACKWARD,
     FORWARD,
     Task,
-    ideal_bubble,
     ideal_in_flight,
     iterations,
     orders,
@@ -23,6 +22,13 @@ from autograph_rewrite.plan.parts.pipeline_schedule import (
 
 DEVICES, MICRO, CHUNKS = st.integers(1, 6), st.integers(1, 12), st.integers(1, 4)
 COSTS = st.integers(1, 5)
+
+
+def ideal_bubble(schedule: str, devices: int, micro: int, chunks: int = 1) -> Fraction:
+    """Return the share of time in which devices wait where all stages take equally long."""
+    if schedule in ("interleaved", "circular") and micro % devices:
+        return 1 - Fraction(micro * devices * chunks, iterations(micro, devices, chunks) * devices)
+    return Fraction(devices - 1, chunks * micro + devices - 1)
 
 
 @given(st.sampled_from(["gpipe", "1f1b", "circular"]), DEVICES, MICRO)

@@ -23,7 +23,7 @@ LAYERS = (
     {"requires", "notebook", "tf_private"},
     {"ir"},
     {"ops.rules"},
-    {"diagnostics", "certify", "codecs"},
+    {"diagnostics", "certify", "codecs", "ir.verify"},
     {"config", "training_graph"},
     {"cluster", "load", "analysis"},
     {"plan", "normalize"},
@@ -82,7 +82,9 @@ def part_of(module: str) -> str | None:
     if len(names) < 2 or names[0] != "autograph_rewrite":
         return None
     if names[1] == "ops" and len(names) > 2 and names[2] != "traits":
-        return "ops.rules"  # rules read a graph; traits are asked by the graph's own verifiers
+        return "ops.rules"  # rules read a graph; traits are asked by the graph's own functions
+    if names[1:3] == ["ir", "verify"]:
+        return "ir.verify"  # they ask the rules which shapes follow
     return "tools" if names[1] == "__main__" else names[1]  # it starts the command line
 
 

@@ -9,7 +9,7 @@ from autograph_rewrite.analysis.transfer import transferred
 from autograph_rewrite.ops.facts.placement import Fact, Placement
 from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.ops.rules.base import Op, Reshard, Semantics, Slice
-from autograph_rewrite.ops.rules.signature import Signature, fixed
+from autograph_rewrite.ops.rules.signature import Signature, signed
 from autograph_rewrite.ops.rules.table import TABLE
 from tests.rules.facts import ANY, PARTIAL, REPLICATED, UNKNOWN, B, fact, node, placed, sizes, split
 from tests.rules.nodes import node_of
@@ -125,7 +125,7 @@ def test_an_answer_whose_blocks_count_examples_in_two_dimensions_is_not_believed
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     described = Signature((("n", ""),), (("n", "n"),))
-    monkeypatch.setitem(TABLE, "Diag", fixed(described))  # type: ignore[arg-type]
+    monkeypatch.setitem(TABLE, "Diag", signed(lambda n: described))  # type: ignore[arg-type]
     diagonal = node_of("Diag", [np.ones((3, 2))], {})
     found = transferred(diagonal, (fact(split(0), B, 2),), {}, Semantics())
     assert [output.placement for output in found.outputs] == [REPLICATED]

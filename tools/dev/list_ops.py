@@ -73,7 +73,9 @@ def _said(rule: Rule) -> str:
     if isinstance(rule.place, Placer):
         if rule.place.constant is not None:
             return f"`{spell(rule.place.constant)}`"
-        return f"`{rule.place.text}`" if rule.place.text else first_sentence(rule.place.describe.__doc__)
+        if rule.place.text:
+            return f"`{rule.place.text}`".replace("|", "\\|")  # a bar would end the cell of the table
+        return first_sentence(rule.place.describe.__doc__)
     return first_sentence(rule.place.__doc__)
 
 

@@ -19,8 +19,6 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.kernels import ALWAYS_ON_HOST
 
-FETCH = "fetch"
-
 
 @dataclass(frozen=True)
 class Crossing:

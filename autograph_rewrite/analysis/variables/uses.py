@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.shapes.functions import constant
-from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.shapes.recorded import Shape, constant
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (

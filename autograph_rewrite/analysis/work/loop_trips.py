@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.shapes.functions import constant
+from autograph_rewrite.ir.shapes.recorded import constant
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has, operands
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.shapes.functions import constant
+from autograph_rewrite.ir.shapes.recorded import constant
 from autograph_rewrite.ir.variable_ops import is_handle, updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Shape
 from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED

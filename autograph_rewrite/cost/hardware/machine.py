@@ -40,8 +40,6 @@ def uses_onednn() -> bool:
     return not FEATURES.isdisjoint(flags.split())
 
 
-FAMILIES = ("matmul", "conv", "elementwise", "transcendental", "reduce", "gather", "random", "sort")
-"""Ops whose arithmetic is measured apart."""
 SERIAL = frozenset(("sort",))
 """They are not shared out among cores."""
 

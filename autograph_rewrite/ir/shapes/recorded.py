@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types.attrs import encode
@@ -31,3 +34,14 @@ def recorded_shapes(node: Node) -> Sequence[Shape | None]:
 def record_shapes(node: Node, shapes: Sequence[Shape | None]) -> None:
     """Record the static shapes of a new node's outputs, as TensorFlow's exporter does."""
     node.set_raw_attr("_output_shapes", encode("list(shape)", shapes))
+
+
+def constant(value: Value) -> Any:
+    """Return the array that a value always is, None where it is not a Const."""
+    node = value.node
+    while node.op in ("Identity", "Enter") and node.inputs:
+        node = node.inputs[0].node
+    if node.op != "Const":
+        return None
+    found = node.attr("value")
+    return found if isinstance(found, np.ndarray | np.generic) else None

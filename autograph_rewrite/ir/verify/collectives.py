@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.shapes.functions import Shape
-from autograph_rewrite.ir.shapes.inference import Shapes, differ, shape_text
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
@@ -34,6 +32,8 @@ from autograph_rewrite.ir.verify.collective_groups import (
 from autograph_rewrite.ir.verify.folded import Fault
 from autograph_rewrite.ir.verify.job import SAME_PLAN, SHOWN, Job, odd_one
 from autograph_rewrite.ir.verify.nccl import nccl_has_device_and_type, nccl_has_one_order
+from autograph_rewrite.ops.facts.placement import Shape
+from autograph_rewrite.ops.rules.inference import Shapes, differ, shape_text
 from autograph_rewrite.ops.traits import BACK_EDGES, has
 
 # Control flow around collectives: all members are in the same loop and branch, under predicates that agree.
@@ -290,7 +290,7 @@ def shapes_are_equal(job: Job) -> Iterator[Fault]:
     """What the members of a collective send has one shape; in a gather, too."""
     shapes = Shapes()
     for group in job.found:
-        sent: dict[Node, Shape] = {node: shapes(node.inputs[0]) for node in group.members if sent_by(node)}
+        sent: dict[Node, Shape | str] = {node: shapes(node.inputs[0]) for node in group.members if sent_by(node)}
         if len(set(sent.values())) <= 1:
             continue
         texts = {node: shape_text(shape) for node, shape in sent.items()}

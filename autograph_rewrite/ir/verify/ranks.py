@@ -24,8 +24,7 @@ from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, common_name
-from autograph_rewrite.ir.shapes.functions import constant
-from autograph_rewrite.ir.shapes.inference import Shapes
+from autograph_rewrite.ir.shapes.recorded import constant
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.variable_ops import handle_node
@@ -33,6 +32,7 @@ from autograph_rewrite.ir.verify.collectives import collective_faults
 from autograph_rewrite.ir.verify.expanded import Original, job_of, roots_in
 from autograph_rewrite.ir.verify.folded import Fault, raise_for
 from autograph_rewrite.ir.verify.job import SAME_PLAN, Job, odd_one
+from autograph_rewrite.ops.rules.inference import Shapes
 from autograph_rewrite.ops.traits import has
 
 # Invariants of server-side stores (accumulators, queues): a step takes out exactly what it puts in.

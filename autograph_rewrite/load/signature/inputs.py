@@ -17,7 +17,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.load.signature.references import find_value, tensor_name
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
+from autograph_rewrite.training_graph import TensorInfo
 
 _NEVER_BATCH = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 
@@ -230,25 +230,3 @@ def checked(info: TensorInfo) -> TensorInfo:
             where=info.tensor,
         )
     return _with_axis(info, axis)
-
-
-def check_batch(item: TrainingGraph) -> None:
-    """Make sure that at least one input of the step is a batch.
-
-    Raises:
-        GraphError: there is none; the message names inputs of unknown rank, which could have been meant.
-    """
-    if any(info.batch_axis is not None for info in item.inputs.values()):
-        return
-    dense = [info for info in item.inputs.values() if dtypes.NUMBERS[info.dtype] not in _NEVER_BATCH]
-    vague = [info.name for info in dense if info.shape is None]
-    if vague:
-        raise GraphError(
-            f"no input is known to be a batch, and the rank of {', '.join(map(repr, vague[:5]))} is unknown",
-            hint="give the placeholder a shape with its batch dimension None",
-        )
-    listed = ", ".join(f"{info.name} {info.shape}" for info in dense[:10]) or "none at all"
-    raise GraphError(
-        f"no input of the step is a batch (inputs: {listed})",
-        hint="a batch has dimension 0 unknown; name others with batch_inputs={name: axis}",
-    )

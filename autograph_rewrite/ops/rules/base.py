@@ -199,7 +199,33 @@ PINNED = "_autograph_pinned"
 
 def whole(n: Op) -> Placed:
     """Sound for every op: convert all inputs to their whole, global value; the outputs are replicated."""
-    return Placed(
-        (REPLICATED,) * len(n.output_dtypes),
-        {i: REPLICATED for i, fact in enumerate(n.inputs) if fact.placement.differs},
-    )
+    return Placed((REPLICATED,) * len(n.output_dtypes), others_whole(n))
+
+
+def others_whole(n: Op, *kept: int) -> dict[int, Reshard]:
+    """Return the conversions that make all inputs whole but those that are `kept` as they are."""
+    return {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
+
+
+Values = tuple[tuple[Dim, ...] | None, ...]
+"""Contents of small integers, for each output."""
+
+
+def stated(n: Op) -> tuple[Shape | None, ...]:
+    """Return shapes as the graph states them."""
+    return n.static
+
+
+def like_first(n: Op) -> tuple[Shape | None, ...]:
+    """Return the shape of the first input for each output."""
+    return (n.shape(0),) * len(n.output_dtypes)
+
+
+def first_value(n: Op) -> Values:
+    """Return the contents of the first input for each output."""
+    return (n.value(0),) * len(n.output_dtypes)
+
+
+def scalar(n: Op) -> tuple[Shape | None, ...]:
+    """Return the shape of a single number."""
+    return ((),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.types.dtypes import base, numpy_dtype
 from autograph_rewrite.ops.facts.placement import Shape
-from autograph_rewrite.ops.rules.base import Op, Rule
-from autograph_rewrite.ops.rules.signature import Placer, Signature, axes
+from autograph_rewrite.ops.rules.base import Op
+from autograph_rewrite.ops.rules.factors import factors
 
 
 def _widths(n: Op) -> tuple[int, int] | None:
@@ -14,17 +14,12 @@ def _widths(n: Op) -> tuple[int, int] | None:
     return None if source is None or target is None else (source.itemsize, target.itemsize)
 
 
-def _bitcast(n: Op) -> Signature | None:
+def _bitcast(n: Op) -> str | None:
     """All dimensions stay split; narrower elements add a last one, wider elements use it up."""
-    rank, widths = n.rank(0), _widths(n)
-    if rank is None or widths is None:
+    before, after = _widths(n) or (0, 0)
+    if not before:
         return None
-    labels, (before, after) = axes(rank), widths
-    if before == after:
-        return Signature((labels,), (labels,))
-    if before > after:
-        return Signature((labels,), ((*labels, ""),))
-    return Signature(((*labels[:-1], ""),), (labels[:-1],)) if rank else None
+    return "... -> ..." if before == after else "... -> ... ." if before > after else "... . -> ..."
 
 
 def bitcast_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -38,4 +33,4 @@ def bitcast_shape(n: Op) -> tuple[Shape | None, ...]:
     return ((*shape, before // after),) if before > after else (shape[:-1],)
 
 
-RULES: dict[str, Rule] = {"Bitcast": Rule(Placer(_bitcast), bitcast_shape)}
+RULES = {"Bitcast": factors(_bitcast)._replace(shape=bitcast_shape)}

@@ -21,8 +21,8 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     to_global,
     unit,
 )
-from autograph_rewrite.ops.rules import sizes
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Values, block_of, whole
+from autograph_rewrite.ops.rules.kernels import add, array, by_kernel, flat
 from autograph_rewrite.ops.rules.layout import join_pieces
 
 
@@ -52,14 +52,6 @@ def shape_pack(n: Op) -> tuple[Shape | None, ...]:
     return ((*shape[:axis], len(n.inputs), *shape[axis:]),)
 
 
-def value_pack(n: Op) -> sizes.Values | None:
-    """A vector of sizes, or a matrix of vectors of them."""
-    pieces = sizes.arrays(n)
-    if pieces is None or len({piece.shape for piece in pieces}) != 1:
-        return None
-    return (sizes.flat(np.stack(pieces, n.attr("axis", 0))),)
-
-
 def place_unpack(n: Op) -> Placed:
     """Unstack another dimension than the split one."""
     placement, rank = n.placement(0), n.rank(0)
@@ -82,7 +74,7 @@ def shape_unpack(n: Op) -> tuple[Shape | None, ...]:
     return ((*shape[:axis], *shape[axis + 1 :]),) * len(n.output_dtypes)
 
 
-def value_unpack(n: Op) -> sizes.Values | None:
+def value_unpack(n: Op) -> Values | None:
     """One size each."""
     value = n.value(0)
     return None if value is None or n.rank(0) != 1 else tuple((entry,) for entry in value)
@@ -140,11 +132,11 @@ def shape_concat(n: Op) -> tuple[Shape | None, ...]:
         size = joined([one for each in rows for one in each])
         return ((*known[0][:axis], size, *known[0][axis + 1 :]),)
     for shape in known:
-        total = sizes._add(total, shape[axis])
+        total = add(total, shape[axis])
     return ((*known[0][:axis], total, *known[0][axis + 1 :]),)
 
 
-def value_concat(n: Op) -> sizes.Values | None:
+def value_concat(n: Op) -> Values | None:
     """Join vectors of sizes, or tables of them, as paddings are."""
     pieces, axis = _concat(n)
     values = [n.value(i) for i in pieces]
@@ -152,10 +144,10 @@ def value_concat(n: Op) -> sizes.Values | None:
         return None
     if all(n.rank(i) == 1 for i in pieces):
         return (tuple(entry for value in values for entry in value or ()),)
-    known = [table for table in (sizes.array(n, i) for i in pieces) if table is not None]
+    known = [table for table in (array(n, i) for i in pieces) if table is not None]
     if len(known) < len(pieces) or len({(table.ndim, *np.delete(table.shape, axis)) for table in known}) > 1:
         return None
-    return (sizes.flat(np.concatenate(known, axis)),)
+    return (flat(np.concatenate(known, axis)),)
 
 
 def _cut_axis(n: Op) -> tuple[int, int | None]:
@@ -216,7 +208,7 @@ def shape_cut(n: Op) -> tuple[Shape | None, ...]:
     return tuple((*shape[:axis], piece, *shape[axis + 1 :]) for piece in pieces)
 
 
-def value_cut(n: Op) -> sizes.Values | None:
+def value_cut(n: Op) -> Values | None:
     """Cut a vector of sizes, as one does to handle the dimensions in front of an axis apart from the rest."""
     data, _ = _cut_axis(n)
     value, count = n.value(data), len(n.output_dtypes)
@@ -232,7 +224,7 @@ def value_cut(n: Op) -> sizes.Values | None:
 
 
 RULES: dict[str, Rule] = {
-    "Pack": Rule(place_pack, shape_pack, value_pack),
+    "Pack": Rule(place_pack, shape_pack, by_kernel),
     "Unpack": Rule(place_unpack, shape_unpack, value_unpack),
     "Concat": Rule(place_concat, shape_concat, value_concat),
     "ConcatV2": Rule(place_concat, shape_concat, value_concat),

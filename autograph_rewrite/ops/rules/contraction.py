@@ -7,190 +7,87 @@ one that is summed away makes the output partial, and operands that are whole bu
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import (
-    Dim,
-    are_rows,
-    broadcast,
-    broadcast_dim,
-    is_whole_of,
-    to_global,
-)
-from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.ops.rules.einsum_scratch import scratch_elements
+from autograph_rewrite.ops.rules.base import Attr, Numbers, Op
+from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.signature import every
 
-Labels = Sequence[str]
-STRETCHES = "..."
-"""How the labels of dimensions begin that broadcast: an operand may have size 1 there."""
+# The copies that an einsum makes while it runs: its kernel multiplies matrices, and transposes what lies otherwise.
+#
+#     bd,edf->ebf     in 0: free b, contracted d       as it is
+#                     in 1: free e, contracted d, free f     e f d: a copy
+#                     result b e f                           e b f: a copy
+#
+# As `einsum_op_impl.h` of TensorFlow does: dimensions are ordered as batch, free, contracted, reduced; an operand whose
+# contracted dimensions come before its free ones is multiplied as an adjoint, without a copy.
 
 
-def contraction(n: Op, labels: Sequence[Labels], output: Labels) -> Placed:
-    """Place an op that multiplies its inputs and sums over the labels that `output` lacks.
+Shape = Sequence[int]
+_BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
+
+
+def scratch_elements(equation: str, inputs: Sequence[Shape]) -> int:
+    """Return how many elements an einsum copies while it runs; 0 where the equation has an ellipsis.
 
     Args:
-        labels: of each operand's dimensions.
-        output: labels of the result's dimensions.
+        equation: such as "bd,edf->ebf".
+        inputs: the shapes of the operands.
     """
-    partial = [i for i in range(len(labels)) if n.placement(i).is_partial]
-    others = [i for i in range(len(labels)) if i not in partial]
-    if partial:
-        one = len(partial) == 1 and n.placement(partial[0]) == PARTIAL
-        if one and all(n.placement(i) == REPLICATED for i in others) and n.output_dtypes[0] in dtypes.INEXACT:
-            return Placed((PARTIAL,))
-    chosen = _split_label(n, labels)
-    if chosen is None:
-        return whole(n)
-    label, size = chosen
-    if any(mine.count(label) > 1 for mine in (*labels, output)):
-        return whole(n)  # a block of rows has the columns of all rows: its diagonal lies elsewhere
-    alone = sum(label in mine for mine in labels) == 1  # blocks of unknown sizes need not line up
-    operand_reshards: dict[int, Reshard] = {}
-    for i, mine in enumerate(labels):
-        reshard = _operand_want(n, i, mine.index(label) if label in mine else None, label, size, alone)
-        if reshard is None:
-            return whole(n)
-        if reshard != n.placement(i):
-            operand_reshards[i] = reshard
-    result = split(output.index(label)) if label in output else PARTIAL
-    return Placed((result,), operand_reshards)
+    left, _, out = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if "." in equation or len(terms) != len(inputs) or any(len(set(term)) < len(term) for term in (*terms, out)):
+        return 0
+    if any(len(term) != len(shape) for term, shape in zip(terms, inputs, strict=True)):
+        return 0
+    named = [zip(term, shape, strict=True) for term, shape in zip(terms, inputs, strict=True)]
+    sizes = {label: size for pairs in named for label, size in pairs}
+    order = {label: i for i, label in enumerate(dict.fromkeys("".join((*terms, out))))}
+    kinds = {label: _kind(label, terms, out) for label in order}
+    copied, result = 0, [label for label in order if kinds[label] == _BATCH]
+    for term in terms:
+        wanted = sorted(term, key=lambda label: (kinds[label], order[label]))
+        swapped = sorted(
+            term, key=lambda label: ((_BATCH, _CONTRACTED, _FREE, _REDUCED).index(kinds[label]), order[label])
+        )
+        if list(term) != swapped and _moves(term, wanted, sizes):
+            copied += math.prod(sizes[label] for label in term)
+        result += [label for label in wanted if kinds[label] == _FREE]
+    if _moves(result, [label for label in out if label in sizes], sizes):
+        copied += math.prod(sizes[label] for label in result)
+    return copied
 
 
-def _operand_want(n: Op, index: int, at: int | None, label: str, size: Dim, alone: bool) -> Reshard | None:
-    """Return what an operand must be where `label`, its dimension `at`, is split; None where that is not known."""
-    fact = n.inputs[index]
-    if at is None:
-        return REPLICATED if fact.placement.differs else fact.placement
-    if fact.placement == split(at) and (are_rows(fact.split_size, size) or alone):
-        return fact.placement
-    block = block_of(at, size)
-    if block is None:
-        return None
-    batch = n.semantics.extent.units
-    if label.startswith(STRETCHES) and not is_whole_of(to_global((fact.shape or ())[at], batch), size, batch):
-        return None
-    return block
+def _kind(label: str, terms: Sequence[str], out: str) -> int:
+    everywhere = len(terms) > 1 and all(label in term for term in terms)
+    if label in out:
+        return _BATCH if everywhere else _FREE
+    return _CONTRACTED if everywhere else _REDUCED
 
 
-def _split_label(n: Op, labels: Sequence[Labels]) -> tuple[str, Dim] | None:
-    """Choose the label to keep split: one that several operands are split on, else the first operand's."""
-    counts: dict[str, int] = {}
-    sizes: dict[str, Dim] = {}
-    for i, mine in enumerate(labels):
-        placement = n.placement(i)
-        if placement.is_split and placement.dim < len(mine):
-            label = mine[placement.dim]
-            counts[label] = counts.get(label, 0) + 1
-            sizes.setdefault(label, n.inputs[i].split_size)
-    if not counts:
-        return None
-    label = max(counts, key=lambda key: counts[key])
-    return label, sizes[label]
+def _moves(have: Sequence[str], want: Sequence[str], sizes: dict[str, int]) -> bool:
+    """Return whether a transposition moves elements: dimensions of one element may stand anywhere."""
+    return [label for label in have if sizes[label] > 1] != [label for label in want if sizes[label] > 1]
 
 
-def _matmul_labels(n: Op) -> tuple[list[list[str]], list[str]]:
-    a = ["k", "m"] if n.attr("transpose_a") else ["m", "k"]
-    b = ["n", "k"] if n.attr("transpose_b") else ["k", "n"]
-    return [a, b], ["m", "n"]
+def _product(n: Op) -> str:
+    """Rows of the first and columns of the second stay split, as do stacks of matrices, which broadcast."""
+    a = "k m" if n.attr("transpose_a", False) or n.attr("adj_x", False) else "m k"
+    b = "n k" if n.attr("transpose_b", False) or n.attr("adj_y", False) else "k n"
+    stack = "" if n.op == "MatMul" else "... "
+    return f"{stack}{a}, {stack}{b} -> {stack}m n | k"
 
 
-def place_matmul(n: Op) -> Placed:
-    """Place MatMul."""
-    return contraction(n, *_matmul_labels(n))
-
-
-def _stretching(n: Op, index: int, first: int, count: int) -> list[str]:
-    """Return the labels of the `count` dimensions from `first` on, counted from the right as they broadcast.
-
-    A dimension of size 1 stretches: it is not the dimension of that label, so it gets one of its own.
-    """
-    shape = n.shape(index) or ()
-    return [
-        f"one{index}_{at}" if shape[at] == 1 else f"{STRETCHES}{first + count - 1 - at}"
-        for at in range(first, first + count)
-    ]
-
-
-def _stretched(ranks: Iterable[int]) -> list[str]:
-    """Return the labels of the result's broadcast dimensions."""
-    return [f"{STRETCHES}{i}" for i in reversed(range(max(ranks, default=0)))]
-
-
-def _batch_labels(n: Op) -> tuple[list[list[str]], list[str]] | None:
-    ranks = [n.rank(0), n.rank(1)]
-    if any(rank is None or rank < 2 for rank in ranks):
-        return None
-    known = [rank - 2 for rank in ranks if rank is not None]
-    a = ["k", "m"] if n.attr("adj_x") else ["m", "k"]
-    b = ["n", "k"] if n.attr("adj_y") else ["k", "n"]
-    labels = [_stretching(n, i, 0, rank) + last for i, (rank, last) in enumerate(zip(known, (a, b), strict=True))]
-    return labels, [*_stretched(known), "m", "n"]
-
-
-def place_batch_matmul(n: Op) -> Placed:
-    """Place BatchMatMul, V2 and V3."""
-    found = _batch_labels(n)
-    return whole(n) if found is None else contraction(n, *found)
-
-
-def _einsum_labels(n: Op) -> tuple[list[list[str]], list[str]] | None:
-    equation = n.attr("equation").decode().replace(" ", "")
-    left, _, right = equation.partition("->")
-    labels, extras = [], []
-    for i, term in enumerate(left.split(",")):
-        rank = n.rank(i)
-        if rank is None:
-            return None
-        before, dots, after = term.partition("...")
-        extra = rank - len(before) - len(after) if dots else 0
-        extras.append(extra)
-        labels.append([*before, *_stretching(n, i, len(before), extra), *after])
-    before, dots, after = right.partition("...")
-    return labels, [*before, *(_stretched(extras) if dots else []), *after]
-
-
-def place_einsum(n: Op) -> Placed:
-    """Place Einsum."""
-    found = _einsum_labels(n)
-    return whole(n) if found is None else contraction(n, *found)
-
-
-def shape_matmul(n: Op) -> tuple[Shape | None, ...]:
-    """Rows of the first, columns of the second."""
-    a, b = n.shape(0), n.shape(1)
-    if a is None or b is None:
-        return (None,)
-    return ((a[1] if n.attr("transpose_a") else a[0], b[0] if n.attr("transpose_b") else b[1]),)
-
-
-def shape_batch_matmul(n: Op) -> tuple[Shape | None, ...]:
-    """Broadcast the batch dimensions; rows of the first, columns of the second."""
-    a, b = n.shape(0), n.shape(1)
-    if a is None or b is None:
-        return (None,)
-    batch = broadcast([a[:-2], b[:-2]])
-    if batch is None:
-        return (None,)
-    return ((*batch, a[-1] if n.attr("adj_x") else a[-2], b[-2] if n.attr("adj_y") else b[-1]),)
-
-
-def shape_einsum(n: Op) -> tuple[Shape | None, ...]:
-    """Look each output label up in the operands."""
-    found = _einsum_labels(n)
-    if found is None:
-        return (None,)
-    labels, output = found
-    sizes: dict[str, Dim] = {}
-    for i, mine in enumerate(labels):
-        for label, dim in zip(mine, n.shape(i) or (), strict=False):
-            known = sizes.get(label)
-            stretches = label in sizes and label.startswith(STRETCHES)
-            sizes[label] = broadcast_dim(known, dim) if stretches else dim if known in (1, None) else known
-    # A stretching dimension that no operand has is 1 in all of them.
-    return (tuple(sizes.get(label, 1 if label.startswith(STRETCHES) else None) for label in output),)
+def _equation(n: Op) -> str:
+    """The equation says it; a dimension that one operand has twice cannot be cut: its diagonal would lie elsewhere."""
+    left, _, right = n.attr("equation").decode().replace(" ", "").partition("->")
+    terms = [re.findall(r"\.\.\.|\w", term) for term in (*left.split(","), right)]
+    twice = {label for term in terms for label, count in Counter(term).items() if count > 1}
+    *operands, result = (" ".join("." if label in twice else label for label in term) or "()" for term in terms)
+    summed = {label for term in terms[:-1] for label in term} - set(terms[-1]) - twice
+    return f"{', '.join(operands)} -> {result} | {' '.join(sorted(summed))}"
 
 
 def matmul_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
@@ -212,15 +109,11 @@ def _einsum_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
     return (2.0 if len(inputs) > 1 and repeated else 1.0) * math.prod(sizes.values())
 
 
+_MATRICES = factors(_product, linear=(0, 1), stretches="...", integers=True)._replace(work=matmul_work)
+
 RULES = {
-    "MatMul": Rule(place_matmul, shape_matmul, work=matmul_work),
-    "Einsum": Rule(
-        place_einsum,
-        shape_einsum,
-        work=_einsum_work,
-        scratch=lambda attr, inputs: scratch_elements(attr("equation").decode(), inputs),
+    **every(_MATRICES, "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3"),
+    "Einsum": factors(_equation, linear=(0, 1), stretches="...", integers=True)._replace(
+        work=_einsum_work, scratch=lambda attr, inputs: scratch_elements(attr("equation").decode(), inputs)
     ),
-} | {
-    op: Rule(place_batch_matmul, shape_batch_matmul, work=matmul_work)
-    for op in ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 }

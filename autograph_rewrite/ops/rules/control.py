@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, first_value, like_first, scalar, whole
 from autograph_rewrite.ops.rules.join import conform, join, reached
 from autograph_rewrite.ops.rules.signature import every
 
@@ -18,25 +18,9 @@ def place_switch(n: Op) -> Placed:
     return Placed((n.placement(0),) * 2, operand_reshards, zero=(n.inputs[0].zero,) * 2)
 
 
-def _both_shapes(n: Op) -> tuple[Shape | None, ...]:
-    return (n.shape(0),) * 2
-
-
-def _both_values(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
-    return (n.value(0),) * 2
-
-
 def place_carry(n: Op) -> Placed:
     """Carry a value into, around or out of a loop; the merge forgets contents that change on the way."""
     return Placed((n.placement(0),), zero=(n.inputs[0].zero,))
-
-
-def _same_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
-    return (n.value(0),)
-
-
-def _same_shape(n: Op) -> tuple[Shape | None]:
-    return (n.shape(0),)
 
 
 def place_merge(n: Op) -> Placed:
@@ -63,16 +47,12 @@ def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
     return (joined.value, unknown if joined.is_local else None)
 
 
-def _scalar(n: Op) -> tuple[Shape]:
-    return ((),)
-
-
 RULES: dict[str, Rule] = {
-    **every(Rule(place_switch, _both_shapes, _both_values), "Switch RefSwitch"),
+    **every(Rule(place_switch, like_first, first_value), "Switch RefSwitch"),
     **every(Rule(place_merge, _merged_shape, _merged_value), "Merge RefMerge"),
     **every(
-        Rule(place_carry, _same_shape, _same_value),
+        Rule(place_carry, like_first, first_value),
         "Enter RefEnter Exit RefExit NextIteration RefNextIteration",
     ),
-    "LoopCond": Rule(whole, _scalar),
+    "LoopCond": Rule(whole, scalar),
 }

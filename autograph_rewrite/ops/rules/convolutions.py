@@ -12,50 +12,91 @@ images', so only images are split. Rows and columns are split where blocks can b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
-from autograph_rewrite.ops.rules.convolution_scratch import filter_patches, input_patches
-from autograph_rewrite.ops.rules.factors import factors
-from autograph_rewrite.ops.rules.signature import Labels, Signature, signed
+from autograph_rewrite.ops.rules.factors import factors, lines
 from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X, Y, windowed
 
-OVER_IMAGES = frozenset("n")
-CHANNELS = frozenset("co")
+# The patches of images that TensorFlow's own CPU kernels of a convolution's gradients hold while they run.
+#
+#     image [9, 9, 3], filter [3, 3, 3, 8]     a patch for each of 7 x 7 places: [49, 27], multiplied as a matrix
+#
+# As `conv_grad_filter_ops.cc` and `conv_grad_input_ops.h` of TensorFlow do: as many images at a time as 30 MiB hold
+# with their operands, whether the batch has so many or not. oneDNN's kernels hold none.
 
 
-def images(n: Op, rank: int, channel: str) -> Labels:
-    """Return the labels of images: `n`, and one for the channels.
+Shape = Sequence[int]
+
+HELD = 30 * 2**20
+"""Bytes that the operands of the images of one product may take."""
+SMALL = 256 * 2**10
+"""Bytes of operands for each thread from which on the gradient of an input takes its images one by one."""
+
+
+def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
+    """Return how many elements of patches the gradient of the filter holds; 0 where a shape is not known.
 
     Args:
-        n: a node with a data format.
-        channel: the label of the channels; "": they cannot be cut.
+        inputs: the shapes of its operands.
+        outputs: the shape of its result.
+        width: bytes of an element.
+        threads: that share the work of one op.
     """
+    return _patches(inputs, outputs[0], width)
+
+
+def input_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
+    """Return how many elements of patches the gradient of the images holds; 0 where a shape is not known.
+
+    Args:
+        inputs: the shapes of its operands.
+        outputs: the shape of its result.
+        width: bytes of an element.
+        threads: that share the work of one op.
+    """
+    kernel = inputs[1] if len(inputs) == 3 else ()
+    return _patches(inputs, kernel, width, one_by_one=lambda operands: operands // threads >= SMALL // width)
+
+
+def _patches(
+    inputs: Sequence[Shape], kernel: Shape, width: int, one_by_one: Callable[[int], bool] | None = None
+) -> int:
+    if len(inputs) != 3 or len(inputs[2]) != 4 or len(kernel) != 4:
+        return 0
+    if not math.prod(inputs[2]) or not math.prod(kernel):
+        return 0
+    images, places = inputs[2][0], math.prod(inputs[2][1:3])
+    patch, depth = math.prod(kernel[:3]), kernel[3]
+    operands = places * patch + places * depth + patch * depth
+    if one_by_one is not None and (images == 1 or one_by_one(operands)):
+        return places * patch
+    return math.ceil(HELD // width / operands) * places * patch
+
+
+def images(n: Op, rank: int, channel: str) -> str:
+    """Return the names of the dimensions of images: `n`, and one for the channels; "." where they cannot be cut."""
+    pixels = " .".join([""] * (rank - 1))
     first = n.attr("data_format", b"NHWC").startswith(b"NC")
-    pixels = ("",) * (rank - 2)
-    return ("n", channel, *pixels) if first else ("n", *pixels, channel)
+    return f"n {channel}{pixels}" if first else f"n{pixels} {channel}"
 
 
-class _Labels:
-    """The labels of one convolution: of its input, filter and output."""
-
-    def __init__(self, n: Op, rank: int, depthwise: bool, sides: tuple[Dim, Dim, Dim]) -> None:
-        given, kept, last = [to_global(dim, n.semantics.extent.units) for dim in sides]
-        alike = n.semantics.extent.is_known and given is not None and given == kept
-        into, out = ("c", "o") if alike and not depthwise else ("", "")
-        if alike and depthwise and last == 1:
-            into = out = "c"
-        self.x, self.y = images(n, rank, into), images(n, rank, out)
-        pixels = ("",) * (rank - 2)
-        self.filter: Labels = (*pixels, into, "" if depthwise else out)
-        self.summed = OVER_IMAGES if depthwise else OVER_IMAGES | CHANNELS
+def _terms(n: Op, rank: int, depthwise: bool) -> tuple[str, str, str]:
+    """Return the names of the dimensions of the input, the filter and the output of a convolution."""
+    sides = (_channels(n, 0, rank), *_filters(n, 1, rank))
+    given, kept, last = [to_global(dim, n.semantics.extent.units) for dim in sides]
+    into = out = "."
+    if n.semantics.extent.is_known and given is not None and given == kept:
+        into, out = ("c", "o") if not depthwise else ("c", "c") if last == 1 else (".", ".")
+    each = ". " * (rank - 2) + into
+    return images(n, rank, into), f"{each} {'.' if depthwise else out}", images(n, rank, out)
 
 
 def _channels(n: Op, index: int, rank: int) -> Dim:
     """Return the channels of images, of which an operand is the value or the shape."""
     dims = n.value(index) or n.shape(index)
-    labels = images(n, rank, "c")
-    return dims[labels.index("c")] if dims is not None and len(dims) == rank else None
+    return dims[images(n, rank, "c").split().index("c")] if dims is not None and len(dims) == rank else None
 
 
 def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
@@ -92,12 +133,13 @@ def convolution(rank: int, depthwise: bool = False) -> Rule:
         depthwise: each channel has filters of its own.
     """
 
-    def describe(n: Op) -> Signature:
+    def text(n: Op) -> str:
         """Images and output channels stay split; input channels are summed over."""
-        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
-        return Signature((at.x, at.filter), (at.y,), at.summed - OVER_IMAGES, linear=(0, 1), fragile=CHANNELS)
+        x, filters, y = _terms(n, rank, depthwise)
+        return f"{x}, {filters} -> {y} | {'c' if 'c' in x else ''}"
 
-    return signed(describe)._replace(work=_depthwise_work if depthwise else _conv_work)
+    work = _depthwise_work if depthwise else _conv_work
+    return factors(text, linear=(0, 1), fragile="c o")._replace(work=work)
 
 
 def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
@@ -107,17 +149,14 @@ def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fals
         depthwise: each channel has filters of its own.
         of_values: the first operand is the input itself, of which only the shape matters.
     """
-    sizes = frozenset[int]() if of_values else frozenset({0})
 
-    def describe(n: Op) -> Signature:
+    def text(n: Op) -> str:
         """Images and input channels stay split; output channels are summed over."""
-        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
-        summed = at.summed - OVER_IMAGES
-        return Signature((at.x, at.filter, at.y), (at.x,), summed, linear=(1, 2), sizes=sizes, fragile=CHANNELS)
+        x, filters, y = _terms(n, rank, depthwise)
+        return f"{'' if of_values else '# '}{x}, {filters}, {y} -> {x} | {'o' if 'o' in y else ''}"
 
-    return signed(describe)._replace(
-        work=None if depthwise else _conv_input_work, patches=None if depthwise else input_patches
-    )
+    rule = factors(text, linear=(1, 2), fragile="c o")
+    return rule if depthwise else rule._replace(work=_conv_input_work, patches=input_patches)
 
 
 def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = False) -> Rule:
@@ -128,17 +167,14 @@ def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fal
         depthwise: each channel has filters of its own.
         of_values: the second operand is the filter itself, of which only the shape matters.
     """
-    sizes = frozenset[int]() if of_values else frozenset({1})
 
-    def describe(n: Op) -> Signature:
+    def text(n: Op) -> str:
         """Channels stay split; images are summed over."""
-        at = _Labels(n, rank, depthwise, (_channels(n, 0, rank), *_filters(n, 1, rank)))
-        inputs = (at.x, at.filter, at.y)
-        return Signature(inputs, (at.filter,), OVER_IMAGES, linear=(0, 2), sizes=sizes, fragile=CHANNELS)
+        x, filters, y = _terms(n, rank, depthwise)
+        return f"{x}, {'' if of_values else '# '}{filters}, {y} -> {filters} | n"
 
-    return signed(describe)._replace(
-        work=None if depthwise else _conv_filter_work, patches=None if depthwise else filter_patches
-    )
+    rule = factors(text, linear=(0, 2), fragile="c o")
+    return rule if depthwise else rule._replace(work=_conv_filter_work, patches=filter_patches)
 
 
 FORWARD, INPUT, FILTERS = (X, FILTER), (X_SIZES, FILTER, Y), (X, FILTER_SIZES, Y)
@@ -157,7 +193,9 @@ RULES: dict[str, Rule] = {
     "Conv3DBackpropInputV2": input_gradient(5),
     "Conv3DBackpropFilter": filter_gradient(5, of_values=True),
     "Conv3DBackpropFilterV2": filter_gradient(5),
-    "Dilation2D": factors("n . . ., . . . -> n . . ."),
-    "Dilation2DBackpropInput": factors("n . . ., . . ., n . . . -> n . . . | n", linear=(2,)),
-    "Dilation2DBackpropFilter": factors("n . . ., . . ., n . . . -> . . . | n", linear=(2,)),
+    **lines("""
+n . . ., . . . -> n . . . : Dilation2D
+n . . ., . . ., n . . . -> n . . . | n; linear 2 : Dilation2DBackpropInput
+n . . ., . . ., n . . . -> . . . | n; linear 2 : Dilation2DBackpropFilter
+"""),
 }

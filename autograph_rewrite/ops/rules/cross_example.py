@@ -8,9 +8,7 @@ from __future__ import annotations
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.rules.base import Op, Rule, whole
 from autograph_rewrite.ops.rules.contraction import matmul_work
-from autograph_rewrite.ops.rules.signature import every
-
-WHOLE = Rule(whole, lambda n: n.static)
+from autograph_rewrite.ops.rules.factors import lines
 
 
 def _dense_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -29,23 +27,19 @@ RULES: dict[str, Rule] = {
     "SparseToDense": Rule(whole, _dense_shape),
     "RaggedTensorToTensor": Rule(whole, _rows_shape),
     "SparseMatMul": Rule(whole, work=matmul_work),
-    **every(
-        WHOLE,
-        # The loss of a sequence names its examples by index, and its kernel rejects an empty batch.
-        "CTCLoss CTCLossV2 CTCGreedyDecoder CTCBeamSearchDecoder",
-        # Sparse tensors: row numbers count from the start of the batch.
-        "SparseTensorDenseMatMul SparseReorder SparseReshape SparseConcat",
-        "SparseSplit SparseSlice SparseSliceGrad SparseAdd SparseAddGrad SparseTensorDenseAdd",
-        "SparseDenseCwiseAdd SparseDenseCwiseMul SparseDenseCwiseDiv SparseReduceSum SparseReduceMax",
-        "SparseReduceSumSparse SparseReduceMaxSparse SparseSoftmax SparseSparseMaximum",
-        "SparseSparseMinimum SparseFillEmptyRows SparseFillEmptyRowsGrad SparseCross SparseCrossV2",
-        "SparseCrossHashed SerializeSparse SerializeManySparse DeserializeSparse",
-        "DeserializeManySparse AddSparseToTensorsMap AddManySparseToTensorsMap",
-        "TakeManySparseFromTensorsMap",
-        # Ragged tensors: row splits are running totals over the batch.
-        "RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToVariant",
-        "RaggedTensorFromVariant RaggedTensorToVariantGradient RaggedCross RaggedFillEmptyRows",
-        "RaggedFillEmptyRowsGrad RaggedCountSparseOutput DenseCountSparseOutput",
-        "SparseCountSparseOutput",
-    ),
+    **lines("""
+# The loss of a sequence names its examples by index, and its kernel rejects an empty batch.
+whole : CTCLoss CTCLossV2 CTCGreedyDecoder CTCBeamSearchDecoder
+# Sparse tensors: row numbers count from the start of the batch.
+whole : SparseTensorDenseMatMul SparseReorder SparseReshape SparseConcat SparseSplit SparseSlice SparseSliceGrad
+    SparseAdd SparseAddGrad SparseTensorDenseAdd SparseDenseCwiseAdd SparseDenseCwiseMul SparseDenseCwiseDiv
+    SparseReduceSum SparseReduceMax SparseReduceSumSparse SparseReduceMaxSparse SparseSoftmax SparseSparseMaximum
+    SparseSparseMinimum SparseFillEmptyRows SparseFillEmptyRowsGrad SparseCross SparseCrossV2 SparseCrossHashed
+    SerializeSparse SerializeManySparse DeserializeSparse DeserializeManySparse AddSparseToTensorsMap
+    AddManySparseToTensorsMap TakeManySparseFromTensorsMap
+# Ragged tensors: row splits are running totals over the batch.
+whole : RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToVariant RaggedTensorFromVariant
+    RaggedTensorToVariantGradient RaggedCross RaggedFillEmptyRows RaggedFillEmptyRowsGrad RaggedCountSparseOutput
+    DenseCountSparseOutput SparseCountSparseOutput
+"""),
 }

@@ -11,7 +11,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, is_whole_of, to_global
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
-from autograph_rewrite.ops.rules.sizes import SIZE_ARITHMETIC, value_binary
+from autograph_rewrite.ops.rules.kernels import SIZE_ARITHMETIC, by_kernel
 from autograph_rewrite.ops.traits import ops_with
 
 LINEAR_UNARY = ("Neg", "Real", "Imag", "Conj")
@@ -245,7 +245,7 @@ def _rules() -> dict[str, Rule]:
     rules |= {op: Rule(place_affine, shape_broadcast) for op in AFFINE}
     rules |= {op: Rule(place_select, shape_select) for op in ("Select", "SelectV2")}
     for op in SIZE_ARITHMETIC:
-        rules[op] = rules[op]._replace(value=value_binary)
+        rules[op] = rules[op]._replace(value=by_kernel)
     return rules
 
 

@@ -8,15 +8,17 @@ n d    a name for each dimension: what has one name has one size, and is cut tog
 *      an operand that is read whole; a result that is the same whatever is cut
 # n d  a vector of sizes, whose entries are those of the named dimensions
 | n    the op sums over n, so that a block gives a contribution
+()     a single number
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from autograph_rewrite.ops.rules.base import Op, Rule
+from autograph_rewrite.ops.rules.base import Op, Rule, stated, whole
 from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, shapes
 
 _REST = "..."
@@ -40,38 +42,48 @@ class Factors(NamedTuple):
     summed: tuple[str, ...]
     sizes: frozenset[int]
 
-    def width(self, ranks: Sequence[int | None]) -> int | None:
+    def width(self, ranks: Sequence[int | None], *, stretches: bool = False) -> int | None:
         """Return how many dimensions `...` stands for, 0 where it does not occur; None where that is not known.
 
         Args:
             ranks: of the operands; None for one that is not known, or that states sizes.
+            stretches: an operand may have fewer of them than another, the last ones: they broadcast.
         """
         spread = [(term, rank) for term, rank in zip(self.operands, ranks, strict=False) if term and _REST in term]
         widths = {rank - len(term) + 1 for term, rank in spread if rank is not None}
         if not spread:
             return 0
-        return widths.pop() if len(widths) == 1 and min(widths) >= 0 else None
+        if min(widths, default=-1) < 0 or (stretches and any(rank is None for _, rank in spread)):
+            return None
+        return max(widths) if stretches or len(widths) == 1 else None
 
-    def signature(self, width: int, linear: tuple[int, ...], fragile: Sequence[str], *, additive: bool) -> Signature:
-        """Return the same with a label for each dimension.
+    def signature(self, ranks: Sequence[int | None], like: Signature) -> Signature | None:
+        """Return the same with a label for each dimension; None where it is not known how many there are.
 
         Args:
-            width: how many `...` stands for.
-            linear: operands in each of which the op is linear while the others stay fixed.
-            fragile: names along which the kernel refuses a block without rows.
-            additive: it is linear in all its operands together.
+            ranks: of the operands.
+            like: whose traits it has; where it has labels, they are names of this text.
         """
-        return Signature(
-            tuple(None if term is None else _labels(term, width) for term in self.operands),
-            tuple(None if term is None else _labels(term, width) for term in self.results),
-            frozenset(_labels(self.summed, width)),
-            linear,
-            additive,
-            self.sizes,
-            fragile=frozenset(_labels(fragile, width)),
+        known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]
+        width = self.width(known, stretches=_REST in like.stretches)
+        if width is None:
+            return None
+        inputs = [None if term is None else _labels(term, width) for term in self.operands]
+        if _REST in like.stretches:
+            for i, (term, rank) in enumerate(zip(self.operands, ranks, strict=False)):
+                if term and _REST in term and rank is not None:
+                    inputs[i] = _labels(term, width, width + len(term) - 1 - rank)
+        return like._replace(
+            inputs=tuple(inputs),
+            outputs=tuple(None if term is None else _labels(term, width) for term in self.results),
+            summed=frozenset(_labels(self.summed, width)),
+            sizes=self.sizes,
+            fragile=frozenset(_labels(tuple(like.fragile), width)),
+            stretches=frozenset(_labels(tuple(like.stretches), width)),
         )
 
 
+@lru_cache(1024)
 def read(text: str) -> Factors:
     """Return what a text says.
 
@@ -101,8 +113,18 @@ def require_known(factors: Factors, words: Sequence[str]) -> None:
         raise ValueError(f"no operand has the dimension '{strange[0]}'; one that only a result has is written .")
 
 
+Text = str | Callable[[Op], str | None]
+"""A text, or what returns one for a node; None where the node has to work on whole values."""
+
+
 def factors(
-    text: str, *, linear: tuple[int, ...] = (), fragile: str = "", additive: bool = False, broadcast: bool = False
+    text: Text,
+    *,
+    linear: tuple[int, ...] = (),
+    fragile: str = "",
+    additive: bool = False,
+    stretches: str = "",
+    integers: bool = False,
 ) -> Rule:
     """Return the rule of an op whose factors are a text.
 
@@ -111,30 +133,59 @@ def factors(
         linear: operands in each of which the op is linear while the others stay fixed.
         fragile: names along which the kernel refuses a block without rows.
         additive: the op is linear in all its operands together.
-        broadcast: a dimension of size one stretches to the size of its name.
+        stretches: names of dimensions of which one of size one stretches to the size of the others.
+        integers: sums of integers may be contributions, too.
     """
-    found, refused = read(text), fragile.split()
+    stretching, refused = frozenset(stretches.split()), frozenset(fragile.split())
+    like = Signature((), (), frozenset(), linear, additive, frozenset(), stretching, refused, integers)
 
     def describe(n: Op) -> Signature | None:
-        width = found.width([None if i in found.sizes else fact.rank for i, fact in enumerate(n.inputs)])
-        if width is None:
-            return None
-        return found.signature(width, linear, refused, additive=additive)._replace(broadcast=broadcast)
+        said = text if isinstance(text, str) else text(n)
+        return None if said is None else read(said).signature([fact.rank for fact in n.inputs], like)
 
-    spreads = any(_REST in (term or ()) for term in (*found.operands, *found.results))
-    constant = None if spreads else found.signature(0, linear, refused, additive=additive)
-    if constant is not None:
-        constant = constant._replace(broadcast=broadcast)
+    if not isinstance(text, str):
+        describe.__doc__ = text.__doc__
+        return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
+    spreads = any(_REST in (term or ()) for term in (*read(text).operands, *read(text).results))
+    constant = None if spreads else read(text).signature((), like)
     return Rule(Placer(describe, constant, text), lambda n: shapes(n, describe(n)))
 
 
-def spread(term: Sequence[str], width: int) -> Labels:
-    """Return names with so many in the place of `...`."""
-    return tuple(name for word in term for name in (axes(width, _REST) if word == _REST else (word,)))
+WHOLE, ONCE = Rule(whole, stated), Rule(whole, stated, pinned=True)
+
+
+def lines(text: str) -> dict[str, Rule]:
+    """Return the rules of ops of which a line says all: their factors, what else `factors` asks, and their names.
+
+    n d, d -> n d; linear 0 1 : Scaled Tinted      a line may go on in the next one, which is indented
+    whole : Unique                                  it reads whole values, on purpose
+    once : Print                                    the same, and it runs once in each step
+    # a comment
+    """
+    rules: dict[str, Rule] = {}
+    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+        said, _, ops = line.partition(" : ")
+        if not line.startswith("#"):
+            rules |= dict.fromkeys(ops.split(), _line(said))
+    return rules
+
+
+def _line(said: str) -> Rule:
+    text, *traits = said.split("; ")
+    named = dict(trait.partition(" ")[::2] for trait in traits)
+    if text in ("whole", "once"):
+        return WHOLE if text == "whole" else ONCE
+    linear = tuple(int(operand) for operand in named.get("linear", "").split())
+    return factors(text, linear=linear, fragile=named.get("fragile", ""), stretches=named.get("stretches", ""))
+
+
+def spread(term: Sequence[str], width: int, skipped: int = 0) -> Labels:
+    """Return names with so many in the place of `...`, without the first few of them."""
+    return tuple(name for word in term for name in (axes(width, _REST)[skipped:] if word == _REST else (word,)))
 
 
 def _term(text: str, *, is_operand: bool = False) -> Term:
-    words = text.split()
+    words = text.replace("()", "").split()
     if wrong := [word for word in words if not _WORD.fullmatch(word)]:
         raise ValueError(f"'{wrong[0]}' is no name of a dimension")
     if "*" in words and len(words) > 1:
@@ -147,5 +198,5 @@ def _term(text: str, *, is_operand: bool = False) -> Term:
     return None if words == ["*"] else tuple(word for word in words if word != "#")
 
 
-def _labels(term: Sequence[str], width: int) -> Labels:
-    return tuple("" if word == "." else word for word in spread(term, width))
+def _labels(term: Sequence[str], width: int, skipped: int = 0) -> Labels:
+    return tuple("" if word == "." else word for word in spread(term, width, skipped))

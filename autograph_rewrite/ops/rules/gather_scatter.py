@@ -9,6 +9,7 @@ from __future__ import annotations
 from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, to_global, unit
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice
+from autograph_rewrite.ops.rules.kernels import by_kernel
 from autograph_rewrite.ops.rules.signature import (
     Labels,
     Signature,
@@ -20,7 +21,6 @@ from autograph_rewrite.ops.rules.signature import (
     signed,
     without,
 )
-from autograph_rewrite.ops.rules.slicing import value_gather
 from autograph_rewrite.ops.rules.variables import variable_shape
 
 
@@ -229,7 +229,7 @@ def _tensor_scatter(n: Op) -> Signature | None:
 
 
 RULES: dict[str, Rule] = {
-    **every(Rule(place_gather, signed(_gather).shape, value_gather), "GatherV2 Gather"),
+    **every(Rule(place_gather, signed(_gather).shape, by_kernel), "GatherV2 Gather"),
     "GatherNd": signed(_gather_nd),
     "ResourceGather": Rule(place_resource_gather, resource_gather_shape),
     "ResourceGatherNd": Rule(signed(_resource_gather_nd).place, resource_gather_nd_shape),

@@ -6,7 +6,8 @@ already, one that is a constant of the global size is rewritten to the block's (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 import numpy as np
 
@@ -25,34 +26,47 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     times,
     to_global,
 )
-from autograph_rewrite.ops.rules import sizes
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Semantics, block_of, whole
+from autograph_rewrite.ops.rules.base import (
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Semantics,
+    Values,
+    block_of,
+    first_value,
+    whole,
+)
+from autograph_rewrite.ops.rules.kernels import array, by_kernel, flat
 
 
-def _sum_stays(n: Op, data: int = 0) -> Placed | None:
-    """Moving elements is linear: a sum of contributions stays one while the other operands are replicated."""
-    others = (fact for i, fact in enumerate(n.inputs) if i != data)
-    if n.placement(data).is_partial and all(fact.placement == REPLICATED for fact in others):
-        return Placed((n.placement(data),) * len(n.output_dtypes), zero=(n.inputs[data].zero,))
-    return None
+def _moving(place: Callable[[Op], Placed | None]) -> Callable[[Op], Placed]:
+    """Return the placement of an op that only moves elements, from that of blocks; None: whole.
+
+    That is linear: a sum of contributions stays one while the other operands are replicated, and zeros stay zeros.
+    """
+
+    @wraps(place)
+    def placed(n: Op) -> Placed:
+        zero = (n.inputs[0].zero,) * len(n.output_dtypes)
+        if n.placement(0).is_partial and all(fact.placement == REPLICATED for fact in n.inputs[1:]):
+            return Placed((n.placement(0),) * len(zero), zero=zero)
+        return (place(n) or whole(n))._replace(zero=zero)
+
+    return placed
 
 
-def _zero(n: Op, placed: Placed) -> Placed:
-    return placed._replace(zero=(n.inputs[0].zero,) * len(placed.outputs))
-
-
-def place_reshape(n: Op) -> Placed:
+def place_reshape(n: Op) -> Placed | None:
     """Follow the split dimension through a reshape."""
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     fact, target = n.inputs[0], n.value(1)
     if not fact.placement.is_split or fact.shape is None or target is None:
-        return _zero(n, whole(n))
+        return None
     found = reshape_split(fact.shape, fact.placement.dim, target, n.semantics)
     if found is None:
-        return whole(n)
+        return None
     dim, entry = found
-    return Placed((split(dim),), {} if entry is None else {1: entry}, zero=(fact.zero,))
+    return Placed((split(dim),), {} if entry is None else {1: entry})
 
 
 def reshape_split(
@@ -122,14 +136,12 @@ def shape_reshape(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(missing if d == -1 else d for d in target),)
 
 
-def place_transpose(n: Op) -> Placed:
+def place_transpose(n: Op) -> Placed | None:
     """The split dimension moves with the permutation."""
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     order = n.ints(1)
     if not n.placement(0).is_split or order is None:
-        return _zero(n, whole(n))
-    return Placed((split(order.index(n.placement(0).dim)),), zero=(n.inputs[0].zero,))
+        return None
+    return Placed((split(order.index(n.placement(0).dim)),))
 
 
 def shape_transpose(n: Op) -> tuple[Shape | None, ...]:
@@ -143,14 +155,12 @@ def _expand_axis(n: Op) -> int | None:
     return None if axis is None or rank is None else axis[0] % (rank + 1)
 
 
-def place_expand_dims(n: Op) -> Placed:
+def place_expand_dims(n: Op) -> Placed | None:
     """Insert a dimension."""
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     axis, placement = _expand_axis(n), n.placement(0)
     if not placement.is_split or axis is None:
-        return _zero(n, whole(n))
-    return Placed((split(placement.dim + (axis <= placement.dim)),), zero=(n.inputs[0].zero,))
+        return None
+    return Placed((split(placement.dim + (axis <= placement.dim)),))
 
 
 def shape_expand_dims(n: Op) -> tuple[Shape | None, ...]:
@@ -169,14 +179,12 @@ def _squeezed(n: Op) -> frozenset[int] | None:
     return frozenset(axis % len(shape) for axis in wanted)
 
 
-def place_squeeze(n: Op) -> Placed:
+def place_squeeze(n: Op) -> Placed | None:
     """Drop dimensions of size 1."""
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     dropped, placement = _squeezed(n), n.placement(0)
     if not placement.is_split or dropped is None or placement.dim in dropped:
-        return _zero(n, whole(n))
-    return Placed((split(placement.dim - sum(a < placement.dim for a in dropped)),), zero=(n.inputs[0].zero,))
+        return None
+    return Placed((split(placement.dim - sum(a < placement.dim for a in dropped)),))
 
 
 def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
@@ -191,59 +199,48 @@ def local_entry(value: Sequence[Dim] | None) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def place_broadcast_to(n: Op) -> Placed:
+def place_broadcast_to(n: Op) -> Placed | None:
     """A target with a local size makes a split value; otherwise the split dimension keeps its size."""
     placement, shape, target = n.placement(0), n.shape(0), n.value(1)
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     if shape is None or target is None:
-        return _zero(n, whole(n))
+        return None
     offset = len(target) - len(shape)
-    zero = (n.inputs[0].zero,)
     if n.inputs[1].is_local:
         at = local_entry(target)
         if at is None:
-            return whole(n)
+            return None
         if placement.is_split and placement.dim + offset == at and are_rows(n.inputs[0].split_size, target[at]):
-            return Placed((split(at),), zero=zero)
+            return Placed((split(at),))
         if at < offset or shape[at - offset] == 1:
-            return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+            return Placed((split(at),), {0: REPLICATED} if placement.differs else {})
         block, batch = block_of(at - offset, target[at]), n.semantics.extent.units
         if block is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
-            return whole(n)
-        return Placed((split(at),), {0: block}, zero=zero)
+            return None
+        return Placed((split(at),), {0: block})
     if placement.is_split:
         at, size = placement.dim + offset, n.inputs[0].split_size
         if target[at] == to_global(size, n.semantics.extent.units) and isinstance(target[at], int):
-            return Placed((split(at),), {1: LocalEntry(at, size)}, zero=zero)
-    return _zero(n, whole(n))
+            return Placed((split(at),), {1: LocalEntry(at, size)})
+    return None
 
 
-def shape_value(n: Op, index: int) -> Shape | None:
+def shape_value(n: Op, index: int) -> tuple[Shape | None, ...]:
     """Return the contents of a shape operand as a shape; -1 stands for unknown."""
     value = n.value(index)
-    return None if value is None else tuple(None if d == -1 else d for d in value)
+    return (None if value is None else tuple(None if d == -1 else d for d in value),)
 
 
-def shape_broadcast_to(n: Op) -> tuple[Shape | None, ...]:
-    """The target."""
-    return (shape_value(n, 1),)
-
-
-def place_tile(n: Op) -> Placed:
+def place_tile(n: Op) -> Placed | None:
     """Repeating a dimension of size 1 a local number of times makes it split; others must not be repeated."""
-    if (kept := _sum_stays(n)) is not None:
-        return kept
     placement, shape, repeats = n.placement(0), n.shape(0), n.value(1)
     if shape is None or repeats is None:
-        return _zero(n, whole(n))
+        return None
     at = local_entry(repeats)
-    zero = (n.inputs[0].zero,)
     if at is not None and shape[at] == 1:
-        return Placed((split(at),), {0: REPLICATED} if placement.differs else {}, zero=zero)
+        return Placed((split(at),), {0: REPLICATED} if placement.differs else {})
     if placement.is_split and not n.inputs[1].is_local and repeats[placement.dim] == 1:
-        return Placed((placement,), zero=zero)
-    return _zero(n, whole(n))
+        return Placed((placement,))
+    return None
 
 
 def shape_tile(n: Op) -> tuple[Shape | None, ...]:
@@ -261,19 +258,6 @@ def place_fill(n: Op) -> Placed:
     if at is None:
         return Placed(whole(n).outputs, whole(n).operand_reshards, zero=zero)
     return Placed((split(at),), {1: REPLICATED} if n.placement(1).differs else {}, zero=zero)
-
-
-def shape_fill(n: Op) -> tuple[Shape | None, ...]:
-    """The first operand."""
-    return (shape_value(n, 0),)
-
-
-def value_fill(n: Op) -> sizes.Values | None:
-    """A small integer vector of one size."""
-    count, value = n.ints(0), n.value(1)
-    if count is None or value is None or len(count) > 1 or (count and count[0] > 64):
-        return None
-    return (value * (count[0] if count else 1),)
 
 
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
@@ -308,19 +292,19 @@ def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Resh
     return None
 
 
-def value_transpose(n: Op) -> sizes.Values | None:
+def value_transpose(n: Op) -> Values | None:
     """A matrix of sizes, such as repeats beside dimensions in the gradient of a tile."""
-    known, order = sizes.array(n, 0), n.ints(1)
-    return None if known is None or order is None else (sizes.flat(np.transpose(known, order)),)
+    known, order = array(n, 0), n.ints(1)
+    return None if known is None or order is None else (flat(np.transpose(known, order)),)
 
 
 RULES: dict[str, Rule] = {
-    "Reshape": Rule(place_reshape, shape_reshape, lambda n: (n.value(0),), "layout"),
-    "Transpose": Rule(place_transpose, shape_transpose, value_transpose, "layout"),
-    "ConjugateTranspose": Rule(place_transpose, shape_transpose),
-    "ExpandDims": Rule(place_expand_dims, shape_expand_dims, lambda n: (n.value(0),), "layout"),
-    "Squeeze": Rule(place_squeeze, shape_squeeze, lambda n: (n.value(0),), "layout"),
-    "BroadcastTo": Rule(place_broadcast_to, shape_broadcast_to),
-    "Tile": Rule(place_tile, shape_tile),
-    "Fill": Rule(place_fill, shape_fill, value_fill, "layout"),
+    "Reshape": Rule(_moving(place_reshape), shape_reshape, first_value),
+    "Transpose": Rule(_moving(place_transpose), shape_transpose, value_transpose),
+    "ConjugateTranspose": Rule(_moving(place_transpose), shape_transpose),
+    "ExpandDims": Rule(_moving(place_expand_dims), shape_expand_dims, first_value),
+    "Squeeze": Rule(_moving(place_squeeze), shape_squeeze, first_value),
+    "BroadcastTo": Rule(_moving(place_broadcast_to), lambda n: shape_value(n, 1)),
+    "Tile": Rule(_moving(place_tile), shape_tile),
+    "Fill": Rule(place_fill, lambda n: shape_value(n, 0), by_kernel),
 }

@@ -2,76 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.facts.symbolic_dims import are_same
-from autograph_rewrite.ops.rules.base import Op, Rule, whole
-from autograph_rewrite.ops.rules.factors import factors
-from autograph_rewrite.ops.rules.signature import (
-    Labels,
-    Placer,
-    Signature,
-    axes,
-    every,
-    shapes,
-    signed,
-    without,
-)
-
-Describe = Callable[[Op], Signature | None]
-
-
-def batched(inner: int, outputs: tuple[int, ...], linear: tuple[int, ...] = ()) -> Describe:
-    """Return the signature of an op on stacks of blocks.
-
-    Args:
-        inner: dimensions of one block of each input; inputs of a lower rank than the first are parameters.
-        outputs: dimensions of one block of each output.
-        linear: inputs in which the op is linear.
-    """
-
-    def describe(n: Op) -> Signature | None:
-        """The dimensions in front of one block stay split."""
-        rank = n.rank(0)
-        if rank is None or rank < inner:
-            return None
-        stack = axes(rank - inner)
-        inputs: list[Labels | None] = [stack + ("",) * inner]
-        for fact in n.inputs[1:]:
-            is_block = fact.rank == rank and rank > 1
-            inputs.append(stack + ("",) * inner if is_block else None)
-        return Signature(tuple(inputs), tuple(stack + ("",) * k for k in outputs), linear=linear)
-
-    return describe
-
-
-def _solve(n: Op) -> Signature | None:
-    """Stacks of systems stay split, and so do the columns of the right-hand sides: each is a system of its own."""
-    rank = n.rank(0)
-    if rank is None or rank < 2 or n.rank(1) != rank:
-        return None
-    stack = axes(rank - 2)
-    sides = (*stack, "", "column")
-    return Signature(((*stack, "", ""), sides) + (None,) * (len(n.inputs) - 2), (sides,), linear=(1,))
-
-
-def _broadcast_solve(n: Op) -> Signature | None:
-    """The same, where the stacks of the two operands broadcast."""
-    ranks = n.rank(0), n.rank(1)
-    if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
-        return None
-    rank = max(ranks[0], ranks[1])
-    stack = axes(rank - 2)
-    sides = (*stack[rank - ranks[1] :], "", "column")
-    inputs = ((*stack[rank - ranks[0] :], "", ""), sides)
-    return Signature(inputs, ((*stack, "", "column"),), linear=(1,), broadcast=True)
-
-
-def _banded_solve(n: Op) -> Signature | None:
-    """Like a triangular solve, but its kernel refuses empty blocks."""
-    found = _broadcast_solve(n)
-    return None if found is None else found._replace(fragile=frozenset(found.outputs[0] or ()))
+from autograph_rewrite.ops.rules.base import Op, Rule
+from autograph_rewrite.ops.rules.factors import factors, lines
+from autograph_rewrite.ops.rules.signature import Placer, Signature, axes, every, shapes
 
 
 def _diagonal(n: Op) -> Signature | None:
@@ -115,72 +50,36 @@ def _linear_diagonal(n: Op) -> tuple[int, ...]:
     return (0,) if n.op in ("MatrixDiag", "MatrixDiagPart") else ()
 
 
-def _band(n: Op) -> Signature | None:
-    """All but the last two dimensions stay split."""
-    rank = n.rank(0)
-    if rank is None or rank < 2:
-        return None
-    labels = without(axes(rank), -1, -2)
-    return Signature((labels, None, None), (labels,), linear=(0,))
+def _values_and_vectors(n: Op) -> str:
+    """All but the last two dimensions stay split; vectors that nobody asks for are empty."""
+    vectors = 2 if n.op == "Svd" else 1
+    asked = n.attr("compute_uv" if n.op == "Svd" else "compute_v")
+    return f"... . . -> ... .{', ... . .' * vectors if asked else ', *' * vectors}"
 
 
-def _cross(n: Op) -> Signature | None:
-    """All but the last dimension stay split."""
-    rank = n.rank(0)
-    if not rank:
-        return None
-    labels = without(axes(rank), -1)
-    return Signature((labels, labels), (labels,), linear=(0, 1))
-
-
-def _decomposition(values: tuple[int, ...], vectors: tuple[int, ...], flag: str) -> Rule:
-    """Values, and vectors only if `flag` asks for them: otherwise their outputs are empty."""
-    describe = batched(2, values + vectors)
-
-    def on_request(n: Op) -> Signature | None:
-        """All but the last two dimensions stay split."""
-        found = describe(n)
-        if found is None or n.attr(flag):
-            return found
-        return found._replace(outputs=found.outputs[: len(values)] + (None,) * len(vectors))
-
-    return signed(on_request)
-
-
-def _transform(inner: int) -> Rule:
-    return signed(batched(inner, (inner,), linear=(0,)))
-
-
-WHOLE = Rule(whole, lambda n: n.static)
-
-RULES: dict[str, Rule] = {
-    **every(
-        factors("... . . -> ... . ."),
-        "Cholesky MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot",
-    ),
-    "MatrixSolve": signed(_solve),
-    "MatrixTriangularSolve": signed(_broadcast_solve),
-    "BandedTriangularSolve": signed(_banded_solve),
-    "TridiagonalSolve": signed(_solve),
-    "MatrixSolveLs": signed(_solve),
-    "CholeskyGrad": factors("... . ., ... . . -> ... . ."),
-    "MatrixDeterminant": factors("... . . -> ..."),
-    "LogMatrixDeterminant": factors("... . . -> ..., ..."),
-    "Qr": factors("... . . -> ... . ., ... . ."),
-    "Svd": _decomposition((1,), (2, 2), "compute_uv"),
-    "SelfAdjointEigV2": _decomposition((1,), (2,), "compute_v"),
-    "Eig": _decomposition((1,), (2,), "compute_v"),
-    "Lu": factors("... . . -> ... . ., ... ."),
-    "Cross": signed(_cross),
-    "MatrixBandPart": signed(_band),
-    "BatchMatrixBandPart": signed(_band),
+RULES = {
+    **every(factors(_values_and_vectors), "Svd SelfAdjointEigV2 Eig"),
     **every(
         Rule(Placer(_diagonal), shape_diagonal),
         "MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
         "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3",
     ),
-    **every(_transform(1), "FFT IFFT RFFT IRFFT"),
-    **every(_transform(2), "FFT2D IFFT2D RFFT2D IRFFT2D"),
-    **every(_transform(3), "FFT3D IFFT3D RFFT3D IRFFT3D"),
-    **every(WHOLE, "Diag DiagPart TridiagonalMatMul"),
+    # Stacks of systems stay split, and so do the columns of the right-hand sides: each is a system of its own.
+    **lines("""
+... . ., ... . column -> ... . column; linear 1 : MatrixSolve TridiagonalSolve MatrixSolveLs
+... . ., ... . column -> ... . column; linear 1; stretches ... column : MatrixTriangularSolve
+... . ., ... . column -> ... . column; linear 1; stretches ... column; fragile ... column : BandedTriangularSolve
+... . . -> ... . . : Cholesky MatrixInverse MatrixExponential MatrixLogarithm MatrixSquareRoot
+... . ., ... . . -> ... . . : CholeskyGrad
+... . . -> ... : MatrixDeterminant
+... . . -> ..., ... : LogMatrixDeterminant
+... . . -> ... . ., ... . . : Qr
+... . . -> ... . ., ... . : Lu
+... -c, ... -c -> ... -c; linear 0 1 : Cross
+... -r -c, *, * -> ... -r -c; linear 0 : MatrixBandPart BatchMatrixBandPart
+... . -> ... .; linear 0 : FFT IFFT RFFT IRFFT
+... . . -> ... . .; linear 0 : FFT2D IFFT2D RFFT2D IRFFT2D
+... . . . -> ... . . .; linear 0 : FFT3D IFFT3D RFFT3D IRFFT3D
+whole : Diag DiagPart TridiagonalMatMul
+"""),
 }

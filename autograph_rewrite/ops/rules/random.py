@@ -7,11 +7,12 @@ own seed.
 
 from __future__ import annotations
 
-from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
+from autograph_rewrite.ops.facts.placement import Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, is_local
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, others_whole, whole
 from autograph_rewrite.ops.rules.elementwise import split_wants
-from autograph_rewrite.ops.rules.signature import Signature, every, place, shapes
+from autograph_rewrite.ops.rules.factors import factors, lines
+from autograph_rewrite.ops.rules.signature import every
 from autograph_rewrite.ops.traits import operands, ops_with
 
 
@@ -20,10 +21,7 @@ def place_shaped(n: Op) -> Placed:
     dim = _local_entry(n)
     if n.semantics.random != "independent" or dim is None:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {
-        i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs
-    }
-    return Placed((split(dim),) * len(n.output_dtypes), operand_reshards)
+    return Placed((split(dim),) * len(n.output_dtypes), others_whole(n, 0))
 
 
 def _local_entry(n: Op) -> int | None:
@@ -40,36 +38,23 @@ def shape_shaped(n: Op) -> tuple[Shape | None, ...]:
     return tuple(static if value is None else value for static in n.static)
 
 
-def _by_parameters(n: Op) -> Signature | None:
-    """`alpha` of shape [a..] and sample shape [s..] give [s.., a..]."""
-    rank, count = n.rank(1), n.static[0]
-    if rank is None or count is None or len(count) < rank:
-        return None
-    labels = tuple(f"a{i}" for i in range(rank))
-    return Signature((None, labels), (("",) * (len(count) - rank) + labels,))
-
-
-def _by_logits(n: Op) -> Signature:
-    """Logits [b, classes] give [b, samples]."""
-    return Signature((("b", ""),), (("b", ""),))
-
-
-def place_by_parameters(n: Op) -> Placed:
+def _by_parameters(n: Op) -> str | None:
     """Draw by parameters: a block of them gives a block of samples, where randomness is independent."""
-    return place(n, _by_parameters(n)) if n.semantics.random == "independent" else whole(n)
+    rank, count = n.rank(1), n.static[0]
+    if n.semantics.random != "independent" or rank is None or count is None or len(count) < rank:
+        return None
+    return f"*, ... -> {'. ' * (len(count) - rank)}..."
 
 
-def place_by_logits(n: Op) -> Placed:
+def _by_logits(n: Op) -> str | None:
     """Draw by logits: a block of them gives a block of samples, where randomness is independent."""
-    return place(n, _by_logits(n)) if n.semantics.random == "independent" else whole(n)
+    return "b ., * -> b ." if n.semantics.random == "independent" else None
 
 
 def shape_by_parameters(n: Op) -> tuple[Shape | None, ...]:
     """Sample shape, then that of the parameters."""
     sample, parameters = n.value(0), n.shape(1)
-    if sample is None or parameters is None:
-        return shapes(n, _by_parameters(n))
-    return ((*sample, *parameters),)
+    return n.static if sample is None or parameters is None else ((*sample, *parameters),)
 
 
 def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
@@ -90,8 +75,7 @@ def place_spread(n: Op) -> Placed:
     operand_reshards = split_wants(n, parameters, len(shape), dim, shape[dim])
     if operand_reshards is None or any(n.placement(i).is_partial and i not in operand_reshards for i in parameters):
         return whole(n)
-    rest = (i for i in range(1, len(n.inputs)) if i not in parameters and n.placement(i).differs)
-    return Placed((split(dim),), {**operand_reshards, **dict.fromkeys(rest, REPLICATED)})
+    return Placed((split(dim),), {**operand_reshards, **others_whole(n, 0, *parameters)})
 
 
 def shape_of_generator(n: Op) -> tuple[Shape | None, ...]:
@@ -100,19 +84,12 @@ def shape_of_generator(n: Op) -> tuple[Shape | None, ...]:
     return tuple(static if value is None else value for static in n.static)
 
 
-def stated(n: Op) -> tuple[Shape | None, ...]:
-    """Shapes as the graph states them: the outputs are replicated."""
-    return n.static
-
-
 SHAPED = Rule(place_shaped, shape_shaped, pinned=True)
 SPREAD = Rule(place_spread, shape_shaped, pinned=True)
 DRAWN_WHOLE = Rule(whole, shape_shaped, pinned=True)
-PER_PARAMETER = Rule(place_by_parameters, shape_by_parameters, pinned=True)
-PER_LOGITS = Rule(place_by_logits, shape_by_logits, pinned=True)
+PER_PARAMETER = factors(_by_parameters)._replace(shape=shape_by_parameters, pinned=True)
+PER_LOGITS = factors(_by_logits)._replace(shape=shape_by_logits, pinned=True)
 BY_GENERATOR = Rule(whole, shape_of_generator, pinned=True)
-ONCE = Rule(whole, stated, pinned=True)
-KEYS = Rule(whole, stated)  # a pure function of replicated seeds
 
 RULES: dict[str, Rule] = {
     **every(
@@ -131,18 +108,16 @@ RULES: dict[str, Rule] = {
         BY_GENERATOR,
         "StatefulUniform StatefulUniformInt StatefulUniformFullInt StatefulStandardNormalV2 StatefulTruncatedNormal",
     ),
-    **every(
-        ONCE,
-        "RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessShuffle RandomPoisson",
-        "StatefulRandomBinomial StatefulStandardNormal",
-        "NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial",
-        "SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox",
-        "AnonymousSeedGenerator AnonymousRandomSeedGenerator DummySeedGenerator DeleteSeedGenerator",
-        "DeleteRandomSeedGenerator UniformCandidateSampler LogUniformCandidateSampler",
-        "LearnedUnigramCandidateSampler FixedUnigramCandidateSampler AllCandidateSampler",
-        "ThreadUnsafeUnigramCandidateSampler ComputeAccidentalHits",
-    ),
-    **every(KEYS, "StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg"),
+    **lines("""
+once : RandomShuffle RandomCrop ParameterizedTruncatedNormal StatelessShuffle RandomPoisson StatefulRandomBinomial
+    StatefulStandardNormal NonDeterministicInts RngReadAndSkip RngSkip StatelessMultinomial SampleDistortedBoundingBox
+    SampleDistortedBoundingBoxV2 StatelessSampleDistortedBoundingBox AnonymousSeedGenerator AnonymousRandomSeedGenerator
+    DummySeedGenerator DeleteSeedGenerator DeleteRandomSeedGenerator UniformCandidateSampler LogUniformCandidateSampler
+    LearnedUnigramCandidateSampler FixedUnigramCandidateSampler AllCandidateSampler ThreadUnsafeUnigramCandidateSampler
+    ComputeAccidentalHits
+# A pure function of replicated seeds.
+whole : StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg
+"""),
 }
 
 SHAPES = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Axes, Placement, Shape, split
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, whole
-from autograph_rewrite.ops.rules.sizes import reduce_sizes
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, scalar, whole
+from autograph_rewrite.ops.rules.kernels import by_kernel
 from autograph_rewrite.ops.traits import has, ops_with
 
 
@@ -71,12 +71,7 @@ def shape_reduction(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(dim for i, dim in enumerate(left) if i not in reduced.sure),)
 
 
-def shape_scalar(n: Op) -> tuple[Shape | None, ...]:
-    """Return a scalar shape."""
-    return ((),)
-
-
-RULES = {op: Rule(place_reduction, shape_reduction, reduce_sizes, "reduce") for op in ops_with("reduces")} | {
+RULES = {op: Rule(place_reduction, shape_reduction, by_kernel) for op in ops_with("reduces")} | {
     "EuclideanNorm": Rule(place_norm, shape_reduction),
-    "L2Loss": Rule(place_l2_loss, shape_scalar),
+    "L2Loss": Rule(place_l2_loss, scalar),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import are_same, is_whole_of, to_global, unit
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, others_whole, whole
+from autograph_rewrite.ops.rules.factors import lines
 from autograph_rewrite.ops.rules.signature import (
     Labels,
     Signature,
@@ -63,19 +64,6 @@ def unsorted_shape(n: Op) -> tuple[Shape | None, ...]:
     return ((rows, *data[id_rank:]),)
 
 
-def _rows_closed(n: Op) -> Signature | None:
-    """Segments may reach across blocks: only the dimensions behind the first are open."""
-    rank = n.rank(0)
-    if not rank:
-        return None
-    labels = ("", *axes(rank - 1))
-    return Signature((labels,) + (None,) * (len(n.inputs) - 1), (labels,), linear=_linear_in(n.op))
-
-
-def _linear_in(op: str) -> tuple[int, ...]:
-    return (0,) if "Sum" in op or "Mean" in op or "Sqrt" in op else ()
-
-
 def place_counts(n: Op) -> Placed:
     """Count each row of a matrix by itself; the counts of a vector's blocks add up."""
     return place(n, _rows_apart(n)) if n.op == "DenseBincount" and n.rank(0) != 1 else _place_total(n)
@@ -99,8 +87,7 @@ def _place_total(n: Op) -> Placed:
 
 def place_histogram(n: Op) -> Placed:
     """The counts of blocks add up, if all use the same range."""
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in (1, 2) if n.placement(i).differs}
-    return Placed((PARTIAL,), operand_reshards) if n.placement(0).is_split else whole(n)
+    return Placed((PARTIAL,), others_whole(n, 0)) if n.placement(0).is_split else whole(n)
 
 
 def total_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -127,25 +114,21 @@ def counts_shape(n: Op) -> tuple[Shape | None, ...]:
     return ((data[0], size[0] if size else (n.static[0] or (None, None))[1]),)
 
 
-WHOLE = Rule(whole, lambda n: n.static)
-
 RULES: dict[str, Rule] = {
     "UnsortedSegmentSum": Rule(place_unsorted_sum, unsorted_shape),
     **every(
         Rule(signed(_unsorted_other).place, unsorted_shape),
         "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
     ),
-    **every(
-        signed(_rows_closed),
-        "SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd",
-        "SegmentSumV2 SegmentMaxV2 SegmentMinV2 SegmentProdV2",
-        "SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN",
-        "SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments",
-        "SparseSegmentSqrtNWithNumSegments",
-        "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
-    ),
     "DenseBincount": Rule(place_counts, counts_shape),
     "Bincount": Rule(place_counts, total_shape),
     "HistogramFixedWidth": Rule(place_histogram, total_shape),
-    **every(WHOLE, "SparseBincount RaggedBincount"),
+    # Segments may reach across blocks: only the dimensions behind the first are open.
+    **lines("""
+. ... -> . ...; linear 0 : SegmentSum SegmentMean SegmentSumV2 SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN
+    SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments
+    SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad
+. ... -> . ... : SegmentMax SegmentMin SegmentProd SegmentMaxV2 SegmentMinV2 SegmentProdV2
+whole : SparseBincount RaggedBincount
+"""),
 }

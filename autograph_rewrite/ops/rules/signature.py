@@ -40,8 +40,9 @@ class Signature(NamedTuple):
         linear: inputs in each of which the op is linear while the others stay fixed.
         additive: the op is linear in all labelled inputs together, as a sum of them is.
         sizes: inputs that are shape vectors; their labels are those of the shape that they describe.
-        broadcast: a dimension of size one stretches to the size of its label.
+        stretches: labels of dimensions of which one of size one stretches to the size of the others.
         fragile: labels along which the kernel refuses an empty block.
+        integers: sums of integers may be contributions, too.
     """
 
     inputs: tuple[Labels | None, ...]
@@ -50,8 +51,9 @@ class Signature(NamedTuple):
     linear: tuple[int, ...] = ()
     additive: bool = False
     sizes: frozenset[int] = frozenset()
-    broadcast: bool = False
+    stretches: frozenset[str] = frozenset()
     fragile: frozenset[str] = frozenset()
+    integers: bool = False
 
 
 Describe = Callable[[Op], Signature | None]
@@ -85,11 +87,6 @@ def signed(describe: Describe) -> Rule:
     return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
 
 
-def fixed(signature: Signature) -> Rule:
-    """Return the rule of an op whose signature depends on neither attributes nor ranks."""
-    return Rule(Placer(lambda n: signature, signature), lambda n: shapes(n, signature))
-
-
 def place(n: Op, sig: Signature | None) -> Placed:
     """Place an op by its signature; whatever does not fit is read whole."""
     if sig is None or not _ranks_fit(n, sig):
@@ -112,11 +109,13 @@ def place(n: Op, sig: Signature | None) -> Placed:
 
 
 def find_cut(n: Op, sig: Signature) -> Cut | None:
-    """Return what the inputs are split along: the first label that some split input has."""
+    """Return what the inputs are split along: the label that most of the split ones have, of several the first."""
+    found: dict[str, list[Dim]] = {}
     for fact, labels in _labelled(n, sig):
         if fact.placement.is_split and fact.placement.dim < len(labels) and is_open(labels[fact.placement.dim]):
-            return Cut(labels[fact.placement.dim], fact.split_size)
-    return None
+            found.setdefault(labels[fact.placement.dim], []).append(fact.split_size)
+    label = max(found, key=lambda one: len(found[one]), default="")
+    return Cut(label, found[label][0]) if label else None
 
 
 def is_open(label: str) -> bool:
@@ -148,7 +147,7 @@ def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
     if fact.placement == split(dim) and aligned:
         return fact.placement
     block = block_of(dim, cut.size)
-    if sig.broadcast:
+    if cut.label in sig.stretches:
         size = None if fact.shape is None else to_global(fact.shape[dim], batch)
         if size == 1:
             return REPLICATED if fact.placement.differs else fact.placement
@@ -174,7 +173,7 @@ def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Plac
         return REPLICATED
     if cut.label in labels:
         return split(labels.index(cut.label))
-    return PARTIAL if cut.label in sig.summed and dtype in INEXACT else None
+    return PARTIAL if cut.label in sig.summed and (sig.integers or dtype in INEXACT) else None
 
 
 def _linear(n: Op, sig: Signature) -> Placed:
@@ -227,7 +226,7 @@ def sizes(n: Op, sig: Signature) -> dict[str, Dim]:
         for label, dim in zip(labels, dims, strict=True):
             if not label:
                 continue
-            if sig.broadcast:
+            if label in sig.stretches:
                 found[label] = broadcast_dim(found.get(label, 1), dim)
             elif found.get(label) is None:
                 found[label] = dim

@@ -6,154 +6,21 @@ form "constant times symbols" (b - 1, max(b, 8)) has no value here, and the engi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
 
 from autograph_rewrite.ops.facts.placement import Axes, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import (
     Dim,
-    Sym,
     are_rows,
     broadcast,
     divide,
     is_local,
     product,
-    times,
     to_global,
 )
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, whole
+from autograph_rewrite.ops.rules.kernels import add, by_kernel
 from autograph_rewrite.ops.traits import ops_with
-
-Array = npt.NDArray[np.object_]
-Values = tuple[tuple[Dim, ...] | None, ...]
-
-
-def array(n: Op, index: int) -> Array | None:
-    """Return the known contents of an input with its static shape, or None."""
-    value, shape = n.value(index), n.shape(index)
-    if value is None or shape is None or not all(isinstance(dim, int) for dim in shape):
-        return None
-    flat = np.empty(len(value), dtype=object)
-    for i, entry in enumerate(value):
-        flat[i] = entry
-    return flat.reshape([dim for dim in shape if isinstance(dim, int)])
-
-
-def arrays(n: Op) -> list[Array] | None:
-    """Return the contents of all inputs, or None if one is not known."""
-    found = [array(n, i) for i in range(len(n.inputs))]
-    return None if any(a is None for a in found) else [a for a in found if a is not None]
-
-
-def flat(values: Array | Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return contents as a fact's value."""
-    return tuple(np.ravel(np.asarray(values, dtype=object)).tolist())
-
-
-def ints(values: Array) -> list[int] | None:
-    """Return contents as plain integers, or None if one is symbolic."""
-    listed = np.ravel(values).tolist()
-    return listed if all(isinstance(v, int) for v in listed) else None
-
-
-def _elementwise(a: Array, b: Array, function: Callable[[Dim, Dim], Dim]) -> tuple[Dim, ...]:
-    # Sym is a tuple, which numpy would take apart: apply by hand over broadcast object arrays.
-    left, right = np.broadcast_arrays(a, b)
-    return tuple(function(x, y) for x, y in zip(left.ravel().tolist(), right.ravel().tolist(), strict=True))
-
-
-def _add(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if a == 0:
-        return b
-    if b == 0:
-        return a
-    if isinstance(a, Sym) and isinstance(b, Sym) and a.factors == b.factors:
-        return Sym(a.coef + b.coef, a.factors)
-    return None
-
-
-def _subtract(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a - b
-    if b == 0:
-        return a
-    return 0 if a == b and a is not None else None
-
-
-def _maximum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    for size, other in ((a, b), (b, a)):
-        if isinstance(size, Sym) and (other == size or (isinstance(other, int) and other <= 1)):
-            return size  # a size is at least 1, or the value that it divides is empty
-    return None
-
-
-def _minimum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    return a if a == b else None
-
-
-def _floor_div(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b if b else None
-    return divide(a, b)
-
-
-def _truncated_div(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        # Towards zero, as Div of integers does; sizes themselves are never negative.
-        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else None
-    return divide(a, b)
-
-
-def _floor_mod(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b if b else None
-    return 0 if divide(a, b) is not None else None
-
-
-_BINARY: dict[str, Callable[[Dim, Dim], Dim]] = {
-    "Mul": times, "Add": _add, "AddV2": _add, "Sub": _subtract, "Maximum": _maximum, "Minimum": _minimum,
-    "FloorDiv": _floor_div, "FloorMod": _floor_mod, "Div": _truncated_div, "TruncateDiv": _truncated_div,
-}  # fmt: skip
-SIZE_ARITHMETIC = tuple(_BINARY)
-"""Elementwise ops that also compute sizes."""
-
-
-def value_binary(n: Op) -> Values | None:
-    """Interpret integer arithmetic."""
-    known = arrays(n)
-    if known is None:
-        return None
-    try:
-        return (_elementwise(known[0], known[1], _BINARY[n.op]),)
-    except ValueError:  # shapes that do not broadcast: TensorFlow will say so itself
-        return None
-
-
-def reduce_sizes(n: Op) -> Values | None:
-    """Interpret Prod, Sum, Max and Min of a vector of sizes."""
-    vector, axis = array(n, 0), array(n, 1)
-    if vector is None or axis is None or vector.ndim > 1:
-        return None
-    entries = np.ravel(vector).tolist()
-    if axis.size == 0:
-        return (flat(vector),)
-    functions: dict[str, Callable[[Dim, Dim], Dim]] = {"Sum": _add, "Max": _maximum, "Min": _minimum}
-    if n.op == "Prod":
-        return ((product(entries),),)
-    if n.op not in functions or (not entries and n.op != "Sum"):
-        return None
-    combined: Dim = entries[0] if entries else 0
-    for entry in entries[1:]:
-        combined = functions[n.op](combined, entry)
-    return ((combined,),)
 
 
 def value_shape(n: Op) -> Values | None:
@@ -171,11 +38,6 @@ def value_rank(n: Op) -> Values | None:
     """Rank: a plain integer whatever the sizes."""
     rank = n.rank(0)
     return None if rank is None else ((rank,),)
-
-
-def place_shape(n: Op) -> Placed:
-    """A shape needs no conversion of what it measures, unless its rank is unknown."""
-    return whole(n)
 
 
 def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -272,50 +134,14 @@ def shape_longest(n: Op) -> tuple[Shape | None, ...]:
     return (None,) if a is None or b is None else ((max(len(a), len(b)),),)
 
 
-MOST_KNOWN = 2**12
-"""Elements of a vector whose contents are followed: sizes, axes, positions."""
-
-
-def value_range(n: Op) -> Values | None:
-    """Interpret Range over plain integers."""
-    known = arrays(n)
-    limits = [ints(a) for a in known] if known is not None else [None]
-    if any(limit is None for limit in limits):
-        return None
-    start, stop, step = (limit[0] for limit in limits if limit is not None)
-    numbers = range(start, stop, step) if step else range(0)
-    return (tuple(numbers),) if step and len(numbers) <= MOST_KNOWN else None
-
-
 def shape_range(n: Op) -> tuple[Shape | None, ...]:
     """A vector; its length is known where its contents are, or where it counts from 0 by what goes into the limit."""
-    value = value_range(n)
+    value = by_kernel(n)
     if value is not None and value[0] is not None:
         return ((len(value[0]),),)
     start, stop, step = (n.value(i) for i in range(3))
     counts = start == (0,) and stop is not None and step is not None and isinstance(step[0], int) and step[0] > 0
     return ((divide(stop[0], step[0]),),) if counts and stop is not None and step is not None else ((None,),)
-
-
-def value_invert_permutation(n: Op) -> Values | None:
-    """Interpret InvertPermutation."""
-    order = n.ints(0)
-    return None if order is None else (tuple(int(i) for i in np.argsort(order)),)
-
-
-def value_dynamic_stitch(n: Op) -> Values | None:
-    """Interpret DynamicStitch of sizes by known indices."""
-    known = arrays(n)
-    if known is None:
-        return None
-    half = len(known) // 2
-    merged: dict[int, Dim] = {}
-    for index, data in zip(known[:half], known[half:], strict=True):
-        places = ints(index)
-        if places is None or index.size != data.size:
-            return None
-        merged.update(zip(places, np.ravel(data).tolist(), strict=True))
-    return (tuple(merged[i] for i in range(len(merged))),) if sorted(merged) == list(range(len(merged))) else None
 
 
 def shape_dynamic_stitch(n: Op) -> tuple[Shape | None, ...]:
@@ -341,7 +167,7 @@ def value_concat_offset(n: Op) -> Values | None:
     result: list[tuple[Dim, ...]] = []
     for shape in known:
         result.append(tuple(offset if i == at else 0 for i in range(len(shape))))
-        offset = _add(offset, shape[at])
+        offset = add(offset, shape[at])
     counts = any(is_local(entry) for entries in result for entry in entries)
     return tuple(result) if not counts or _are_alike(known, at) else None
 
@@ -357,14 +183,9 @@ def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
     return tuple(n.shape(i) for i in range(1, len(n.inputs)))
 
 
-def shape_vector_same(n: Op) -> tuple[Shape | None, ...]:
-    """The shape of the first input."""
-    return (n.shape(0),)
-
-
-RULES = {op: Rule(place_shape, shape_of_shape, value_shape, "sizes") for op in ops_with("shapes")} | {
-    "Size": Rule(place_shape, shape_of_shape, value_size, "sizes"),
-    "Rank": Rule(place_shape, shape_of_shape, value_rank, "sizes"),
+RULES = {op: Rule(whole, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
+    "Size": Rule(whole, shape_of_shape, value_size),
+    "Rank": Rule(whole, shape_of_shape, value_rank),
     "BroadcastGradientArgs": Rule(
         place_broadcast_gradient_args,
         shape_of_axes,
@@ -372,10 +193,10 @@ RULES = {op: Rule(place_shape, shape_of_shape, value_shape, "sizes") for op in o
         "sizes",
         axes=axes_of_broadcast_gradient,
     ),
-    "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args, "sizes"),
-    "Range": Rule(whole, shape_range, value_range, "sizes"),
-    "InvertPermutation": Rule(whole, shape_vector_same, value_invert_permutation, "sizes"),
-    "DynamicStitch": Rule(whole, shape_dynamic_stitch, value_dynamic_stitch, "sizes"),
-    "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, value_dynamic_stitch, "sizes"),
-    "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset, "sizes"),
+    "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args),
+    "Range": Rule(whole, shape_range, by_kernel),
+    "InvertPermutation": Rule(whole, like_first, by_kernel),
+    "DynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
+    "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
+    "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset),
 }

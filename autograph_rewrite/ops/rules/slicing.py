@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import (
     BLOCK,
@@ -20,8 +18,19 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     segments,
     to_global,
 )
-from autograph_rewrite.ops.rules import sizes
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.base import (
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Values,
+    block_of,
+    like_first,
+    others_whole,
+    whole,
+)
+from autograph_rewrite.ops.rules.kernels import array, by_kernel, ints, subtract
 from autograph_rewrite.ops.traits import has
 
 
@@ -77,18 +86,9 @@ def shape_slice(n: Op) -> tuple[Shape | None, ...]:
             dims.append(seams[0])
             continue
         start = begin[i] if begin is not None else None
-        rest = shape[i] if start == 0 else None if start is None else sizes._subtract(shape[i], start)
+        rest = shape[i] if start == 0 else None if start is None else subtract(shape[i], start)
         dims.append(rest if wanted == -1 else wanted)
     return (tuple(dims),)
-
-
-def value_slice(n: Op) -> sizes.Values | None:
-    """Cut a vector of sizes."""
-    vector, begin, size = sizes.array(n, 0), n.ints(1), n.ints(2)
-    if vector is None or vector.ndim != 1 or begin is None or size is None:
-        return None
-    end = len(vector) if size[0] == -1 else begin[0] + size[0]
-    return (tuple(vector.tolist()[begin[0] : end]),)
 
 
 SOMEWHERE = Sym(1, ("?",))
@@ -250,22 +250,6 @@ def _extent(size: Dim, span: tuple[Dim, Dim, Dim]) -> Dim:
     return None
 
 
-def value_strided_slice(n: Op) -> sizes.Values | None:
-    """Index a vector of sizes."""
-    vector = sizes.array(n, 0)
-    cuts = strided_cuts(n, 1, 1) if vector is not None and vector.ndim == 1 else None
-    if vector is None or cuts is None or len(cuts) != 1 or cuts[0].source is None:
-        return None
-    entries, span = vector.tolist(), cuts[0].span
-    if span is None:
-        return (tuple(entries),)
-    if not all(isinstance(v, int | None) for v in span):
-        return None
-    if cuts[0].target is None:
-        return ((entries[span[0]],),) if isinstance(span[0], int) and -len(entries) <= span[0] < len(entries) else None
-    return (tuple(entries[slice(*span)]),)
-
-
 def place_strided_slice_grad(n: Op) -> Placed:
     """The gradient of a slice that took the split dimension whole is split where the source was."""
     gradient, target = n.placement(4), n.value(0)
@@ -291,28 +275,22 @@ def place_strided_slice_grad(n: Op) -> Placed:
     return whole(n)
 
 
-def shape_first_value(n: Op) -> tuple[Shape | None, ...]:
-    """The contents of the first operand."""
-    return (n.value(0),)
-
-
 def place_pad(n: Op) -> Placed:
     """Padding must leave the split dimension alone; padding with zeros is linear."""
-    placement, pads = n.placement(0), sizes.array(n, 1)
+    placement, pads = n.placement(0), array(n, 1)
     if n.op == "Pad" and placement == PARTIAL and n.placement(1) == REPLICATED:
         return Placed((PARTIAL,))
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
     out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # of who gives an empty block a row
-    if out_of_reach or sizes.ints(pads[placement.dim]) != [0, 0]:
+    if out_of_reach or ints(pads[placement.dim]) != [0, 0]:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(2, len(n.inputs)) if n.placement(i).differs}
-    return Placed((placement,), operand_reshards)
+    return Placed((placement,), others_whole(n, 0, 1))
 
 
 def shape_pad(n: Op) -> tuple[Shape | None, ...]:
     """Add what is padded (or, for the gradient, take it away)."""
-    shape, pads = n.shape(0), sizes.array(n, 1)
+    shape, pads = n.shape(0), array(n, 1)
     if shape is None or pads is None:
         return (None,)
     sign = -1 if n.op == "MirrorPadGrad" else 1
@@ -323,7 +301,7 @@ def shape_pad(n: Op) -> tuple[Shape | None, ...]:
     return (tuple(dims),)
 
 
-def value_pad(n: Op) -> sizes.Values | None:
+def value_pad(n: Op) -> Values | None:
     """A vector of sizes with numbers at its ends, as one gives a shape more dimensions."""
     value, pads, edge = n.value(0), n.ints(1), n.value(2) if n.op == "PadV2" else (0,)
     if value is None or n.rank(0) != 1 or pads is None or len(pads) != 2 or edge is None or len(edge) != 1:
@@ -349,32 +327,19 @@ def place_moved(n: Op, dims: Sequence[int] | None) -> Placed:
     if not placement.is_split or dims is None or rank is None:
         return whole(n)
     if placement.dim not in {dim % rank for dim in dims}:
-        return Placed((placement,), {i: REPLICATED for i, fact in enumerate(n.inputs) if i and fact.placement.differs})
+        return Placed((placement,), others_whole(n, 0))
     has_blocks = block_of(placement.dim, n.inputs[0].split_size) is not None and not n.semantics.extent.is_known
     return whole(n)._replace(decompose=has_blocks)  # whole, and cut again: `passes.canonicalize.decompose`
 
 
-def shape_first(n: Op) -> tuple[Shape | None, ...]:
-    """The shape of the first input."""
-    return (n.shape(0),)
-
-
-def value_gather(n: Op) -> sizes.Values | None:
-    """Pick sizes out of a vector."""
-    vector, index = sizes.array(n, 0), n.ints(1)
-    if vector is None or index is None or vector.ndim != 1 or any(not -len(vector) <= i < len(vector) for i in index):
-        return None
-    return (tuple(np.asarray(vector, dtype=object)[i] for i in index),)
-
-
 RULES: dict[str, Rule] = {
-    "Slice": Rule(place_slice, shape_slice, value_slice, "slicing"),
-    "StridedSlice": Rule(place_strided_slice, shape_strided_slice, value_strided_slice, "slicing"),
-    "StridedSliceGrad": Rule(place_strided_slice_grad, shape_first_value),
-    "Pad": Rule(place_pad, shape_pad, value_pad, "slicing"),
-    "PadV2": Rule(place_pad, shape_pad, value_pad, "slicing"),
+    "Slice": Rule(place_slice, shape_slice, by_kernel),
+    "StridedSlice": Rule(place_strided_slice, shape_strided_slice, by_kernel),
+    "StridedSliceGrad": Rule(place_strided_slice_grad, lambda n: (n.value(0),)),
+    "Pad": Rule(place_pad, shape_pad, value_pad),
+    "PadV2": Rule(place_pad, shape_pad, value_pad),
     "MirrorPad": Rule(place_pad, shape_pad),
     "MirrorPadGrad": Rule(place_pad, shape_pad),
-    "ReverseV2": Rule(place_reverse, shape_first),
-    "Roll": Rule(place_roll, shape_first),
+    "ReverseV2": Rule(place_reverse, like_first),
+    "Roll": Rule(place_roll, like_first),
 }

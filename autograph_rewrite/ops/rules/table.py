@@ -41,36 +41,10 @@ from autograph_rewrite.ops.rules.kernels import KERNELS
 from autograph_rewrite.ops.rules.registered import entry_of
 
 FAMILIES: tuple[ModuleType, ...] = (
-    elementwise,
-    ensure_shape,
-    reduce,
-    contraction,
-    layout,
-    concat_split,
-    slicing,
-    sizes,
-    control,
-    variables,
-    side_effects,
-    tables,
-    random,
-    layers,
-    convolutions,
-    pooling,
-    quantization,
-    normalization,
-    recurrent,
-    gather_scatter,
-    segment,
-    ordering,
-    linalg,
-    images,
-    strings,
-    bitcast,
-    tensor_lists,
-    tensor_arrays,
-    cross_example,
-)
+    elementwise, ensure_shape, reduce, contraction, layout, concat_split, slicing, sizes, control, variables,
+    side_effects, tables, random, layers, convolutions, pooling, quantization, normalization, recurrent,
+    gather_scatter, segment, ordering, linalg, images, strings, bitcast, tensor_lists, tensor_arrays, cross_example,
+)  # fmt: skip
 
 
 def merge(families: Iterable[tuple[str, Mapping[str, Rule]]]) -> dict[str, Rule]:

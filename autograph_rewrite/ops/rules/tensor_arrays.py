@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, others_whole, scalar
 from autograph_rewrite.ops.rules.join import MISFIT, conform
 from autograph_rewrite.ops.rules.signature import every
-from autograph_rewrite.ops.rules.sizes import Values
 from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, with_leading, without_leading
 
 EMPTY = Fact(ANY, 0)
@@ -53,8 +52,7 @@ def _flow_input(n: Op) -> int:
 
 def _parameters(n: Op, *taken: int) -> dict[int, Reshard]:
     """Return the wants of sizes and indices: inputs other than the handle, the flow and those `taken`."""
-    others = set(range(1, _flow_input(n))) - set(taken)
-    return {i: REPLICATED for i in sorted(others) if n.placement(i).differs}
+    return others_whole(n, 0, _flow_input(n), *taken)
 
 
 def _lift(op: str, content: Fact) -> Fact:
@@ -67,16 +65,12 @@ def _lift(op: str, content: Fact) -> Fact:
 
 def place_make(n: Op) -> Placed:
     """A new array: where it lives follows from what is put in."""
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i, f in enumerate(n.inputs) if f.placement.differs}
-    return Placed((ANY,) * len(n.output_dtypes), operand_reshards)
+    return Placed((ANY,) * len(n.output_dtypes), others_whole(n))
 
 
 def place_gradient(n: Op) -> Placed:
     """The array of gradients of another array starts empty, with zeros."""
-    operand_reshards: dict[int, Reshard] = {
-        i: REPLICATED for i, f in enumerate(n.inputs) if i > 1 and f.placement.differs
-    }
-    return Placed((ANY, ANY), operand_reshards, zero=(True, True))
+    return Placed((ANY, ANY), others_whole(n, 0, 1), zero=(True, True))
 
 
 def place_write(n: Op) -> Placed:
@@ -138,10 +132,6 @@ def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
     return (None if not shape else (None, *shape[1:]), (None,))
 
 
-def _flow_shape(n: Op) -> tuple[Shape | None, ...]:
-    return ((),)
-
-
 def _handle_and_flow(n: Op) -> tuple[Shape | None, ...]:
     return (None, ())[: len(n.output_dtypes)]
 
@@ -157,38 +147,26 @@ def place_push(n: Op) -> Placed:
     return Placed((content.placement,), {} if reshard is None else {1: reshard}, zero=(value.zero,), holds=(0, 1))
 
 
-def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (n.shape(1),)
-
-
-def _pushed_value(n: Op) -> Values | None:
-    return (n.value(1),)
-
-
 def place_pop(n: Op) -> Placed:
     """Take the last value off a stack."""
     content = _content(n)
     return Placed((content.placement,), zero=(content.zero,))
 
 
-def _popped_value(n: Op) -> Values | None:
-    return (_content(n).value,)
-
-
 RULES: dict[str, Rule] = {
     "TensorArrayV3": Rule(place_make, _handle_and_flow),
     **every(Rule(place_gradient, _handle_and_flow), "TensorArrayGradV3 TensorArrayGradWithShape"),
     **every(
-        Rule(place_write, _flow_shape),
+        Rule(place_write, scalar),
         "TensorArrayWriteV3 TensorArrayScatterV3 TensorArraySplitV3",
     ),
     "TensorArrayReadV3": Rule(place_read, _element_shape),
     "TensorArrayGatherV3": Rule(place_read, _stacked_shape),
     "TensorArrayConcatV3": Rule(place_concat, _joined_shape),
-    "TensorArraySizeV3": Rule(place_size, _flow_shape),
+    "TensorArraySizeV3": Rule(place_size, scalar),
     "TensorArrayCloseV3": Rule(place_close),
     "StackV2": Rule(place_make, _handle_and_flow),
-    "StackPushV2": Rule(place_push, _pushed_shape, _pushed_value),
-    "StackPopV2": Rule(place_pop, _element_shape, _popped_value),
+    "StackPushV2": Rule(place_push, lambda n: (n.shape(1),), lambda n: (n.value(1),)),
+    "StackPopV2": Rule(place_pop, _element_shape, lambda n: (_content(n).value,)),
     "StackCloseV2": Rule(place_close),
 }

@@ -8,12 +8,10 @@ nothing was put into is `ANY`.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, is_local, is_settled
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, whole
+from autograph_rewrite.ops.facts.symbolic_dims import any_local, is_local, is_settled
+from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Values, others_whole, scalar, whole
 from autograph_rewrite.ops.rules.join import MISFIT, conform, join, join_shapes
 from autograph_rewrite.ops.rules.signature import every
-
-Values = tuple[tuple[Dim, ...] | None, ...]
 
 
 def with_leading(placement: Placement) -> Placement:
@@ -77,10 +75,6 @@ def place_make(n: Op) -> Placed:
     return Placed((ANY,), operand_reshards, zero=zero)
 
 
-def _made_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (stated_shape(n, 0),)
-
-
 def put(n: Op, handle: int, item: int) -> Placed:
     """Put one element into a list: it is converted to the placement of those that are there already.
 
@@ -94,9 +88,7 @@ def put(n: Op, handle: int, item: int) -> Placed:
 
 def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Placed:
     """A list cannot be converted, so what is put in must follow it, unless it is empty."""
-    operand_reshards: dict[int, Reshard] = {
-        i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and i not in elements and fact.placement.differs
-    }
+    operand_reshards = others_whole(n, handle, *elements)
     batch = n.semantics.extent.units
     follows = [fact for fact in elements.values() if fact.placement == container.placement]
     target = join(elements.values(), batch) if container.placement == ANY else join([container, *follows], batch)
@@ -140,20 +132,11 @@ def _pushed_value(n: Op) -> Values | None:
     return (element.value,) if element.value is not None and (unset or container.value == element.value) else None
 
 
-def _pushed_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (_element_or_list(n, 0, n.shape(1)),)
-
-
-def _set_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (_element_or_list(n, 0, n.shape(2)),)
-
-
 def place_keep(n: Op) -> Placed:
     """Change the length only; new elements are zeros, so no longer equal sizes."""
     if n.inputs[0].is_local:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i, f in enumerate(n.inputs) if i and f.placement.differs}
-    return Placed((n.placement(0),), operand_reshards, zero=(n.inputs[0].zero,))
+    return Placed((n.placement(0),), others_whole(n, 0), zero=(n.inputs[0].zero,))
 
 
 def _kept_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -172,9 +155,7 @@ def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
     if element.is_local and (stacked or element.value is None):
         return None
     placement = REPLICATED if element.placement == ANY else element.placement
-    operand_reshards: dict[int, Reshard] = {
-        i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
-    }
+    operand_reshards = others_whole(n, 0, operand)
     reshard = element_shape(n, operand, element._replace(placement=placement))
     if reshard is False:
         return None
@@ -213,10 +194,6 @@ def _item_shape(n: Op, operand: int) -> Shape | None:
     return tuple(mine if mine is not None else other for mine, other in zip(shape, stated, strict=True))
 
 
-def _got_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (_item_shape(n, 2),)
-
-
 def _got_value(n: Op) -> Values | None:
     return None if n.value(0) is None else (n.value(0),)
 
@@ -248,9 +225,7 @@ def place_unstack(n: Op) -> Placed:
         return whole(n)._replace(note=PER_EXAMPLE)
     if reshard is False or element.is_local:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {
-        i: REPLICATED for i, f in enumerate(n.inputs) if i not in (0, operand) and f.placement.differs
-    }
+    operand_reshards = others_whole(n, 0, operand)
     if not isinstance(reshard, bool):
         operand_reshards[operand] = reshard
     return Placed((element.placement,), operand_reshards, zero=(n.inputs[0].zero,))
@@ -276,8 +251,7 @@ def place_scatter_into(n: Op) -> Placed:
 def _follow(n: Op, container: Fact) -> Placed:
     if container.placement.differs:
         return whole(n)
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i, f in enumerate(n.inputs) if i and f.placement.differs}
-    return Placed((REPLICATED,), operand_reshards)
+    return Placed((REPLICATED,), others_whole(n, 0))
 
 
 def _scattered_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -325,10 +299,6 @@ def place_join(n: Op) -> Placed:
     return Placed((placements.pop() if placements else ANY,))
 
 
-def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (join(n.inputs, n.semantics.extent.units).shape,)
-
-
 def place_length(n: Op) -> Placed:
     """All replicas' lists are equally long."""
     return Placed((REPLICATED,))
@@ -337,15 +307,6 @@ def place_length(n: Op) -> Placed:
 def place_element_shape(n: Op) -> Placed:
     """The elements' shape counts a block where they are split."""
     return Placed((LOCAL if any_local(n.shape(0)) else REPLICATED,))
-
-
-def _scalar(n: Op) -> tuple[Shape | None, ...]:
-    return ((),)
-
-
-def element_shape_value(n: Op) -> Values | None:
-    """The elements' shape."""
-    return (n.shape(0),)
 
 
 def _vector(n: Op) -> tuple[Shape | None, ...]:
@@ -363,11 +324,11 @@ def _place_set(n: Op) -> Placed:
 
 
 RULES: dict[str, Rule] = {
-    **every(Rule(place_make, _made_shape), "EmptyTensorList TensorListReserve"),
-    "TensorListPushBack": Rule(_place_push, _pushed_shape, _pushed_value),
-    "TensorListSetItem": Rule(_place_set, _set_shape),
+    **every(Rule(place_make, lambda n: (stated_shape(n, 0),)), "EmptyTensorList TensorListReserve"),
+    "TensorListPushBack": Rule(_place_push, lambda n: (_element_or_list(n, 0, n.shape(1)),), _pushed_value),
+    "TensorListSetItem": Rule(_place_set, lambda n: (_element_or_list(n, 0, n.shape(2)),)),
     "TensorListResize": Rule(place_keep, _kept_shape),
-    "TensorListGetItem": Rule(place_get, _got_shape, _got_value),
+    "TensorListGetItem": Rule(place_get, lambda n: (_item_shape(n, 2),), _got_value),
     "TensorListPopBack": Rule(place_pop, _popped_shape, _popped_value),
     "TensorListStack": Rule(place_stack, _stacked_shape),
     "TensorListGather": Rule(place_gather, _gathered_shape),
@@ -378,8 +339,8 @@ RULES: dict[str, Rule] = {
     "TensorListScatterIntoExistingList": Rule(place_scatter_into, _scattered_shape),
     **every(Rule(place_concat, _concatenated_shape), "TensorListConcat TensorListConcatV2"),
     "TensorListSplit": Rule(place_split, _piece_shape),
-    "TensorListConcatLists": Rule(place_join, _joined_shape),
-    "TensorListLength": Rule(place_length, _scalar),
-    "TensorListElementShape": Rule(place_element_shape, _vector, element_shape_value),
+    "TensorListConcatLists": Rule(place_join, lambda n: (join(n.inputs, n.semantics.extent.units).shape,)),
+    "TensorListLength": Rule(place_length, scalar),
+    "TensorListElementShape": Rule(place_element_shape, _vector, lambda n: (n.shape(0),)),
     "TensorListPushBackBatch": Rule(whole),
 }

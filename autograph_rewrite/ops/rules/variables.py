@@ -12,7 +12,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_arguments
 from autograph_rewrite.ops.facts.placement import REPLICATED, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, rows_per_example
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, scalar, whole
 from autograph_rewrite.ops.rules.signature import every
 
 
@@ -37,10 +37,6 @@ def _shape_of_shape(n: Op) -> tuple[Shape | None]:
 
 def _shape_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
     return (variable_shape(n),)
-
-
-def _scalar(n: Op) -> tuple[Shape]:
-    return ((),)
 
 
 def _place_read(n: Op) -> Placed:
@@ -72,8 +68,8 @@ RULES: dict[str, Rule] = {
     "VarHandleOp": Rule(whole, _handle),
     "ReadVariableOp": Rule(_place_read, _content),
     "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
-    "VarIsInitializedOp": Rule(whole, _scalar),
-    "ResourceCountUpTo": Rule(whole, _scalar),
+    "VarIsInitializedOp": Rule(whole, scalar),
+    "ResourceCountUpTo": Rule(whole, scalar),
     **every(
         UPDATE,
         "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign",

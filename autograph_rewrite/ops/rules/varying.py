@@ -17,7 +17,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ops.facts.placement import LOCAL, REPLICATED, Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, read_symbol
-from autograph_rewrite.ops.rules.base import OWN_VALUE, Op, Placed, Rule, whole
+from autograph_rewrite.ops.rules.base import OWN_VALUE, Op, Placed, Rule, others_whole, whole
 from autograph_rewrite.ops.traits import SWITCHES, has
 
 _HANDLES = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
@@ -33,8 +33,7 @@ def place_varying(n: Op, rule: Rule) -> Placed:
     seen = n._replace(inputs=tuple(f._replace(placement=REPLICATED) if i in own else f for i, f in enumerate(n.inputs)))
     placed = rule.place(seen)
     if placed is None or placed.holds is not None or any(i in placed.operand_reshards for i in own):
-        others = {i: REPLICATED for i, f in enumerate(n.inputs) if i not in own and f.placement.differs}
-        return Placed((OWN_VALUE,) * len(n.output_dtypes), others)
+        return Placed((OWN_VALUE,) * len(n.output_dtypes), others_whole(n, *own))
     outputs = tuple(OWN_VALUE if one in (REPLICATED, LOCAL) else one for one in placed.outputs)
     return placed._replace(outputs=outputs, zero=())
 

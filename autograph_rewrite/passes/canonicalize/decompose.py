@@ -40,7 +40,7 @@ from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.rules.marked import ROWS_APART
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.sizes import rows_of_operands
 from autograph_rewrite.ops.traits import ops_with

@@ -24,7 +24,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ops.rules.dynamic_partition import ROWS_APART
+from autograph_rewrite.ops.rules.marked import ROWS_APART
 from autograph_rewrite.ops.traits import has
 
 

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
-from autograph_rewrite.ops.rules.local_indices import LOCAL_INDICES
+from autograph_rewrite.ops.rules.marked import LOCAL_INDICES
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite

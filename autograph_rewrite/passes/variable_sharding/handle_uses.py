@@ -26,7 +26,7 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
 from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.blockwise import BLOCKWISE
+from autograph_rewrite.ops.rules.marked import BLOCKWISE
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable

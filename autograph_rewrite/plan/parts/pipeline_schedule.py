@@ -216,20 +216,6 @@ def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, 
     return tuple(found)
 
 
-def ideal_bubble(schedule: str, devices: int, micro: int, chunks: int = 1) -> Fraction:
-    """Return the share of time in which devices wait where all stages take equally long.
-
-    Args:
-        schedule: gpipe, 1f1b, interleaved or circular.
-        devices: of the pipeline.
-        micro: number of micro-batches.
-        chunks: per device.
-    """
-    if schedule in ("interleaved", "circular") and micro % devices:
-        return 1 - Fraction(micro * devices * chunks, iterations(micro, devices, chunks) * devices)
-    return Fraction(devices - 1, chunks * micro + devices - 1)
-
-
 def ideal_in_flight(schedule: str, stage: int, stages: int, micro: int) -> int:
     """Return how many micro-batches a stage holds at most, where each device has one.
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from autograph_rewrite.analysis.work.loop_trips import trips_of
 from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.functions import constant
+from autograph_rewrite.ir.shapes.recorded import constant
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE

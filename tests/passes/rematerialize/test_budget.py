@@ -15,7 +15,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.passes import rematerialize
-from autograph_rewrite.resolve.remat.chain import Costs, least_flops
+from autograph_rewrite.resolve.remat.budget import Costs, least_flops
 from benchmarks.cost import allocated, traced
 from benchmarks.memory_limits import LIMITED
 from benchmarks.remat import Built
@@ -75,7 +75,7 @@ def test_on_a_long_chain_little_is_lost_by_following_some_pairs_alone(number: in
         limit = share * costs.kept.sum()
         found = least_flops(costs, limit)
         with exact.context() as patch:
-            patch.setattr("autograph_rewrite.resolve.remat.chain.SHORT", 1000)
+            patch.setattr("autograph_rewrite.resolve.remat.budget.SHORT", 1000)
             best = least_flops(costs, limit)
         assert found is not None
         assert best is not None

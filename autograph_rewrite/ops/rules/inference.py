@@ -1,0 +1,134 @@
+"""Static shapes of a graph without annotations, by the rules that give the shapes of blocks.
+
+    x: Placeholder [?,4]       (x.0, 4)        a dimension is a number, or the name of an unknown one
+    Reshape(x, [-1,2])         (2*x.0, 2)
+    py_func(x)                 'EagerPyFunc x' a text where not even the rank is known
+
+Two values with one shape here have one shape in every step, provided that what bears the same name in two graphs is
+equally long in both. Names leave the replica out, so copies of a value have one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import common_name
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Shape
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, times
+from autograph_rewrite.ops.rules.base import Op, Rule, Semantics, like_first, stated, whole
+from autograph_rewrite.ops.rules.table import rule_of
+from autograph_rewrite.ops.traits import BACK_EDGES, has
+
+
+def const_fact(node: Node) -> Fact:
+    """Return the fact of a constant; small integers are tracked as sizes."""
+    dtype = node.attr("dtype")
+    content = node.attr("value")
+    if not isinstance(content, np.ndarray):
+        shape = content.tensor_shape
+        return Fact(REPLICATED, dtype, tuple(dim.size for dim in shape.dim))
+    value: tuple[Dim, ...] | None = None
+    if dtype in (dtypes.INT32, dtypes.INT64) and content.size <= LARGEST_TRACKED:
+        value = tuple(content.ravel().tolist())
+    zero = bool(dtype in dtypes.INEXACT and content.size <= 4096 and not content.any())
+    return Fact(REPLICATED, dtype, content.shape, value, zero)
+
+
+LARGEST_TRACKED = 64
+
+
+def _gathered(n: Op) -> tuple[Shape | None, ...]:
+    """Return the rows of all members of a group, of which there are as many as the second operand says."""
+    shape, size = n.shape(0), n.ints(1)
+    return ((times(shape[0], size[0] if size else None), *shape[1:]),) if shape else (None,)
+
+
+_OF_PASSES = {
+    **dict.fromkeys(("CollectiveReduceV2", "CollectiveReduce"), Rule(whole, like_first)),
+    "CollectiveGatherV2": Rule(whole, _gathered),
+    **dict.fromkeys(("Variable", "VariableV2"), Rule(whole, stated)),
+}
+"""Ops that divide nothing: what rewritten graphs exchange by, and old variables."""
+
+
+class Shapes:
+    """The shapes of values of some graphs, worked out when they are asked for."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Node, tuple[Fact, ...]] = {}
+
+    def __call__(self, value: Value) -> Shape | str:
+        """Return the shape of a value; where the rank is unknown, a text that copies of the value share."""
+        stack = [value.node]
+        while stack:
+            waiting = [one.node for one in _needed(stack[-1]) if one.node not in self._facts]
+            if waiting and stack[-1] not in self._facts:
+                stack += waiting
+            else:
+                node = stack.pop()
+                self._facts[node] = self._facts.get(node) or self._infer(node)
+        fact = self._facts[value.node][value.index]
+        if fact.shape is not None and dtypes.base(fact.dtype) not in (dtypes.RESOURCE, dtypes.VARIANT):
+            return fact.shape
+        while has(value.node.op, "forwards") and value.node.inputs:
+            value = value.node.inputs[0]  # a copy, whose shape is that of what it copies
+        return f"{value.node.op} {common_name(value.name)}"
+
+    def _infer(self, node: Node) -> tuple[Fact, ...]:
+        if has(node.op, "constant"):
+            return (const_fact(node),)
+        types, rule = node.output_dtypes, _rule(node)
+        unknown = (None,) * len(types)
+        inputs = [self._facts[one.node][one.index] for one in _needed(node)]
+        static = (node.attr("shape"),) if has(node.op, "states_shape") else unknown
+        n = Op(node.op, node.attr, tuple(inputs), types, static, Semantics(), {})
+        shapes: Sequence[Shape | None] = unknown
+        values: Sequence[tuple[Dim, ...] | None] = unknown
+        try:
+            if rule is not None and len(inputs) == len(node.inputs):
+                shapes = rule.shape(n) if rule.shape is not None else unknown
+                values = (rule.value(n) if rule.value is not None else None) or unknown
+        except (ArithmeticError, GraphError, LookupError, TypeError, ValueError):  # broken, as others will say
+            shapes = values = unknown
+        return tuple(
+            Fact(REPLICATED, dtype, _named(node, i, shape), value)
+            for i, (dtype, shape, value) in enumerate(zip(types, shapes, values, strict=True))
+        )
+
+
+def _named(node: Node, index: int, shape: Shape | None) -> Shape | None:
+    """Return a shape in which each open dimension has a name."""
+    if shape is None:
+        return None
+    name = common_name(node.output(index).name)
+    return tuple(common_symbol(f"{name}.{i}") if dim is None else dim for i, dim in enumerate(shape))
+
+
+def _rule(node: Node) -> Rule | None:
+    return _OF_PASSES.get(node.op) or rule_of(node.op)
+
+
+def _needed(node: Node) -> Sequence[Value]:
+    """Return the values whose shapes the shape of a node follows from; none where a loop comes back to it."""
+    is_open = _rule(node) is None or any(value.node.op in BACK_EDGES for value in node.inputs)
+    return () if is_open else node.inputs
+
+
+def shape_text(shape: Shape | str) -> str:
+    """Return `[3,?]`, or `[...]` where not even the rank is known."""
+    if isinstance(shape, str):
+        return "[...]"
+    return f"[{','.join(str(dim) if isinstance(dim, int) else '?' for dim in shape)}]"
+
+
+def differ(one: Shape | str, other: Shape | str) -> bool:
+    """Tell whether two shapes are certainly not the same."""
+    if isinstance(one, str) or isinstance(other, str):
+        return False
+    pairs = zip(one, other, strict=False)
+    return len(one) != len(other) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)

@@ -1,0 +1,108 @@
+"""Marked ops: passes have made sure that what they compute of a block belongs to that block.
+
+A mark is an attribute, and each has a placement of its own, which takes the place of the op's rule. All of a chain is
+cut or none of it: a link that gets both is refused.
+"""
+
+from __future__ import annotations
+
+from autograph_rewrite.ops.facts.placement import Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import are_same, is_local
+from autograph_rewrite.ops.rules.base import Op, Placed, others_whole, whole
+from autograph_rewrite.ops.traits import has, operands
+
+# Marked ops that run on each block by itself although their results are no blocks of the global result.
+#
+#     block of ids ──► Where (in this shard) ──► rows of the shard ──► DynamicStitch ──► block of the rows
+#
+# What is found in one block says nothing about the whole, but is used for that block only; the last op of such a chain
+# brings it back into the order of the block.
+
+BLOCKWISE = "_autograph_blockwise"
+"""The attribute that marks them."""
+
+
+def place_blockwise(n: Op) -> Placed:
+    """Leave each replica its block; where nothing is cut, or not by rows, work on whole values."""
+    by_rows = [fact.placement == split(0) for fact in n.inputs]
+    if not by_rows[0]:
+        placed = whole(n)  # of columns, too, which a model axis may cut
+        return placed._replace(decompose=any(by_rows[1:]))  # nothing does that, so it is an error
+    if n.op != "Reshape" or n.rank(1) != 1:
+        return Placed((split(0),) * len(n.output_dtypes))
+    local = [i for i, entry in enumerate(n.value(1) or ()) if is_local(entry)]
+    return Placed((split(local[0] if local else 0),))
+
+
+# Marked ops whose row indices are relative to the local block: no index leaves its block.
+#
+#     block of positions + first row of each example, counted in the block ──► Gather(block of rows) ──► block
+#     block of a mask ──► Where ──► Gather(block of rows) ──► the rows of the block that are kept
+#
+# The numbers mean something together with rows of the same block only: `passes.localize.localize_indices`,
+# `passes.localize.localize_kept_rows`. The gradient of such a look-up adds rows up where they were found, so it stays
+# in the block, too.
+
+LOCAL_INDICES = "_autograph_local_indices"
+"""The attribute that marks the numbers, and what looks up by them."""
+
+
+def place_local_indices(n: Op) -> Placed:
+    """Leave each replica its block; where nothing is cut, work on whole values."""
+    made = _made(n)
+    if made is None:
+        placed = whole(n)
+        cut = any(fact.placement.is_split for fact in n.inputs)
+        return placed._replace(decompose=cut)  # nothing does that, so it is an error
+    kept = {i for i, fact in enumerate(n.inputs) if fact.placement.is_split} | set(operands(n.op, "given_size"))
+    return Placed((made,), others_whole(n, *kept))
+
+
+def _made(n: Op) -> Placement | None:
+    """Return the placement of the result; None where the inputs are no blocks that belong together."""
+    if n.op == "Where":
+        return split(0) if n.placement(0) == split(0) and n.rank(0) == 1 else None
+    rows, numbers = n.inputs[:2]
+    if n.op == "Range":
+        limit = n.value(1)
+        return split(0) if limit is not None and is_local(limit[0]) else None
+    if not numbers.placement.is_split or numbers.placement.dim != 0 or rows.placement != split(0):
+        return None
+    if has(n.op, "adds_rows"):
+        count = n.value(2)
+        return split(0) if count and is_local(count[0]) else None
+    return split(0)
+
+
+# Marked pairs of ops that partition the rows of a batch and stitch them together again.
+#
+#     block of texts ──► StringSplitV2 ──► words, the row of each ──► RaggedTensorToTensor ──► block of rows of words
+#
+# The numbers of rows are those of the block, which nobody else may read (`passes.localize.dynamic_partition`); words
+# are blocks of words.
+
+ROWS_APART = "_autograph_rows_apart"
+"""The attribute that marks both ends."""
+
+
+def place_rows_apart(n: Op) -> Placed:
+    """Leave each replica its rows where all inputs with rows are cut by them."""
+    rows = _inputs_with_rows(n)
+    blocks = [n.placement(i) == split(0) for i in rows]
+    sizes = [n.inputs[i].split_size for i in rows]
+    aligned = not has(n.op, "crosses") or all(are_same(size, sizes[0]) for size in sizes)
+    if not all(blocks) or not aligned:
+        placed = whole(n)
+        return placed._replace(decompose=any(blocks) and n.op in ("SparseToDense", "RaggedTensorToTensor"))
+    return Placed((split(0),) * len(n.output_dtypes), others_whole(n, *rows, *_sizes(n)))
+
+
+def _inputs_with_rows(n: Op) -> tuple[int, ...]:
+    if has(n.op, "crosses"):
+        return tuple(i for i in range(len(n.inputs)) if n.rank(i) == 2)
+    return {"SparseToDense": (0, 2), "RaggedTensorToTensor": (1, 4)}.get(n.op, (0,))
+
+
+def _sizes(n: Op) -> tuple[int, ...]:
+    """Return the inputs that say how many rows there are, for a block as for the whole."""
+    return {"SparseToDense": (1,), "RaggedTensorToTensor": (3,)}.get(n.op, ())
