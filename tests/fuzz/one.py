@@ -185,18 +185,22 @@ def trial_of(program: Program, task: int | None = None) -> Trial:
         chunks = keras_models.chunks(program)
     before = [chunk for chunk in chunks if chunk[0] < choice.save_after]
     behind = [chunk for chunk in chunks if chunk[0] >= choice.save_after]
-    elsewhere = None
+    elsewhere, behind_elsewhere = None, behind
     if choice.elsewhere is not None:
         elsewhere = choice.elsewhere.completed(built.shapes, built.trained, program.seed)
+    elif program.mode != "keras":  # the original has one step in each run
+        behind_elsewhere = [[i] for chunk in behind for i in chunk]
 
     def rewritten(folder: Path) -> Results:
         if not choice.save_after or built.draws:
             return run(config, Stretch(chunks))
         results = run(config, Stretch(before, target=folder))
-        return results | run(config if program.layout is not None else elsewhere, Stretch(behind, source=folder))
+        if program.layout is not None:
+            return results | run(config, Stretch(behind, source=folder))
+        return results | run(elsewhere, Stretch(behind_elsewhere, source=folder))
 
     def resumed(folder: Path) -> Results:
-        return run(elsewhere, Stretch(behind, source=folder))
+        return run(elsewhere, Stretch(behind_elsewhere, source=folder))
 
     is_alone = "local_sgd" in config and built.apart is not None and not built.draws
     return Trial(

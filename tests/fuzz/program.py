@@ -149,9 +149,12 @@ class Program:
         return found
 
     def part(self, step: int, size: int, task: int) -> slice:
-        """Return which examples of a step a worker has: most often as many as the others, else what the dice say."""
+        """Return which examples of a step a worker has: most often as many as the others, else what the dice say.
+
+        It has as many of each step where a run has several.
+        """
         workers = self.layout.workers if self.layout is not None else 1
-        dice = random.Random(f"parts {self.seed} {step}")
+        dice = random.Random(f"parts {self.seed} {step if self.choice.steps_per_run == 1 else 0}")
         each, more = divmod(size, workers)
         bounds = [i * each + min(i, more) for i in range(workers + 1)]
         if self.style.batch is None and "local_sgd" not in self.choice.config and dice.random() < 0.3:
@@ -182,8 +185,9 @@ class Program:
         if self.layout is None or choice.stages or (choice.model and choice.replicas < self.layout.workers):
             return feeds
         ragged = [name for name, one in inputs.items() if one.kind == "ragged"]
+        is_trimmed = self.style.time is None and choice.steps_per_run == 1
         return [
-            _cut(inputs, feed, self.part(i, self.batches[i], task), is_trimmed=self.style.time is None)
+            _cut(inputs, feed, self.part(i, self.batches[i], task), is_trimmed=is_trimmed)
             | {name: feed[name] for name in ragged}
             for i, feed in enumerate(feeds)
         ]

@@ -24,8 +24,9 @@ FOUND = (25, 93, 103, 3477, 3876)
 """A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
 arrays of gradients that servers fill."""
 
-COMBINED = (10005, 10006, 10062, 10077, 10084)
-"""A model axis, several steps per run, policies, local SGD and checkpoints, combined."""
+COMBINED = (10005, 10006, 10062, 10077, 10084, 31033)
+"""A model axis, several steps per run, policies, local SGD and checkpoints, combined; two steps of a run after what one
+device goes on from, a step at a time."""
 IN_A_JOB = (20000, 20001, 20002, 20003, 20005, 20006, 20007, 20008, 20009)
 """Two workers and a server: functions, sessions, reference variables, checkpoints that are restored elsewhere."""
 
@@ -112,6 +113,7 @@ def test_the_parts_of_all_workers_are_the_batch_and_a_part_may_be_shorter_where_
     }
     programs = [Program.draw(seed, Layout(3, 0)) for seed in range(COMBINED_FROM, COMBINED_FROM + 60)]
     programs = [one for one in programs if one.choice.kind == "replicas" and one.style.time is None]
+    programs = [one for one in programs if one.choice.steps_per_run == 1]
     were_cut = False
     for program in programs:
         feeds = program.feeds(inputs)
@@ -126,6 +128,22 @@ def test_the_parts_of_all_workers_are_the_batch_and_a_part_may_be_shorter_where_
                 assert length == (part[step]["lengths"].max() if rows else whole["long"].shape[1])
                 were_cut |= length < whole["long"].shape[1]
     assert were_cut
+
+
+def test_a_worker_has_as_many_examples_of_each_step_of_a_run_as_long() -> None:
+    inputs = {
+        "long": Input(("T", 3), D, "normal", 0, 0, trimmed_by="lengths"),
+        "lengths": Input((), D, "lengths", 0, 0),
+    }
+    programs = [Program.draw(seed, Layout(2, 0)) for seed in range(20000, 20400)]
+    programs = [one for one in programs if one.choice.steps_per_run > 1 and one.choice.kind == "replicas"]
+    uneven = 0
+    for program in programs:
+        parts = program.parts(inputs, program.feeds(inputs), 0)
+        for chunk in program.chunks(program.choice.steps_per_run):
+            (shape,) = {parts[i]["long"].shape for i in chunk}
+            uneven += abs(2 * shape[0] - program.batches[chunk[0]]) > 1
+    assert uneven
 
 
 def test_behind_a_bad_program_another_job_goes_on_and_it_is_tried_once_more_alone(

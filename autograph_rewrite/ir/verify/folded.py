@@ -353,9 +353,21 @@ def containers_are_filled(view: View) -> Iterator[Fault]:
         yield Fault(problem, node)
 
 
+def array_elements_are_written_once(view: View) -> Iterator[Fault]:
+    """Each element of a tensor array is written once; those of gradients are added up."""
+    written: dict[tuple[Value, Value], Node] = {}
+    for node in view.nodes:
+        if node.op in _ELEMENT_WRITES and len(node.inputs) > 1:
+            handle, index = node.inputs[:2]
+            other = written.setdefault((handle, index), node)
+            if other is not node and not _container(node)[1]:
+                yield Fault(f"'{other.name}' and '{node.name}' write the same elements of a tensor array", node)
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
     containers_are_filled,
+    array_elements_are_written_once,
     edges_are_known_at_both_ends,
     no_cycles,
     loops_are_closed,
@@ -376,6 +388,7 @@ INVARIANTS: tuple[Invariant, ...] = (
 
 
 _WRITES, _READS = ops_with("container_writes"), ops_with("container_reads")
+_ELEMENT_WRITES = frozenset(("TensorArrayWriteV3", "TensorArrayScatterV3"))
 Container = tuple[Node, bytes]
 """What makes it, and whose gradients it holds, if any."""
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.container_cells import maker
 from autograph_rewrite.analysis.propagate import Propagation, propagate, restate, revise
 from autograph_rewrite.analysis.reduction_placement import Cuts, place_reductions
 from autograph_rewrite.analysis.transfer import convert
@@ -201,11 +202,18 @@ def _members(
 
 
 def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Iterator[Node]:
-    """Yield the nodes whose placements cannot be carried out, so that they work on whole values."""
+    """Yield the nodes whose placements cannot be carried out, so that they work on whole values.
+
+    There is one tensor array for all devices, which holds whole values: its maker stands for what writes and reads it.
+    """
     for node, made in state.transfers.items():
         if node in members or WHOLE in node.attrs:
             continue
+        cell = state.facts[node.inputs[0]].cell if node.inputs else ""
         for fact in made.outputs:
+            if fact.placement.differs and cell and WHOLE not in maker(state, cell).attrs:
+                yield maker(state, cell)
+                break
             if fact.placement.differs and not _is_carried_out(state, node, fact) and not _touches(node, members):
                 yield node
                 break

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.load.signature.captures import FunctionBinding
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server.turns import PREFIX
-from autograph_rewrite.plan.parts.names import proxy_name
+from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
+from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_name
 from autograph_rewrite.runtime.consensus.step_digest import described, written_between
@@ -107,6 +109,16 @@ class SessionVariables:
                 continue  # this process does not read it
         return found
 
+    def _copies(self, variable: Variable) -> list[Copy]:
+        """Return the copies of a variable in pieces that have to be written when the user's was."""
+        graph, handles = self._session.graph, copies_of(self._item, variable)
+        if all(piece.name not in self._item.report.homes for piece in pieces_of(variable)):
+            return [Copy(graph, one, variable) for one in handles]
+        copies = [Copy(graph, one, variable) for one in handles if self._is_chief]
+        with suppress(KeyError):  # this process does not read it
+            copies.append(Copy(graph, tuple(map(proxy_of, handles[0])), variable))
+        return copies
+
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
         """Return a placeholder and the ops that write it."""
         raw, v1 = self._tf.raw_ops, self._tf.compat.v1
@@ -114,9 +126,7 @@ class SessionVariables:
             source = v1.placeholder(self._tf.as_dtype(variable.dtype))
             writes = []
             if variable.shards is not None:
-                writes += [
-                    Copy(self._session.graph, one, variable).write(source) for one in copies_of(self._item, variable)
-                ]
+                writes += [copy.write(source) for copy in self._copies(variable)]
                 return source, writes
             for handle in self._handles(variable):
                 with self._tf.device(handle.device):

@@ -169,6 +169,14 @@ def break_container(graph: Graph) -> None:
     graph.add("TensorArrayReadV3", [handle, size, flow], name="get", attrs={"dtype": FLOAT}, span=EACH)
 
 
+def break_array(graph: Graph) -> None:
+    size, x = graph.value("axis"), graph.value("x")
+    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=Span.EACH)
+    for name in ("put", "put_again"):
+        inputs = [array.output(0), size, x, array.output(1)]
+        graph.add("TensorArrayWriteV3", inputs, name=name, attrs={"T": FLOAT}, span=Span.EACH)
+
+
 def break_count(graph: Graph) -> None:
     graph.node("joined").set_attr("N", 3)
 
@@ -234,6 +242,7 @@ BREAKS: list[tuple[Callable[[Graph], None], str]] = [
     (break_all_without_list, "'first' takes all instances as input 0, where Neg has no list"),
     (break_all_on_two_inputs, "'pair' takes all instances as input 0, where AddV2 has no list"),
     (break_container, "'get' reads each what 'put' puts into a container once"),
+    (break_array, "'put' and 'put_again' write the same elements of a tensor array"),
     (break_count, "'joined' has 3 inputs; its op and attributes ask for 4"),
     (break_instances, "'x' has 3 values of 'shape' for 2 replicas"),
     (break_instances_of_once, "'axis' runs once, but its attribute 'value' differs between instances"),

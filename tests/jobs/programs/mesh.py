@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
@@ -33,6 +34,7 @@ class Model:
         data: the batch of a step, all of it.
         sharding: entries of the configuration, given the size of the model axis.
         specs: of the data, where a name in them is cut.
+        strategy: where whole variables live.
     """
 
     variables: Callable[[], Mapping[str, Any]]
@@ -40,6 +42,30 @@ class Model:
     data: Callable[[int], Sequence[Any]]
     sharding: Callable[[int], Any]
     specs: Sequence[Any] = ()
+    strategy: str = "AllReduce"
+
+
+def clipped(variables: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a step that clips gradients by the norm of all of them, and keeps the sums of their squares."""
+    w, v, squares = (variables[name] for name in ("w", "v", "squares"))
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(x @ w) @ v - y) ** 2)
+        (dw, dv), _ = tf.clip_by_global_norm(tape.gradient(loss, [w, v]), 0.5)
+        new = squares + dw * dw
+        w.assign_sub(0.1 * dw / tf.sqrt(new))
+        squares.assign(new)
+        v.assign_sub(0.1 * dv)
+        return loss
+
+    return step
+
+
+def clipped_variables() -> dict[str, Any]:
+    """Return variables of which one is a slot of another."""
+    made = variables_of({"w": (4, 6), "v": (6, 2)})
+    return {**made, "squares": tf.Variable(np.ones((4, 6)), trainable=False, name="squares")}
 
 
 MODELS = {
@@ -61,6 +87,13 @@ MODELS = {
         lambda _: blocks.examples(),
         lambda count: on_mesh(1, count, blocks.EXPERT_PARALLEL)["sharding"],
     ),
+    "slots": Model(
+        clipped_variables,
+        clipped,
+        lambda _: [np.random.default_rng(1).normal(size=(8, size)) for size in (4, 2)],
+        lambda count: [{"match": "w", "replicate": True}, {"match": "squares", "split": [1, count]}],
+        strategy="PS",
+    ),
     "images": Model(
         cut_images.variables,
         cut_images.step_of,
@@ -80,6 +113,8 @@ def trained(job: Job, model: Model) -> Results:
         mesh: dict[str, Any] = {"mesh": {"data": data, "model": parts, "stage": stages}}
         if stages > 1:
             mesh |= {"pipeline": {"stages": stages, "microbatches": 2}, "strategy": {"name": "Pipeline"}}
+        elif model.strategy != "AllReduce":
+            mesh["strategy"] = {"name": model.strategy}
         mesh["sharding"] = model.sharding(parts)
         config = {**job.config(), **mesh, "devices": [f"CPU:{i}" for i in range(each)], "timeout_seconds": 30}
         step = ar.distribute(model.step_of(variables), config, *model.specs)

@@ -158,6 +158,33 @@ def test_a_loop_of_tensorflow_1_reads_the_gathered_variable() -> None:
     assert report.ok, report
 
 
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("is_cut", [True, False], ids=["blocks", "contributions"])
+def test_a_tensor_array_of_tensorflow_1_holds_whole_values(mesh: str, is_cut: bool) -> None:
+    v1, graph, rng = tf.compat.v1, tf.Graph(), np.random.default_rng(0)
+    with graph.as_default():
+        v1.disable_control_flow_v2()
+        try:
+            x = v1.placeholder(tf.float64, [None, 4], name="x")
+            up, down = (
+                v1.get_variable(name, initializer=rng.normal(size=shape), use_resource=True)
+                for name, shape in (("up", (4, 6)), ("down", (6, 4)))
+            )
+            map_rows = lambda rows: tf.map_fn(lambda row: tf.sin(row) * 2.0, rows)  # noqa: E731
+            h = tf.tanh(x @ up)
+            h = map_rows(h) @ down if is_cut else map_rows(h @ down)
+            loss = tf.reduce_mean(h**2, name="loss")
+            v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+            init = v1.global_variables_initializer()
+        finally:
+            v1.enable_control_flow_v2()
+    item = ar.GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op=init.name)
+    sharding = [{"match": "up", "split": [1, 2]}, {"match": "down", "split": [2, 1]}]
+    report = ar.verify(item, {**MESHES[mesh], "sharding": sharding})
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
 @pytest.mark.parametrize("layer", ["LSTM", "GRU"])
 def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str) -> None:
     keras.utils.set_random_seed(0)
