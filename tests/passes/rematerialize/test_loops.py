@@ -167,7 +167,7 @@ def test_what_is_measured_falls_as_predicted() -> None:
 
 
 def test_the_certificate_finds_a_list_that_holds_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    def put(graph: Any, cell: Any, value: Any) -> None:
+    def put(cell: Any, value: Any) -> None:
         cell.kept[value].push.set_input(1, next(iter(cell.dropped)).value)
 
     monkeypatch.setattr(rematerialize, "_put_instead", put)
