@@ -3,7 +3,7 @@
 python -m tests.compat                    all of VERSIONS: installed, demo, tests, a job, files of the others
 python -m tests.compat --only 2.16 --parts demo job
 python -m tests.compat --only 2.21 --python python3.13 --parts install demo
-python -m tests.compat --table            writes the table of docs/versions.md from what was measured
+python -m tests.compat --table            writes what was measured into the table of docs/versions.md
 
 Each version has an environment below build/compat, which stays; results go into out/compat.json.
 """
@@ -60,21 +60,22 @@ class Version:
             subprocess.SubprocessError: it failed, or took too long.
         """
         environ = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-        with open(self.folder / "log.txt", "a", encoding="utf-8") as log:
+        said = self.folder / "said.txt"  # grows while it runs
+        with open(self.folder / "log.txt", "a", encoding="utf-8") as log, open(said, "w", encoding="utf-8") as out:
             done = subprocess.run(
                 [str(self.python), *command],
                 cwd=ROOT,
                 env=environ,
-                stdout=subprocess.PIPE,
+                stdout=out,
                 stderr=log,
                 text=True,
                 timeout=LIMIT,
                 check=False,
             )
-            log.write(done.stdout)
+        printed = said.read_text(encoding="utf-8")
         if check and done.returncode:
-            raise subprocess.SubprocessError("\n".join(done.stdout.splitlines()[-12:]))
-        return done.stdout
+            raise subprocess.SubprocessError("\n".join(printed.splitlines()[-12:]))
+        return printed
 
     def install(self) -> str:
         """Make the environment, without constraints; return the versions that pip has chosen."""
@@ -94,7 +95,7 @@ class Version:
         return re.search(r"test accuracy (\S+) on one device, (\S+) over", said).expand(r"\1, \2")  # type: ignore[union-attr]
 
     def tests(self) -> str:
-        """Run the tests; return how many passed."""
+        """Run the tests; return how many passed, and how many were skipped."""
         return self._passed("-n", "2", "-m", "not slow and not full", *(f"tests/{name}" for name in TESTS.split()))
 
     def job(self) -> str:
@@ -105,7 +106,7 @@ class Version:
         lines = self.run("-m", "pytest", "-q", *given, check=False).splitlines()  # it fails where a test is slow, too
         if not re.match(r"\d+ passed", lines[-1]):
             raise subprocess.SubprocessError("\n".join(line for line in lines[-20:] if not line.startswith("  ")))
-        return lines[-1]
+        return lines[-1].partition(" in ")[0]
 
     def files(self) -> str:
         """Verify what all versions wrote; return whose files were read."""
@@ -127,17 +128,25 @@ def measured(part: Callable[[], str]) -> dict[str, Any]:
     return {"ok": is_good, "said": said, "seconds": round(time.monotonic() - began)}
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return the results as a table of Markdown."""
+def table(results: dict[str, dict[str, Any]], page: str = "") -> str:
+    """Return the results as a table of Markdown.
+
+    Args:
+        results: of versions, for each of their parts.
+        page: a table of earlier results, which stay where there is none.
+    """
+    rows = [re.split(r" \| ", line.strip("| ")) for line in page.splitlines() if re.match(r"\| \d", line)]
+    earlier = {row[0]: dict(zip(PARTS, row[1:], strict=True)) for row in rows}
     lines = ["| TensorFlow | " + " | ".join(PARTS) + " |", "| --- |" + " --- |" * len(PARTS)]
-    for number in sorted(results):
-        cells = [_cell(results[number].get(part)) for part in PARTS]
+    for number in sorted({*results, *earlier}):
+        own, known = results.get(number, {}), earlier.get(number, {})
+        cells = [_cell(own[part]) if part in own else known.get(part, "not run") for part in PARTS]
         lines.append(f"| {number} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(one: dict[str, Any] | None) -> str:
-    return f"{one['said'] if one['ok'] else 'failed'} ({one['seconds']} s)" if one else "not run"
+def _cell(one: dict[str, Any]) -> str:
+    return f"{one['said'] if one['ok'] else 'failed'} ({one['seconds']} s)"
 
 
 def main() -> None:
@@ -152,8 +161,9 @@ def main() -> None:
     if given.table:
         page = PAGE.read_text(encoding="utf-8")
         begin, end = "<!-- compat -->\n", "\n<!-- end -->"
-        before, after = page.partition(begin)[0], page.partition(end)[2]
-        PAGE.write_text(before + begin + table(results) + end + after, encoding="utf-8")
+        before, _, rest = page.partition(begin)
+        shown, _, after = rest.partition(end)
+        PAGE.write_text(before + begin + table(results, shown) + end + after, encoding="utf-8")
         return
     for part in given.parts:
         for number in given.only:
