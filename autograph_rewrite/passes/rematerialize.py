@@ -391,7 +391,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Loop
         readers = [(one.value, use) for one in cell.dropped for use in one.taken.uses]
         known = {value: one.taken for value, one in cell.kept.items()}
         for value in [one for one in cell.kept if one in cell.moved]:
-            _put_instead(graph, cell, value)
+            _put_instead(cell, value)
         known |= {value: _enter(graph, node, cell, number) for value, node in cell.fixed.items()}
         copies = copy_nodes(graph, cell.nodes, f"{COPIES}/{number}", cell.triggers, known)
         for value, use in readers:
@@ -407,7 +407,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Loop
     )
 
 
-def _put_instead(graph: Graph, cell: LoopCell, value: Value) -> None:
+def _put_instead(cell: LoopCell, value: Value) -> None:
     """Let a list hold another value."""
     one = cell.kept[value]
     one.maker.set_input(0, Builder.at(one.maker, device=one.maker.device).const(-1, dtypes.INT32, "any_shape"))

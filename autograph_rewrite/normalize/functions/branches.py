@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName
@@ -35,24 +35,23 @@ def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
     # Everything in a branch depends on the selector. A loop constant is alive in the iteration that is not
     # taken, so it is tied to the iteration first.
     tie = [pivot] if pivot is not None and is_invariant(selector) else []
-    selector = ordered(state.graph, node, selector, (*node.controls, *tie))
+    selector = ordered(node, selector, (*node.controls, *tie))
     if has(node.op, "conditionals"):
-        predicates = [boolean(state.graph, node, selector)]
+        predicates = [boolean(node, selector)]
         functions = [node.attr("then_branch"), node.attr("else_branch")]
         parts = ["then", "else"]
     else:
         functions = list(node.attr("branches"))
-        predicates = [_equals(state.graph, node, selector, i) for i in range(len(functions) - 1)]
+        predicates = [_equals(node, selector, i) for i in range(len(functions) - 1)]
         parts = [f"branch_{i}" for i in range(len(functions))]
     bodies, pivots = _branches(state, node, predicates, functions, parts, arguments)
     _merge(state, node, bodies, pivots, predicates)
 
 
-def ordered(graph: Graph, node: Node, value: Value, controls: Sequence[Node]) -> Value:
+def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
     """Return `value`, but only after `controls`.
 
     Args:
-        graph: where to add a node.
         node: which is lowered; it names the new one.
         value: passed on.
         controls: what to wait for.
@@ -62,11 +61,10 @@ def ordered(graph: Graph, node: Node, value: Value, controls: Sequence[Node]) ->
     return Builder.at(node).op("Identity", value, what="start", controls=controls)
 
 
-def boolean(graph: Graph, node: Node, value: Value) -> Value:
+def boolean(node: Node, value: Value) -> Value:
     """Return the truth of a value, as If and While define it for other types than bool.
 
     Args:
-        graph: where to add a node.
         node: which is lowered; it names the new one.
         value: a condition of any type.
     """
@@ -75,13 +73,12 @@ def boolean(graph: Graph, node: Node, value: Value) -> Value:
     return Builder.at(node).op("ToBool", value, what="to_bool")
 
 
-def _equals(graph: Graph, node: Node, selector: Value, index: int) -> Value:
+def _equals(node: Node, selector: Value, index: int) -> Value:
     # Made from the selector itself, the constant is alive where the Case is: no pivot is needed.
     build = Builder.at(node)
     zero = build.node("ZerosLike", selector, what=f"zero_{index}")
     number = build.node("Const", what=f"index_{index}", controls=[zero], dtype=dtypes.INT32, value=np.int32(index))
-    equal = build.node("Equal", selector, number.output(), what=f"is_{index}")
-    return equal.output()
+    return build.op("Equal", selector, number.output(), what=f"is_{index}")
 
 
 def _branches(
@@ -94,15 +91,14 @@ def _branches(
 ) -> tuple[list[Body], list[Node]]:
     """Copy every branch behind its Switches; predicate i decides between branch i and the later ones."""
     build = Builder.at(node)
-    graph = state.graph
     bodies: list[Body] = []
     pivots: list[Node] = []
     remaining = list(arguments)
     gate: Value | None = None  # alive when no earlier branch was taken
     for i, predicate in enumerate(predicates):
-        decision = _switch(graph, node, f"switch_{i}", gate if gate is not None else predicate, predicate)
+        decision = _switch(node, f"switch_{i}", gate if gate is not None else predicate, predicate)
         pivot = build.node("Identity", decision.output(1), what=f"{parts[i]}_pivot")
-        switches = [_switch(graph, node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
+        switches = [_switch(node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
         taken = [switch.output(1) for switch in switches]
         bodies.append(state.body(node, functions[i], parts[i], taken, Entry(pivot=pivot)))
         pivots.append(pivot)
@@ -114,7 +110,7 @@ def _branches(
     return bodies, [*pivots, pivot]
 
 
-def _switch(graph: Graph, node: Node, name: str, value: Value, predicate: Value) -> Node:
+def _switch(node: Node, name: str, value: Value, predicate: Value) -> Node:
     return Builder.at(node).node("Switch", value, predicate, what=name, T=dtypes.base(value.dtype))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Function, Library
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, encode
 from autograph_rewrite.ir.types.opdefs import Arg
@@ -33,11 +33,10 @@ Attrs = dict[str, tuple[str, Any]]
 """Kinds and values of attributes."""
 
 
-def as_while(graph: Graph, library: Library, node: Node, pivot: Node | None) -> Node | None:
+def as_while(library: Library, node: Node, pivot: Node | None) -> Node | None:
     """Return a While that gives what a loop over a dataset gives, first; None where the functions are not known.
 
     Args:
-        graph: where it is added.
         library: gets the functions that it calls.
         pivot: node that is alive in each iteration of a loop around; None: there is none.
     """

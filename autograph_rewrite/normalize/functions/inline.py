@@ -103,7 +103,7 @@ def _lower(state: Lowering, node: Node, pivot: Node | None) -> None:
             hint="build the gradient with tf.gradients or tf.GradientTape",
         )
     if node.op == DATASET_LOOP:
-        loop = as_while(state.graph, state.library, node, pivot)
+        loop = as_while(state.library, node, pivot)
         if loop is not None:
             results = [loop.output(i) for i in range(len(node.output_dtypes))]
             state.finish(node, results, [loop], [loop])
@@ -159,7 +159,7 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
     """
     function = node.attr("f") if has(node.op, "calls") else FunctionName(node.op)
     if pivot is None and state.has_routing and node.inputs:
-        pivot = _pivot_of(state.graph, node)
+        pivot = _pivot_of(node)
     body = state.body(node, function, "", node.inputs, Entry(node.controls, pivot))
     results = [
         state.gated(node, i, state.tied(node, i, value, pivot), body.effects) for i, value in enumerate(body.returns)
@@ -167,7 +167,7 @@ def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
     state.finish(node, results, body.effects, body.effects or [value.node for value in results] or node.controls)
 
 
-def _pivot_of(graph: Graph, node: Node) -> Node:
+def _pivot_of(node: Node) -> Node:
     """Return a node that is alive exactly when a call of the original graph is, and in its frame."""
     value = next((value for value in node.inputs if not is_invariant(value)), node.inputs[0])
     return Builder.at(node).node("Identity", value, what="pivot")
@@ -203,7 +203,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     build = Builder.at(node)
-    graph, library = state.graph, state.library
+    library = state.library
     cond, body = node.attr("cond"), node.attr("body")
     fixed = _invariants(library.get(body.name), node) if body.name in library else set()
     enters = _enters(state, node, pivot, fixed)
@@ -218,7 +218,7 @@ def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
     current = {v.index: v.merge.output() for v in changing}
     iterate = changing[0].merge
     tested = state.body(node, cond, "cond", _arguments(enters, current), Entry(pivot=iterate))
-    predicate = boolean(graph, node, tested.returns[0])
+    predicate = boolean(node, tested.returns[0])
     decision = build.node("LoopCond", predicate, what="loop_cond", controls=tested.effects)
     exits, has_effects = _iterate(state, node, body, enters, changing, decision)
     left = [value.node for value in exits.values()]

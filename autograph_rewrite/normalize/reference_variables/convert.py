@@ -84,7 +84,7 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ())
     said = tuple(notes(raced))
     repeats = {node: [value.node for value in aliases.unchanged(node)] for node in variables}
     taken = {node.attr("shared_name", b"") for node in graph if node.op == "VarHandleOp"}
-    handles = {node: _handle(graph, node, taken) for node in variables}
+    handles = {node: _handle(node, taken) for node in variables}
     references = _trace(handles)
     updates = {
         value.node: _update_of(graph, value, anchored) for value, reference in references.items() if reference.after
@@ -105,7 +105,7 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ())
     )
 
 
-def _handle(graph: Graph, node: Node, taken: set[bytes]) -> Node:
+def _handle(node: Node, taken: set[bytes]) -> Node:
     shared = (node.attr("shared_name", b"") or node.name.encode()).decode()
     while shared.encode() in taken:  # references and resources have separate name spaces, resources share one
         shared += "_ref"

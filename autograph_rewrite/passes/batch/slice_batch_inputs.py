@@ -52,7 +52,7 @@ def slice_batch_inputs(graph: Graph, item: TrainingGraph, plan: Plan, task: int 
         info = inputs[given.name]
         value = graph.value(info.tensor)
         _require_alike(graph, value.node)
-        part = _Part(graph, value, given.axis, len(plan.processes), task)
+        part = _Part(value, given.axis, len(plan.processes), task)
         size = info.shape[given.axis] if info.shape is not None else None
         own = part.of_static(size) if size is not None else part.of_measured()
         record_shapes(own, [info.shape])  # as of an input that is fed, the shape of the whole
@@ -63,7 +63,7 @@ def slice_batch_inputs(graph: Graph, item: TrainingGraph, plan: Plan, task: int 
 class _Part:
     """Adds the nodes that cut one value; they run once in each process."""
 
-    def __init__(self, graph: Graph, value: Value, axis: int, processes: int, task: int) -> None:
+    def __init__(self, value: Value, axis: int, processes: int, task: int) -> None:
         self._value = value
         self._axis = axis
         self._processes = processes

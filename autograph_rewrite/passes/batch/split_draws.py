@@ -24,7 +24,7 @@ def split_draws(state: Propagation) -> Propagation:
     drawn = [node for node in state.order if _is_drawn_whole(state, node)]
     if not drawn:
         return state
-    cuts = [(node, _cut(state, node)) for node in drawn]
+    cuts = [(node, _cut(node)) for node in drawn]
     state = revise(state)
     if not (back := [(node, cut) for node, cut in cuts if _give_back(state, node, cut)]):
         return state
@@ -44,7 +44,7 @@ def _is_drawn_whole(state: Propagation, node: Node) -> bool:
     return shape.is_local and count == 1 and made.placement == REPLICATED
 
 
-def _cut(state: Propagation, node: Node) -> Node:
+def _cut(node: Node) -> Node:
     drawn, shape = node.output(), node.inputs[SHAPES[node.op]]
     cut = Builder.at(node).node("BroadcastTo", drawn, shape, what="rows")
     for reader, index in drawn.uses:

@@ -95,7 +95,7 @@ def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
 class _Normalisation:
     """What the forward and the gradient of a batch normalisation share."""
 
-    def __init__(self, graph: Graph, node: Node, in_loop: bool, scale: Value) -> None:
+    def __init__(self, node: Node, in_loop: bool, scale: Value) -> None:
         self.build = pieces_of(node, in_loop)
         layout = node.attr("data_format").decode()
         channels_first = layout.startswith("NC")
@@ -129,7 +129,7 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     x, scale, offset, old_mean, old_variance = node.inputs
-    norm = _Normalisation(graph, node, in_loop, scale)
+    norm = _Normalisation(node, in_loop, scale)
     build, dtype = norm.build, norm.dtype
     wide = build.cast(x, dtype, "widen")
     mean = build.op("Mean", wide, norm.reduced, what="mean", keep_dims=False)
@@ -162,7 +162,7 @@ def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
     replace_outputs(graph, node, results)
 
 
-def check_size(graph: Graph, node: Node, in_loop: bool, dim: int, size: Dim) -> None:
+def check_size(node: Node, in_loop: bool, dim: int, size: Dim) -> None:
     """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
 
     Args:
@@ -203,7 +203,7 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
         in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     dy, x, scale, mean, variance, *_ = node.inputs
-    norm = _Normalisation(graph, node, in_loop, scale)
+    norm = _Normalisation(node, in_loop, scale)
     build, dtype = norm.build, norm.dtype
     wide_x, wide_dy = build.cast(x, dtype, "widen_x"), build.cast(dy, dtype, "widen_dy")
     inverse = norm.inverse_deviation(variance)
@@ -252,7 +252,7 @@ def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
     replace_outputs(graph, node, {0: build.op("BroadcastTo", moved, shape, what="cut")})
 
 
-def forget_rows(graph: Graph, node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
+def forget_rows(node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
     """Let BroadcastGradientArgs see zero rows instead of a batch.
 
     It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
@@ -320,13 +320,13 @@ def decompose(
             continue
         if node.op == "EnsureShape":
             fact = facts[node.inputs[0]]
-            check_size(graph, node, node in looped, fact.placement.dim, to_global(fact.split_size, blocks.batch))
+            check_size(node, node in looped, fact.placement.dim, to_global(fact.split_size, blocks.batch))
             continue
         if blocks.have_own_statistics and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
-            _keep_block_statistics(graph, node, blocks.instances, node in looped)
+            _keep_block_statistics(node, blocks.instances, node in looped)
             continue
         if node.op == "BroadcastGradientArgs":
-            forget_rows(graph, node, node in looped, facts)
+            forget_rows(node, node in looped, facts)
             continue
         rewrite = DECOMPOSITIONS.get(node.op)
         if rewrite is None:
@@ -339,7 +339,7 @@ def _normalised(node: Node) -> Value:
     return node.inputs[1 if node.op.startswith("FusedBatchNormGrad") else 0]
 
 
-def _keep_block_statistics(graph: Graph, node: Node, replicas: int, in_loop: bool) -> None:
+def _keep_block_statistics(node: Node, replicas: int, in_loop: bool) -> None:
     """Mark a batch normalisation as local, and average its statistics for moving averages."""
     node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
     if node.op.startswith("FusedBatchNormGrad"):

@@ -59,7 +59,7 @@ def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
     for node in marked:
         node.set_raw_attr(OF_BLOCK, encode("string", OWN))
     for division in [division for norm in found for division in norm.divisions]:
-        _divide_by_own_size(state, division)
+        _divide_by_own_size(division)
     for node in sorted(forward, key=lambda node: node.name):
         _leave(state, node, marked, AVERAGE, instances)
     for node in sorted(backward, key=lambda node: node.name):
@@ -110,7 +110,7 @@ def _require_apart(state: Propagation) -> None:
             )
 
 
-def _divide_by_own_size(state: Propagation, division: Node) -> None:
+def _divide_by_own_size(division: Node) -> None:
     size = division.inputs[1].node
     mark = {OF_BLOCK: encode("string", OWN)}
     own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=mark, DstT=size.output_dtypes[0])
@@ -125,7 +125,7 @@ def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instanc
         anchored = [name for name, anchor in graph.anchors.items() if anchor is value]
         if not others and not anchored:
             continue
-        exit_ = _exit(state, value, kind, instances)
+        exit_ = _exit(value, kind, instances)
         exit_.set_raw_attr(OF_BLOCK, encode("string", kind))
         readers = {use.node for use in value.uses}
         value.replace_all_uses_with(exit_.output(), keep={exit_, *(readers - set(others))})
@@ -135,7 +135,7 @@ def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instanc
             take_name(graph, exit_, name)
 
 
-def _exit(state: Propagation, value: Value, kind: str, instances: int) -> Node:
+def _exit(value: Value, kind: str, instances: int) -> Node:
     build = Builder.at(value.node)
     if kind == SUM:
         return build.node("Identity", value, what="contribution")
@@ -171,7 +171,7 @@ def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
         # Gradients come in the opposite order: that of a later layer goes into that of an earlier one.
         owners = group[::-1] if len(fitting) == len(group) else group[:1] * len(fitting)
         for mean, (tile, divisions) in zip(owners, fitting, strict=True):
-            _restate(state, mean, tile, divisions)
+            _restate(mean, tile, divisions)
             done += 1
     return done
 
@@ -200,7 +200,7 @@ def _divisions(state: Propagation, tile: Node, whole: list[int], count: int) -> 
     return [use.node for use in users] if users and fits else []
 
 
-def _restate(state: Propagation, mean: Node, tile: Node, divisions: list[Node]) -> None:
+def _restate(mean: Node, tile: Node, divisions: list[Node]) -> None:
     x, add = mean.inputs[0], Builder.at(tile).op
 
     def const(content: object, what: str) -> Value:

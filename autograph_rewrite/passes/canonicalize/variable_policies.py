@@ -39,6 +39,7 @@ from autograph_rewrite.passes.canonicalize.varying_values import (
     is_of_batch,
     once_for_each_replica,
     only_where,
+    share_of,
 )
 from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.plan import Plan
@@ -288,16 +289,12 @@ class _Policies:
         value = once_for_each_replica(self._state, value, plan)
         if kind == "mean":
             count = plan.instances if of_batch else plan.replicas
-            exit_, mark = self._share(value, count, name), MEAN if of_batch else TOTAL
+            exit_, mark = share_of(value, count, name), MEAN if of_batch else TOTAL
         else:
-            value = value if kind == "sum" else only_where(graph, value, IS_FIRST)
+            value = value if kind == "sum" else only_where(value, IS_FIRST)
             exit_, mark = Builder(graph, name, update).node("Identity", value), SUM if of_batch else TOTAL
         exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
         return exit_.output()
-
-    def _share(self, value: Value, count: int, name: str) -> Node:
-        build = Builder(self._graph, name, value.node)
-        return build.node("Mul", value, build.const(1 / count, value.dtype, "share"))
 
 
 def _is_access(node: Node) -> bool:

@@ -140,10 +140,10 @@ def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value
     """
     if plan.microbatches == 1 or is_of_batch(state, value):
         return value
-    return only_where(state.graph, value, IS_FIRST_PART)
+    return only_where(value, IS_FIRST_PART)
 
 
-def only_where(graph: Graph, value: Value, which: str) -> Value:
+def only_where(value: Value, which: str) -> Value:
     """Return a value in the instances that are meant, and zeros in the others.
 
     Args:
@@ -154,6 +154,12 @@ def only_where(graph: Graph, value: Value, which: str) -> Value:
     mine = build.op("Identity", build.const(True, what="of_one"), marks={VARYING: encode("string", which)})
     zeros = build.op("ZerosLike", value, what="zeros")
     return build.op("SelectV2", mine, value, zeros, what="or_zeros")
+
+
+def share_of(value: Value, count: int, name: str) -> Node:
+    """Add what one of so many contributes to the mean of a value that each has for itself; `name` is the new node's."""
+    build = Builder(value.node.graph, name, value.node)
+    return build.node("Mul", value, build.const(1 / count, value.dtype, "share"))
 
 
 def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:

@@ -95,11 +95,10 @@ def _selects(node: Node) -> bool:
     return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
 
 
-def update_by_rows(graph: Graph, node: Node, place: Callable[[Node, Node], None]) -> None:
+def update_by_rows(node: Node, place: Callable[[Node, Node], None]) -> None:
     """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all.
 
     Args:
-        graph: the folded graph.
         place: puts a new node where the update is.
     """
     rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
@@ -156,7 +155,7 @@ def _update_rows(rewrite: Rewrite) -> None:
 
     nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
     for node in row_updates(rewrite.graph, layout, nbytes):
-        update_by_rows(rewrite.graph, node, stay)
+        update_by_rows(node, stay)
     rewrite.put(replace(layout, stages=stages))
 
 

@@ -30,7 +30,8 @@ from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.ir.variable_ops import handle_uses, updates
 from autograph_rewrite.ops.rules.base import OF_BLOCK, TOTAL
 from autograph_rewrite.ops.traits import READS
-from autograph_rewrite.passes.local_sgd.own_steps import OWN_NODE, share_of
+from autograph_rewrite.passes.canonicalize.varying_values import share_of
+from autograph_rewrite.passes.local_sgd.own_steps import OWN_NODE
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.training_graph import Variable
 
@@ -131,7 +132,7 @@ class _Group:
             if step is not None:
                 mark = {OF_BLOCK: OWN_NODE}
                 value = build.node("Switch", value, step.due, what="if_due", marks=mark).output(1)
-            share = share_of(graph, value, replicas, f"{SCOPE}/{name}/mean")
+            share = share_of(value, replicas, f"{SCOPE}/{name}/mean")
             share.set_raw_attr(OF_BLOCK, encode("string", TOTAL))
             inputs = handle.output(), share.output()
             writes.append(build.node("AssignVariableOp", *inputs, what="average", dtype=value.dtype))

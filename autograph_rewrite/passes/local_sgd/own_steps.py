@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
@@ -25,6 +25,7 @@ from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handl
 from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
 from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
+from autograph_rewrite.passes.canonicalize.varying_values import share_of
 from autograph_rewrite.training_graph import Variable
 
 OWN_NODE = encode("string", OF_ONE)
@@ -62,7 +63,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
             "with local_sgd each replica needs those of its own part",
             hint=f"leave the first dimension of the inputs open (None), {EXACT}",
         )
-    parts = tuple(_part(state.graph, value) for value in state.whole_inputs)
+    parts = tuple(_part(value) for value in state.whole_inputs)
     sources = [*parts, *(node for node in state.order if VARYING in node.attrs)]
     handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
     nodes, trained = _reached(sources, handles)
@@ -73,7 +74,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
     return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
 
 
-def _part(graph: Graph, value: Value) -> Node:
+def _part(value: Value) -> Node:
     part = Builder.at(value.node).node("Identity", value, what="own")
     value.replace_all_uses_with(part.output(), keep={part})
     return part
@@ -139,7 +140,7 @@ def _exit(state: Propagation, value: Value, replicas: int) -> Value:
     if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
         exit_, mark = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
     elif dtypes.base(value.dtype) in dtypes.INEXACT:
-        exit_, mark = share_of(graph, value, replicas, f"{node.name}/merged"), TOTAL
+        exit_, mark = share_of(value, replicas, f"{node.name}/merged"), TOTAL
     elif fact.is_local:
         exit_, mark = Builder.at(node).node("Identity", value, what="merged"), TOTAL
     else:
@@ -155,18 +156,6 @@ def _exit(state: Propagation, value: Value, replicas: int) -> Value:
         take_name(graph, node, graph.unique_name(f"{name}/of_replica"))
         take_name(graph, exit_, name)
     return exit_.output()
-
-
-def share_of(graph: Graph, value: Value, replicas: int, name: str) -> Node:
-    """Add what a replica contributes to the mean of a value over all replicas.
-
-    Args:
-        value: of each replica's own.
-        replicas: how many there are.
-        name: of the new node.
-    """
-    build = Builder(graph, name, value.node)
-    return build.node("Mul", value, build.const(1 / replicas, value.dtype, "share"))
 
 
 def _is_mean(state: Propagation, value: Value) -> bool:

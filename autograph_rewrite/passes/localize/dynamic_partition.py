@@ -39,7 +39,7 @@ def mark_dynamic_partitions(graph: Graph) -> None:
         if node in looped or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
             continue
         if has(node.op, "crosses"):
-            _mark_cross(graph, node)
+            _mark_cross(node)
         else:
             _mark_split(graph, node, anchored)
 
@@ -53,7 +53,7 @@ def _mark(nodes: Iterable[Node]) -> None:
         node.set_raw_attr(ROWS_APART, encode("bool", True))
 
 
-def _mark_cross(graph: Graph, node: Node) -> None:
+def _mark_cross(node: Node) -> None:
     """A cross of dense columns has as many features in each row as there are combinations."""
     parameters = {"SparseCrossV2": 1, "SparseCrossHashed": 3}.get(node.op, 0)
     columns = node.inputs[: len(node.inputs) - parameters]
@@ -69,9 +69,8 @@ def _mark_cross(graph: Graph, node: Node) -> None:
     if any(list(end.inputs[:3]) != outputs for end in ends):
         return
     for end in ends:
-        shape = _add(
-            graph, end, "Pack", "shape", _rows(graph, end, columns[0]), _const(graph, end, _product(widths)), N=2
-        )
+        rows, width = _rows(end, columns[0]), Builder.at(end).const(_product(widths), dtypes.INT64, "size")
+        shape = Builder.at(end).op("Pack", rows, width, what="shape", N=2)
         end.set_input(1, shape)
     _mark((node, *ends))
 
@@ -98,7 +97,7 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
     if any(use.node not in ends for reader in counts for use in reader.output().uses):
         return
     for end in ends:
-        end.set_input(3, _rows(graph, end, node.inputs[0]))
+        end.set_input(3, _rows(end, node.inputs[0]))
     for reader in counts:
         if not reader.control_users:
             graph.erase(reader)
@@ -170,16 +169,9 @@ def _shape(value: Value) -> Any:
     return stated[value.index] if stated is not None and value.index < len(stated) else None
 
 
-def _rows(graph: Graph, end: Node, source: Value) -> Value:
+def _rows(end: Node, source: Value) -> Value:
     """Return how many rows a value has, as an int64."""
-    shape = _add(graph, end, "Shape", "rows_of", source, out_type=dtypes.INT64)
-    limits = [_const(graph, end, [at], np.int32) for at in (0, 1, 1)]
-    return _add(graph, end, "StridedSlice", "rows", shape, *limits, shrink_axis_mask=1)
-
-
-def _add(graph: Graph, origin: Node, op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-    return Builder.at(origin).op(op, *inputs, what=what, **attrs)
-
-
-def _const(graph: Graph, origin: Node, content: Any, dtype: Any = np.int64) -> Value:
-    return Builder.at(origin).const(np.asarray(content, dtype), what="size")
+    build = Builder.at(end)
+    shape = build.op("Shape", source, what="rows_of", out_type=dtypes.INT64)
+    limits = [build.const([at], dtypes.INT32, "size") for at in (0, 1, 1)]
+    return build.op("StridedSlice", shape, *limits, what="rows", shrink_axis_mask=1)

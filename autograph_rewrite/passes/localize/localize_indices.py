@@ -68,7 +68,7 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
             continue
         node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
         if has(node.op, "adds_rows"):
-            node.set_input(2, _rows_of_block(graph, node, made[numbers.sum.output()]))
+            node.set_input(2, _rows_of_block(node, made[numbers.sum.output()]))
         _mark(node)
         found += 1
     return revise(state) if found else state
@@ -172,7 +172,7 @@ def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, 
     if value in made:
         return made[value]
     if value.node is numbers.sum:
-        made[value] = _counted(graph, state, numbers)
+        made[value] = _counted(state, numbers)
         return made[value]
     node = value.node
     inner = _of_block(graph, state, node.inputs[0], numbers, made)
@@ -184,7 +184,7 @@ def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, 
     return made[value]
 
 
-def _rows_of_block(graph: Graph, node: Node, own: Value) -> Value:
+def _rows_of_block(node: Node, own: Value) -> Value:
     """Return how many rows a block has: of each example of its numbers; as a vector where that is a shape."""
     begins = own.node.inputs[1].node.inputs[0].node  # of each example: the number times the rows of one
     numbered, rows = begins.inputs
@@ -194,39 +194,33 @@ def _rows_of_block(graph: Graph, node: Node, own: Value) -> Value:
     return build.op("Pack", count, what="rows_of_block_as_shape", N=1, axis=0) if node.op == "ScatterNd" else count
 
 
-def _counted(graph: Graph, state: Propagation, numbers: Numbers) -> Value:
+def _counted(state: Propagation, numbers: Numbers) -> Value:
     """Return positions, checked, and the rows before their example in the block, added up."""
     positions, origin, dtype = numbers.positions, numbers.sum, numbers.positions.dtype
     kind, build = dtypes.numpy_dtype(dtype), Builder.at(origin)
-
-    def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-        return build.op(op, *inputs, what=what, **attrs)
 
     def const(content: Any, what: str, of: Any = kind) -> Value:
         return build.const(np.asarray(content, of), what=what)
 
     stride = numbers.stride
     rows = const(numbers.rows, "rows") if stride is None else stride
-    if rows.dtype != dtype:
-        rows = add("Cast", "rows_as_numbers", rows, DstT=dtype)
-    inside = add(
-        "LogicalAnd",
-        "inside",
-        add("GreaterEqual", "not_before", positions, const(0, "first")),
-        add("Less", "not_behind", positions, rows),
-    )
-    fault = add("SelectV2", "fault", inside, const(0, "fine", np.float32), const(np.nan, "outside", np.float32))
-    checked = add("CheckNumerics", "checked", fault, message=OUTSIDE.encode())
-    nothing = add("Cast", "nothing", checked, DstT=dtype)
-    shape = add("Shape", "shape", positions, out_type=dtype)
+    rows = build.cast(rows, dtype, "rows_as_numbers")
+    not_before = build.op("GreaterEqual", positions, const(0, "first"), what="not_before")
+    not_behind = build.op("Less", positions, rows, what="not_behind")
+    inside = build.op("LogicalAnd", not_before, not_behind, what="inside")
+    numbers_of_fault = const(0, "fine", np.float32), const(np.nan, "outside", np.float32)
+    fault = build.op("SelectV2", inside, *numbers_of_fault, what="fault")
+    checked = build.op("CheckNumerics", fault, what="checked", message=OUTSIDE.encode())
+    nothing = build.op("Cast", checked, what="nothing", DstT=dtype)
+    shape = build.op("Shape", positions, what="shape", out_type=dtype)
     ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
-    count = add("StridedSlice", "examples", shape, *ends, shrink_axis_mask=1)
+    count = build.op("StridedSlice", shape, *ends, what="examples", shrink_axis_mask=1)
     numbered = build.node("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
     _mark(numbered)
-    begins = add("Mul", "begins", numbered.output(), rows)
+    begins = build.op("Mul", numbered.output(), rows, what="begins")
     rank = state.facts[positions].rank or 1
-    column = add("Reshape", "column", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32))
-    return add("AddV2", "own", add("AddV2", "own_positions", positions, nothing), column)
+    column = build.op("Reshape", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32), what="column")
+    return build.op("AddV2", build.op("AddV2", positions, nothing, what="own_positions"), column, what="own")
 
 
 def _run(rewrite: Rewrite) -> None:

@@ -174,7 +174,7 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
             whole = _whole(graph, node.inputs[0], slices, made)
         except PassError:
             continue  # whoever needs it in a micro-batch is refused by name
-        _stand_for(node, _as_only_row(graph, node, whole) if node.op == "Pack" else whole)
+        _stand_for(node, _as_only_row(node, whole) if node.op == "Pack" else whole)
 
 
 def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
@@ -193,7 +193,7 @@ def _stand_for(node: Node, value: Value) -> None:
         user.add_control(value.node)
 
 
-def _as_only_row(graph: Graph, node: Node, whole: Value) -> Value:
+def _as_only_row(node: Node, whole: Value) -> Value:
     """Return what a fold over the parts' rows gives back: there is one part."""
     return Builder.at(node).op("Pack", whole, what="whole", N=1, axis=0)
 

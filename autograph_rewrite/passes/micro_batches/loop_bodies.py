@@ -105,7 +105,7 @@ class LoopBodies:
             PassError: it is in a branch.
         """
         _require_certain(node, node, node in unconditional)
-        table, own = _table_of(self._graph, node, mesh), self.of.pop(node)
+        table, own = _table_of(node, mesh), self.of.pop(node)
         entries: dict[Cluster, Value] = {}
         for reader, index in node.output().uses:
             cluster = self.of.get(reader, own)
@@ -262,7 +262,7 @@ def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
         raise PassError(problem, node=node, hint=UNROLL)
 
 
-def _table_of(graph: Graph, node: Node, mesh: Mesh) -> Value:
+def _table_of(node: Node, mesh: Mesh) -> Value:
     """Return, as a table of each replica, a constant that differs between micro-batches: [micro, ...]."""
     raw = node.attrs["value"]
     assert isinstance(raw, PerInstance)

@@ -117,7 +117,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
         in_branches = any(control not in unconditional for control in awaited)
         readers = users(node) if in_branches else (node,)
         if new:
-            done = node if in_branches else _gathered(rewrite, node, awaited)
+            done = node if in_branches else _gathered(node, awaited)
             made |= {key: (_copied(rewrite, item.variables[key[0]], proxies[key[0]], done), mask) for key in new}
         for key in changed:
             for reader in readers:
@@ -134,7 +134,7 @@ def _awaited(rewrite: Rewrite, node: Node) -> list[Node]:
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
 
 
-def _gathered(rewrite: Rewrite, node: Node, awaited: Sequence[Node]) -> Node:
+def _gathered(node: Node, awaited: Sequence[Node]) -> Node:
     """Return one node that waits for what `node` waits for, in its place."""
     done = Builder.at(node).node("NoOp", what="written", controls=awaited)
     for control in awaited:
