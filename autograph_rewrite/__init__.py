@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.load.replica_marks import all_gather, all_reduce, num_replicas, replica_id
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
-    from autograph_rewrite.runtime.checkpoints.manager import CheckpointManager
+    from autograph_rewrite.runtime.checkpoints import CheckpointManager
     from autograph_rewrite.runtime.keras.profile_callback import ProfileCallback
     from autograph_rewrite.runtime.profile import profile
     from autograph_rewrite.views import bisect, explain, reduce, report, simulate, verify
@@ -105,7 +105,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CheckpointManager": "runtime.checkpoints.manager",
+    "CheckpointManager": "runtime.checkpoints",
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",

@@ -144,8 +144,8 @@ def join(config: ConfigLike | None = None) -> None:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
+    from autograph_rewrite.runtime.job.parameter_server import serve_if_server
     from autograph_rewrite.runtime.job.tf_server import join as run
-    from autograph_rewrite.runtime.servers.serve import serve_if_server
 
     given, member = in_job(chosen_config(config))
     serve_if_server(member, given.timeout_seconds)
@@ -176,7 +176,7 @@ def shard_dataset(
         GraphError: the dataset is not batched, or cannot be split by its files.
         ClusterError: the workers give different datasets, or somebody is missing.
     """
-    from autograph_rewrite.runtime.data.shard_dataset import shard_dataset as run
+    from autograph_rewrite.runtime.data import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
 
@@ -190,7 +190,7 @@ def on_resize(function: Callable[[int], None]) -> None:
     Args:
         function: called at once with the number of steps that are done, if there are any: the loop has to begin there.
     """
-    from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+    from autograph_rewrite.runtime.job.own_loop import OwnLoop
 
     _require_callable(function, "on_resize")
     loop = OwnLoop.here()
@@ -210,7 +210,7 @@ def on_preemption(function: Callable[[], Any]) -> None:
         function: called without arguments in the main thread, as `lambda: manager.save(step)`. A text that it returns
             is what the process says that it has saved.
     """
-    from autograph_rewrite.runtime.preemption.stop import Stop
+    from autograph_rewrite.runtime.job.stop import Stop
 
     _require_callable(function, "on_preemption")
     Stop.here().add(function)
@@ -242,7 +242,7 @@ def distribute_datasets_from_function(
         GraphError: the function returns no dataset, or one without batches.
         ClusterError: workers have different numbers of replicas, or somebody is missing.
     """
-    from autograph_rewrite.runtime.data.from_function import distribute_datasets_from_function as run
+    from autograph_rewrite.runtime.data import distribute_datasets_from_function as run
 
     return run(dataset_fn, options, config=config)
 

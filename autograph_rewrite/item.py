@@ -48,7 +48,7 @@ class GraphItem(NotebookView, TrainingGraph):
         Args:
             target: a server of the caller's own (grpc://host:port) whose cluster has the devices, as those of stages.
         """
-        from autograph_rewrite.runtime.session.open_session import open_session
+        from autograph_rewrite.runtime.engine.session import open_session
 
         return open_session(self, target=target)
 

@@ -26,13 +26,13 @@ from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 if TYPE_CHECKING:
+    from autograph_rewrite.check.bisect import Bisection
+    from autograph_rewrite.check.reduce import Reduction
+    from autograph_rewrite.check.report import VerifyReport
     from autograph_rewrite.cost.hardware.machine import Machine
     from autograph_rewrite.cost.simulate import SimulatedStep
     from autograph_rewrite.cost.tasks.result import Simulation
     from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.runtime.bisect.bisection import Bisection
-    from autograph_rewrite.runtime.reduce.reduce import Reduction
-    from autograph_rewrite.runtime.verify.report import VerifyReport
 
 VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
@@ -120,7 +120,7 @@ def verify(
     Raises:
         RewriteError: it cannot be rewritten, or the original cannot be trained on these feeds.
     """
-    from autograph_rewrite.runtime.verify.verify import verify as run
+    from autograph_rewrite.check.verify import verify as run
 
     options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
     return run(*_compared(item, config, specs), **options)
@@ -159,7 +159,7 @@ def bisect(
     Raises:
         RewriteError: as for `verify`.
     """
-    from autograph_rewrite.runtime.bisect.bisect import bisect as run
+    from autograph_rewrite.check.bisect import bisect as run
 
     options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
     return run(*_compared(item, config, specs), **options, observers=observers)
@@ -195,8 +195,8 @@ def reduce(
         ConfigError: a plan is given.
         RewriteError: as for `rewrite`.
     """
-    from autograph_rewrite.runtime.reduce.reduce import Reduction
-    from autograph_rewrite.runtime.reduce.reduce import reduce as run
+    from autograph_rewrite.check.reduce import Reduction
+    from autograph_rewrite.check.reduce import reduce as run
 
     given = chosen(config)
     if isinstance(given, Plan):

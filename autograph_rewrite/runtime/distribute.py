@@ -19,10 +19,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices, run_devices
 from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.resolve import coverage
-from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory, require_alike
-from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
-from autograph_rewrite.runtime.elastic.own_loop import keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.session_step import (
     stand_alone,
@@ -30,12 +26,14 @@ from autograph_rewrite.runtime.function.session_step import (
     without_servers,
     without_shards,
 )
+from autograph_rewrite.runtime.job.job_memory import JobMemory, require_alike
 from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_devices
+from autograph_rewrite.runtime.job.own_loop import FunctionSteps, keep_steps, kept_loop
+from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
+from autograph_rewrite.runtime.keras.elastic_fit import make_elastic, seed
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
-from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible, saved_at_the_end
-from autograph_rewrite.runtime.servers.serve import serve_if_server
+from autograph_rewrite.runtime.keras.preempted_fit import make_preemptible, saved_at_the_end
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
@@ -94,8 +92,7 @@ def _described(target: Any) -> str:
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
     """Return the model, whose `fit` survives the loss of workers in an elastic job."""
-    from autograph_rewrite.runtime.keras.average_variables import average_in_fit
-    from autograph_rewrite.runtime.keras.model import distribute_keras
+    from autograph_rewrite.runtime.keras.model import average_in_fit, distribute_keras
 
     memory = JobMemory.here()
     if memory is not None:

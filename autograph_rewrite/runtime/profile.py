@@ -10,10 +10,10 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.load.signature.keras_library import is_model
+from autograph_rewrite.runtime.engine.recording import Observed, Recording
+from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.keras.model import functions_of
-from autograph_rewrite.runtime.session.session import DistributedSession
-from autograph_rewrite.runtime.tracing.recording import Observed, Recording
 from autograph_rewrite.training_graph import TrainingGraph
 
 WARM_UP = 2

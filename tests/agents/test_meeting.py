@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from autograph_rewrite.runtime.elastic.job_memory import OwnedMemory
+from autograph_rewrite.runtime.job.job_memory import OwnedMemory
 from autograph_rewrite.tools.launcher.agents import meeting
 from autograph_rewrite.tools.launcher.agents.meeting import Meeting
 from autograph_rewrite.tools.launcher.agents.state import State, Way

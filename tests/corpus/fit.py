@@ -74,8 +74,7 @@ def compared(expected: Trained, found: Trained, nudged: Trained, rtol: float) ->
         nudged: of one that began with variables that differ in the last bit.
         rtol: the tolerance.
     """
-    from autograph_rewrite.runtime.verify.error_norm import deviation
-    from autograph_rewrite.runtime.verify.report import NOISE_FACTOR
+    from autograph_rewrite.check.report import NOISE_FACTOR, deviation
 
     if set(expected) != set(found):
         return {"outcome": "wrong", "reason": f"these are not there in both: {sorted(set(expected) ^ set(found))[:4]}"}

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.report import Row, rows_of
+from autograph_rewrite.check.verify import pin
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.lowerings import Operation
-from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.verify.prepare import pin
-from autograph_rewrite.runtime.verify.report import Row, rows_of
+from autograph_rewrite.runtime.function.session_step import unbind
 from tests.corpus import fit, training
 from tests.corpus.configurations import Configuration
 from tests.corpus.program import Built, Program

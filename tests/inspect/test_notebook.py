@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.bisect import Bisection
+from autograph_rewrite.check.reduce import Reduction
+from autograph_rewrite.check.report import Row, VerifyReport
 from autograph_rewrite.notebook import MOST, NotebookView, table
-from autograph_rewrite.runtime.bisect.bisection import Bisection
-from autograph_rewrite.runtime.reduce.reduce import Reduction
-from autograph_rewrite.runtime.verify.report import Row, VerifyReport
 from tests.support.small_items import regression
 
 HOSTILE = "<script>alert(1)</script>&\"'"

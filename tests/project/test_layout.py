@@ -31,7 +31,7 @@ LAYERS = (
     {"passes", "strategies", "configs"},
     {"compile"},
     {"cost"},
-    {"runtime", "inspect"},
+    {"runtime", "inspect", "check"},
     {"api", "views", "item"},
     {"tools"},
 )

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import tf_private
-from autograph_rewrite.runtime.failures.watchdog import Watchdog
-from autograph_rewrite.runtime.native import call_by_name, function_def
-from autograph_rewrite.runtime.native.function_def import FunctionSignature
+from autograph_rewrite.runtime.engine import call_by_name, function_def
+from autograph_rewrite.runtime.engine.function_def import FunctionSignature
+from autograph_rewrite.runtime.job.watchdog import Watchdog
 from tests.support.linear_step import Linear, assert_same_state, batch, config
 
 

@@ -11,14 +11,13 @@ import pytest
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.runtime.consensus import coordinator as coordinators
-from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
-from autograph_rewrite.runtime.consensus.divergence import Account
-from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
-from autograph_rewrite.runtime.failures import liveness
-from autograph_rewrite.runtime.failures import watchdog as watchdogs
-from autograph_rewrite.runtime.failures.liveness import PeerMonitor
-from autograph_rewrite.runtime.failures.watchdog import Watchdog
+from autograph_rewrite.runtime.job import coordinator as coordinators
+from autograph_rewrite.runtime.job import liveness
+from autograph_rewrite.runtime.job import watchdog as watchdogs
+from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
+from autograph_rewrite.runtime.job.digests import Account
+from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.runtime.job.watchdog import Watchdog
 
 MEMBER = Membership(("127.0.0.1:2001", "127.0.0.1:2002"), (), "worker", 0)
 OTHER = "worker 1 (127.0.0.1:2002)"

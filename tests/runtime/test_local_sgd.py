@@ -399,7 +399,7 @@ def test_bytes_and_seconds_are_those_of_a_step_on_the_average_and_averages_share
 
 
 def test_an_elastic_job_does_not_train_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+    from autograph_rewrite.runtime.job.job_memory import JobMemory
 
     for name, value in JobMemory(tmp_path, 0, 0).environment.items():
         monkeypatch.setenv(name, value)

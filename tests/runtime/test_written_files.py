@@ -11,9 +11,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.runtime.consensus import flags
-from autograph_rewrite.runtime.failures import failure_messages, liveness
-from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job import channel, liveness, tf_server
 from autograph_rewrite.runtime.keras import multi_worker
 from autograph_rewrite.runtime.keras.multi_worker import WrittenFiles
 
@@ -34,7 +32,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(multi_worker, "_ASK", 0.1)
     monkeypatch.setattr(liveness.PeerMonitor, "lost", lambda _: names)
-    monkeypatch.setattr(failure_messages.liveness, "silent", lambda *_: names)
+    monkeypatch.setattr(liveness.liveness, "silent", lambda *_: names)
     return names
 
 
@@ -57,8 +55,8 @@ def pair(monkeypatch: pytest.MonkeyPatch, batch: list[int], lost: list[str]) -> 
         assert list(tasks) == [1]
         texts.append(text)
 
-    monkeypatch.setattr(flags, "Flags", Here)
-    monkeypatch.setattr(flags, "put", put)
+    monkeypatch.setattr(channel, "Flags", Here)
+    monkeypatch.setattr(channel, "put", put)
     monkeypatch.setattr(liveness, "ask", lambda addresses, *_: dict.fromkeys(addresses, "OK"))
     monkeypatch.setattr(tf_server, "next_channel", lambda: 1)
     members = [Membership(WORKERS, (), "worker", task) for task in range(2)]

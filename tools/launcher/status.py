@@ -2,7 +2,7 @@
 
     /run/user/1000/autograph-rewrite/4711/     of the launcher with this process id
       job.json                                 what it runs, since when
-      worker-0/4715-1.json                     `runtime.progress.report`, written every second
+      worker-0/4715-1.json                     `runtime.job.progress`, written every second
       worker-0/saved.json                      what it has saved last
 
 `launch --status` reads the folders of all that run; `launch --metrics PORT` hands out its own to Prometheus.
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autograph_rewrite.runtime.progress.report import SAVED, VARIABLE
+from autograph_rewrite.runtime.job.progress import SAVED, VARIABLE
 
 STALE = 5.0
 """Seconds without a writing after which a process counts as silent; it writes every second."""

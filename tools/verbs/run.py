@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autograph_rewrite.runtime.preemption.signals import GRACE, grace
+from autograph_rewrite.runtime.job.signals import GRACE, grace
 from autograph_rewrite.tools.launcher.job import Options, supervise
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.run_script import execute

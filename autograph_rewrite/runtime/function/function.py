@@ -18,16 +18,16 @@ from autograph_rewrite.load.signature.nested_specs import output_leaves
 from autograph_rewrite.load.sources.functions import from_function
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
-from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
+from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch
+from autograph_rewrite.runtime.engine.recording import observers
+from autograph_rewrite.runtime.engine.tracer import StepObserver
 from autograph_rewrite.runtime.function.arguments import COMPOSITES, Arguments, Flat, Leaf, Opens, accepts, common
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.function.step import Step, batch_axes
-from autograph_rewrite.runtime.session.first_batch import FirstBatch
-from autograph_rewrite.runtime.tracing.recording import observers
-from autograph_rewrite.runtime.tracing.tracer import StepObserver
+from autograph_rewrite.runtime.job.digests import Telling, nothing
+from autograph_rewrite.runtime.job.own_loop import FunctionSteps
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 Rewrite = Callable[..., TrainingGraph]

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.types.dtypes import BOOL, INEXACT, INTEGER
-from autograph_rewrite.runtime.function.mirrored_variables import Array, Mirrored, Mirrors, is_equal
-from autograph_rewrite.runtime.function.sharded_variables import Sharded
-from autograph_rewrite.runtime.native.variable_reader import Reader
+from autograph_rewrite.runtime.engine.call_by_name import Reader
+from autograph_rewrite.runtime.function.mirrored_variables import Array, Mirrored, Mirrors, Sharded, is_equal
 
 SMALL = 1 << 14
 """Bytes of a variable at most."""

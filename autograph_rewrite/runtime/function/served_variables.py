@@ -25,7 +25,7 @@ from autograph_rewrite import tf_private
 from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.runtime.engine.session import DistributedSession
 
 _SERVED = "_autograph_served"
 _HANDLE = "_handle"

@@ -19,17 +19,18 @@ from typing import Any
 from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.ir.traversal import descendants
-from autograph_rewrite.load.signature.keras_library import count_steps, is_legacy, strategy_of
+from autograph_rewrite.load.signature.keras_library import as_callback, count_steps, is_legacy, strategy_of, wraps
+from autograph_rewrite.load.signature.keras_state import callbacks_of
 from autograph_rewrite.load.sources.functions import from_concrete, trace
 from autograph_rewrite.load.sources.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.divergence import is_told, nothing
 from autograph_rewrite.runtime.function.arguments import Leaf, Opens, Shape
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.job.digests import is_told, nothing
+from autograph_rewrite.runtime.job.stop import Stop
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.preemption.stop import Stop
 from autograph_rewrite.training_graph import TrainingGraph
 
 Rewrite = Callable[..., TrainingGraph]
@@ -618,3 +619,55 @@ def _form(batch: Any) -> Hashable:
     if not all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in leaves):
         return None
     return tuple((leaf.dtype, tuple(leaf.shape)) if leaf is not None else None for leaf in leaves)
+
+
+# A model with `local_sgd` meets where an epoch ends, and before it evaluates or predicts: variables are averaged.
+#
+# step ─► step ─► ... ─► averaged ─► validation ─► logs of the epoch ─► callbacks: checkpoints save what all have
+
+AVERAGED = ("get_metrics_result", "evaluate", "predict", "test_on_batch", "predict_on_batch")
+"""Methods that tell of the model as it is: metrics are asked for where an epoch ends."""
+
+
+def average_in_fit(model: Any) -> None:
+    """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch.
+
+    Args:
+        model: a distributed Keras model.
+    """
+    object.__setattr__(model, "fit", _fitting(model, model.fit))
+    for name in AVERAGED:
+        object.__setattr__(model, name, _averaged(model, getattr(model, name)))
+
+
+def _average(model: Any) -> None:
+    for function in functions_of(model):
+        function.average_variables()
+
+
+def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if tensorflow().executing_eagerly():  # a step that is being traced has what it has
+            _average(model)
+        return method(*args, **kwargs)
+
+    return called
+
+
+def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(fit)
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        class Averages:
+            """Averages at the end of each epoch."""
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                """Average before the callbacks behind this one."""
+                _average(model)
+
+        call = inspect.signature(fit).bind(*args, **kwargs)
+        call.apply_defaults()
+        call.arguments["callbacks"] = [as_callback(Averages, model)(), *callbacks_of(call.arguments.get("callbacks"))]
+        return fit(*call.args, **call.kwargs)
+
+    return fitted

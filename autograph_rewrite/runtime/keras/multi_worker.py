@@ -28,16 +28,12 @@ from autograph_rewrite.load.signature.keras_library import is_legacy, library_of
 from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus import flags
-from autograph_rewrite.runtime.consensus.agreement import adopt_from_chief, common_seed
-from autograph_rewrite.runtime.consensus.background_digest import Beside
-from autograph_rewrite.runtime.consensus.divergence import Account, difference
-from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
-from autograph_rewrite.runtime.consensus.step_digest import described
-from autograph_rewrite.runtime.failures import liveness
-from autograph_rewrite.runtime.failures.failure_messages import missing
 from autograph_rewrite.runtime.function.arguments import leaf_paths
-from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job import channel, liveness, tf_server
+from autograph_rewrite.runtime.job.agreement import adopt_from_chief, common_seed
+from autograph_rewrite.runtime.job.digests import Account, Beside, described, difference
+from autograph_rewrite.runtime.job.liveness import missing
+from autograph_rewrite.runtime.job.rendezvous import Rendezvous
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
@@ -383,7 +379,7 @@ class WrittenFiles:
         self._name = f"files.{tf_server.next_channel()}"
         self._is_writing = False
         self._runs = 0
-        self._flags: flags.Flags | None = None
+        self._flags: channel.Flags | None = None
         self._seen = 0
         self._told: list[_Told] = []
 
@@ -450,7 +446,7 @@ class WrittenFiles:
             statuses = liveness.ask(liveness.others(self._member, {"worker": self._member.workers}), liveness.PATIENCE)
             there = liveness.workers_in(name for name, status in statuses.items() if status == "OK")
             with suppress(Exception):  # who has just gone is missed in the next step
-                flags.put(self._member, self._name, there, text=json.dumps(told))
+                channel.put(self._member, self._name, there, text=json.dumps(told))
 
         if self._is_alone():
             return
@@ -492,7 +488,7 @@ class WrittenFiles:
             is_late: that of another path is taken, too, as where each worker gives its own.
         """
         if self._flags is None:
-            self._flags = flags.Flags(self._member, self._name, [self._member.task])
+            self._flags = channel.Flags(self._member, self._name, [self._member.task])
         for at in range(self._seen, self._flags.counts()[0]):
             self._told += [_Told(*json.loads(text)) for text in self._flags.texts(at)]
             self._seen = at + 1

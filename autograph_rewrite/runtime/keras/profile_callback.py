@@ -15,8 +15,8 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile.profile import Profile
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.engine.recording import Recording
 from autograph_rewrite.runtime.keras.model import functions_of
-from autograph_rewrite.runtime.tracing.recording import Recording
 
 TIMES = ("compute", "communication", "idle")
 

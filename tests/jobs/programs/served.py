@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.runtime.consensus.agreement import common_name
+from autograph_rewrite.runtime.job.agreement import common_name
 from tests.jobs.programs.job import Case, Job, Results
 from tests.jobs.programs.served_graphs import (
     WIDTH,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.tools.launcher.agents.part import Part
 from autograph_rewrite.tools.launcher.agents.peers import BROKEN, Answer, Peer, joined, views_of
 from autograph_rewrite.tools.launcher.agents.snapshots import Version, versions_of

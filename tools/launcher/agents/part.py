@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.tools.launcher.agents.view import Report
 
 Ports = Callable[[int], list[int]]

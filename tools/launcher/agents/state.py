@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autograph_rewrite.runtime.elastic.job_memory import OwnedMemory
+from autograph_rewrite.runtime.job.job_memory import OwnedMemory
 from autograph_rewrite.tools.launcher.agents.part import Part, Ports
 from autograph_rewrite.tools.launcher.agents.peers import Answer, Door, Peer, is_at, joined, own_address
 from autograph_rewrite.tools.launcher.agents.snapshots import Snapshots, Version
