@@ -20,7 +20,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.rules.registered import OpEntry
 from autograph_rewrite.passes.base.pass_manager import Observer
-from autograph_rewrite.plan import user_ops, user_passes
+from autograph_rewrite.plan import user_extensions
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen, chosen_config
 from autograph_rewrite.resolve import coverage
@@ -271,7 +271,7 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
     Raises:
         ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
     """
-    user_passes.register_pass(name, function, after=after)
+    user_extensions.register_pass(name, function, after=after)
 
 
 def register_op(
@@ -304,7 +304,7 @@ def register_op(
     Raises:
         ConfigError: the description contradicts itself or TensorFlow's, or this package has a rule for the op.
     """
-    user_ops.register_op(OpEntry(name, factors, tuple(linear), additive, fragile, work))
+    user_extensions.register_op(OpEntry(name, factors, tuple(linear), additive, fragile, work))
 
 
 def allow_code(path: str | Path) -> None:

@@ -15,7 +15,7 @@ from autograph_rewrite.api import rewrite
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.diagnostics.files import write_whole
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.cost.hardware.machine import Machine
     from autograph_rewrite.cost.simulate import SimulatedStep
     from autograph_rewrite.cost.tasks.result import Simulation
-    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.inspect.profile import Profile
 
 VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
@@ -77,7 +77,7 @@ def where_time_goes(item: TrainingGraph, plan: Plan, given: Config | Plan | None
         batch: examples of a step; None: those of the graph, or 64.
     """
     from autograph_rewrite.cost.levers import levers
-    from autograph_rewrite.inspect.where_time_goes import where_time_goes as run
+    from autograph_rewrite.inspect.predicted_step import where_time_goes as run
 
     config = given if isinstance(given, Config) else None
     try:
@@ -298,9 +298,9 @@ def report(
         RewriteError: the graph cannot be rewritten so, or has been already, or there is nothing to verify; nothing is
             written then.
     """
-    from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
-    from autograph_rewrite.inspect.report.graph_states import GraphStates
+    from autograph_rewrite.inspect.graph_states import GraphStates
+    from autograph_rewrite.inspect.profile import Profile
+    from autograph_rewrite.inspect.report import Shown, is_rewritten, of_ranks, report_page
     from autograph_rewrite.inspect.report_view import plan_of
 
     original, new = _traces(target, specs)[0]
@@ -351,7 +351,7 @@ def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any])
 def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
     """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
     if not isinstance(target, TrainingGraph):
-        from autograph_rewrite.load.signature.keras_library import is_model
+        from autograph_rewrite.load.keras_library import is_model
         from autograph_rewrite.runtime.distribute import traces_of
 
         if not specs:

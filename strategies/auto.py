@@ -27,8 +27,7 @@ from autograph_rewrite.strategies.assemble import assemble, trained_variables
 from autograph_rewrite.strategies.builder import Choice, Parts, StrategyBuilder, TrainedVariable
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, plans_of, rows
 from autograph_rewrite.strategies.memory_limit import Starts, room_of
-from autograph_rewrite.strategies.mesh_annotations import wants_annotations
-from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated
+from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated, wants_annotations
 from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:

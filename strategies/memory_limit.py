@@ -20,8 +20,7 @@ from autograph_rewrite.config.sections import Pipeline, Remat
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.strategies.builder import StrategyBuilder, over_replicas
 from autograph_rewrite.strategies.candidates import PLAIN, Compared, in_mode, modes_of, with_settings
-from autograph_rewrite.strategies.mesh_annotations import annotated_configs, meshes_of, wants_annotations
-from autograph_rewrite.strategies.mesh_search import MeshSearch
+from autograph_rewrite.strategies.mesh_search import MeshSearch, annotated_configs, meshes_of, wants_annotations
 from autograph_rewrite.strategies.per_variable import PerVariable
 from autograph_rewrite.training_graph import TrainingGraph
 

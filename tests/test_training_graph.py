@@ -10,7 +10,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources import archive, files
+from autograph_rewrite.load import archive, files
 from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
 from tests.support.small_items import regression
 

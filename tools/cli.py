@@ -1,6 +1,6 @@
 """The command line: finds the verb's module, and turns errors into messages and exit codes.
 
-A verb is a module `tools/verbs/<name>.py` (the others stand in `MODULES`) with two functions:
+A verb is a module `tools/verbs/<name>.py` with two functions:
 
     add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
     run(args) -> int         do it; return 0 (good) or 1 (the check failed)
@@ -25,9 +25,8 @@ import autograph_rewrite
 from autograph_rewrite.errors import GraphError, RewriteError
 from autograph_rewrite.requires import missing_tensorflow
 from autograph_rewrite.runtime.job.join_on_import import stay_out
-from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
-from autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow
-from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
+from autograph_rewrite.tools.output_pipes import drop_the_rest, escaped, patient_output, quiet_tensorflow
+from autograph_rewrite.tools.usage import Parser, require_known_options, require_known_verb
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -55,13 +54,6 @@ VERBS = {
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
 SCRIPTS = ("run", "launch", "profile")
-MODULES = {
-    **{verb: f"verbs.compare.{verb}" for verb in ("verify", "bisect", "reduce")},
-    **{verb: f"verbs.reasons.{verb.replace('-', '_')}" for verb in ("explain", "why", "why-not")},
-    "completion": "verbs.shell.completion",
-}
-"""Of verbs that have none in `tools/verbs`."""
-
 GROUPS = {
     "look at a graph": ("inspect", "dump", "diff"),
     "distribute it": ("plan", "rewrite", "run", "launch"),
@@ -198,7 +190,7 @@ def load_verb(verb: str) -> Verb:
 
 def module_of(verb: str) -> str:
     """Return the module that implements a verb."""
-    return f"{__package__}.{MODULES.get(verb, f'verbs.{verb}')}"
+    return f"{__package__}.verbs.{verb.replace('-', '_')}"
 
 
 def report(error: Exception, *, as_json: bool) -> int:

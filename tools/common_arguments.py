@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import autograph_rewrite as ar
 from autograph_rewrite.diagnostics import files
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable, to_standard_output
+from autograph_rewrite.tools.standard_streams import STANDARD, readable, to_standard_output
 
 if TYPE_CHECKING:
     from autograph_rewrite.resolve.coverage import Coverage
@@ -197,7 +197,7 @@ def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar
     for file in named_files(config) if args.allow_code else ():
         allow_code(file)
     if config.ops and load_custom_ops:
-        from autograph_rewrite.plan.user_ops import load_ops
+        from autograph_rewrite.plan.user_extensions import load_ops
 
         load_ops(config)
     return config

@@ -41,7 +41,7 @@ from autograph_rewrite.check.values import (
 from autograph_rewrite.check.verify import Prepared, compare, fit_together, incomparable, prepare
 from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import OWN, Claims

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.check.report import Array, Deviation, Row, deviation, epsilon, is_all_finite
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes

@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
-from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are
+from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are, unavailable
 from autograph_rewrite.config.device_assignment import mesh_of, of_process
 from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
@@ -41,7 +41,6 @@ from autograph_rewrite.config.sections import (
     Strategy,
     VariablePolicy,
 )
-from autograph_rewrite.config.unsupported import unavailable
 from autograph_rewrite.diagnostics.faults import SHOWN, Fault, did_you_mean, either, raise_if_any
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, dotted, load_yaml
 from autograph_rewrite.errors import ConfigError, RewriteError

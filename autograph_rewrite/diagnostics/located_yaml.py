@@ -15,8 +15,7 @@ import yaml
 
 from autograph_rewrite.diagnostics.faults import Fault, failure
 from autograph_rewrite.diagnostics.files import read_whole
-from autograph_rewrite.diagnostics.limits import limit
-from autograph_rewrite.diagnostics.time_limit import in_time
+from autograph_rewrite.diagnostics.limits import in_time, limit
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]

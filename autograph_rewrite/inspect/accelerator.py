@@ -20,7 +20,7 @@ from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replication import common_name
 from autograph_rewrite.ir.shapes.inference import Shapes

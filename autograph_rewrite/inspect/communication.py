@@ -10,8 +10,8 @@ from typing import Any
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes

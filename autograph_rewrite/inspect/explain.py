@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from autograph_rewrite.diagnostics.amounts import few, several, size
-from autograph_rewrite.inspect.render.table import ranking_text
 from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
+from autograph_rewrite.inspect.table import ranking_text
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.training_graph import TrainingGraph

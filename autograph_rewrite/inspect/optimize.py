@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import header
-from autograph_rewrite.inspect.placements import placements_of
+from autograph_rewrite.inspect.pass_snapshots import placements_of
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Span
 from autograph_rewrite.passes.base.pass_manager import Pass, run_passes

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from autograph_rewrite.inspect.placements import placements_of
-from autograph_rewrite.inspect.render.export import node_data
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.inspect.export import node_data
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.ir.format.annotations import Annotations
+from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.replication import PerInstance, Span
@@ -132,3 +132,24 @@ def changes(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> I
             yield f"+ {after[node]}"
     if len(differing) > CHANGES_SHOWN:
         yield f"... and {len(differing) - CHANGES_SHOWN} more nodes"
+
+
+# Placements of the values of a rewrite under way, for who looks on: `opt`, snapshots.
+
+
+def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
+    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
+    if not rewrite.has(Propagation):
+        return {}
+    state = rewrite.get(Propagation)
+    found: dict[str, Annotation] = {}
+    for node in rewrite.graph:
+        if node in state.transfers:
+            values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
+            found |= {
+                value.name: annotation(rewrite.fact(value).placement, state.facts[value].placement) for value in values
+            }
+    for value, placement in rewrite.converted.items():
+        if rewrite.graph.nodes.get(value.node.name) is value.node:
+            found[value.name] = annotation(placement, placement)
+    return found

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.render.table import without_ranking
+from autograph_rewrite.inspect.table import without_ranking
 from autograph_rewrite.plan.codecs import shown
-from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
-from autograph_rewrite.plan.parts.ranking import row_of
+from autograph_rewrite.plan.parts.names import exchanged_bytes
+from autograph_rewrite.plan.parts.notes import row_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage

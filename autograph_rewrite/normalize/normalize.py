@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import PASS_ATTR
 from autograph_rewrite.ir.builder import Builder
@@ -26,15 +26,13 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import find_op
-from autograph_rewrite.load.op_sharding import read_op_sharding
-from autograph_rewrite.load.sharding_marks import OPEN_DIMS, XLA_SHARDING
-from autograph_rewrite.load.signature.inputs import default_axis, describe, is_drawn
-from autograph_rewrite.load.signature.variables import merge_handles
+from autograph_rewrite.load.inputs import default_axis, describe, is_drawn
+from autograph_rewrite.load.sharding_marks import OPEN_DIMS, XLA_SHARDING, read_op_sharding
+from autograph_rewrite.load.variables import merge_handles
 from autograph_rewrite.normalize.constant_folding import fold
-from autograph_rewrite.normalize.functions.inline import flatten
-from autograph_rewrite.normalize.recompute_barriers import wait_by_control_edges
-from autograph_rewrite.normalize.recompute_copies import merge_copies
-from autograph_rewrite.normalize.reference_variables.convert import convert
+from autograph_rewrite.normalize.inline import flatten
+from autograph_rewrite.normalize.recompute_copies import merge_copies, wait_by_control_edges
+from autograph_rewrite.normalize.reference_variables import convert
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 

@@ -18,13 +18,13 @@ from google.protobuf.message import DecodeError, Message
 
 from autograph_rewrite.diagnostics.faults import either, failure
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
+from autograph_rewrite.diagnostics.limits import in_time
 from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
-from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.notebook import NotebookView, table, text
-from autograph_rewrite.plan import proto_form, yaml_form
+from autograph_rewrite.plan import file_forms
 from autograph_rewrite.plan.parts.messages import (
     Axis,
     BatchInput,
@@ -328,8 +328,8 @@ class Plan(PlanView):
 
     def to_proto(self) -> Message:
         """The message of plan.proto."""
-        message: Message = proto_form.new("Plan")
-        proto_form.fill(message, self)
+        message: Message = file_forms.new("Plan")
+        file_forms.fill(message, self)
         return message
 
     @classmethod
@@ -344,18 +344,18 @@ class Plan(PlanView):
             written = f"version {message.version}" if message.version else "no version"
             fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
             raise failure([replace(fault, hint="build it anew with build_plan")], error=PlanError)
-        known = proto_form.new("Plan")
+        known = file_forms.new("Plan")
         known.CopyFrom(message)
         known.DiscardUnknownFields()
         if known.ByteSize() != message.ByteSize():
             problem = f"{source.name}: this plan has fields that are not known here"
             raise PlanError(problem, hint="build it anew with build_plan")
         for request in known.variables:  # what its options leave out is as in `default`
-            said = proto_form.new("Options")
+            said = file_forms.new("Options")
             said.CopyFrom(known.default)
             said.MergeFrom(request.options)
             request.options.CopyFrom(said)
-        return replace(proto_form.read(cls, known), source=source)
+        return replace(file_forms.read(cls, known), source=source)
 
     def to_bytes(self) -> bytes:
         """The binary form."""
@@ -363,7 +363,7 @@ class Plan(PlanView):
 
     def to_yaml(self) -> str:
         """The YAML form."""
-        return yaml_form.dump(self.to_proto())
+        return file_forms.dump(self.to_proto())
 
     @classmethod
     def from_yaml(cls, text: str, *, name: str = "plan") -> Plan:
@@ -388,7 +388,7 @@ class Plan(PlanView):
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:
         """Read the binary form; `name` is what error messages call it."""
-        message = proto_form.new("Plan")
+        message = file_forms.new("Plan")
         try:
             message.ParseFromString(data)
         except DecodeError:
@@ -409,8 +409,8 @@ class Plan(PlanView):
 
     @classmethod
     def _parse(cls, located: Located) -> Plan:
-        message = proto_form.new("Plan")
-        yaml_form.parse(located, message)
+        message = file_forms.new("Plan")
+        file_forms.parse(located, message)
         return cls.from_proto(message, source=located.source)
 
 

@@ -14,21 +14,30 @@ from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline, Sharding
 from autograph_rewrite.config.split_parts import MODEL, OPEN
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
-from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
 from autograph_rewrite.load.marks import has_segments
-from autograph_rewrite.load.op_sharding import MAXIMAL, OTHER, REPLICATED, TUPLE, OpSharding, read_op_sharding
-from autograph_rewrite.load.sharding_marks import OPEN_DIMS, PLACE, XLA_SHARDING, mark_of
+from autograph_rewrite.load.sharding_marks import (
+    MAXIMAL,
+    OPEN_DIMS,
+    OTHER,
+    PLACE,
+    REPLICATED,
+    TUPLE,
+    XLA_SHARDING,
+    OpSharding,
+    mark_of,
+    read_op_sharding,
+)
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, NodeLike, graph_digest
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.user_ops import own_ops
-from autograph_rewrite.plan.user_passes import own_passes
+from autograph_rewrite.plan.user_extensions import own_ops, own_passes
 from autograph_rewrite.plan.variable_policies import policies_of, unmatched
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"

@@ -15,7 +15,7 @@ from typing import Literal
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, VariablePolicy
 from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
-from autograph_rewrite.diagnostics.patterns import matches
+from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.plan.parts.graph_digest import ItemLike, VariableLike

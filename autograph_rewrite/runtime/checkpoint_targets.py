@@ -21,8 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.load.signature.keras_library import is_model, optimizer_variables, path_of
-from autograph_rewrite.load.signature.keras_state import variables_of
+from autograph_rewrite.load.keras_library import is_model, optimizer_variables, path_of, variables_of
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.session import DistributedSession

@@ -25,8 +25,8 @@ import numpy as np
 
 from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.config.config import ConfigLike
+from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
-from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import CheckpointError, ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.cluster.local_devices import with_local_devices
-from autograph_rewrite.cluster.membership import Membership, in_job
+from autograph_rewrite.cluster.membership import Membership, in_job, with_local_devices
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.parts.batch_split import block_begin, bounds

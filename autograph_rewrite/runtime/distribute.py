@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autograph_rewrite.cluster.local_devices import with_local_devices
-from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.cluster.membership import Membership, with_local_devices
 from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.load.signature.keras_library import is_legacy, is_model
+from autograph_rewrite.load.keras_library import is_legacy, is_model
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.load.signature.keras_library import is_model
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.load.keras_library import is_model
 from autograph_rewrite.runtime.engine.recording import Observed, Recording
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.function.function import DistributedFunction

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from autograph_rewrite.tools.launcher.agents.peers import Answer, Door
-from autograph_rewrite.tools.launcher.agents.snapshots import Snapshots
-from autograph_rewrite.tools.launcher.agents.wire import CHUNK, Message, Wire, WireError
+from autograph_rewrite.tools.launcher.agents.peers import CHUNK, Answer, Door, Message, Snapshots, Wire, WireError
 
 TOKEN = b"of this job only"
 HERE = "127.0.0.1"

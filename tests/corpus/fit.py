@@ -100,7 +100,7 @@ def train(name: str, *, nudge: bool = False) -> Trained:
     import tensorflow as tf
 
     import autograph_rewrite as ar
-    from autograph_rewrite.load.signature.keras_library import is_model
+    from autograph_rewrite.load.keras_library import is_model
     from tests.corpus.catalogue import programs
     from tests.corpus.judge import SEED
     from tests.corpus.program import mapped

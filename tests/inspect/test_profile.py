@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.profile.attribution import Attribution
-from autograph_rewrite.inspect.profile.device_time import union, within, without
-from autograph_rewrite.inspect.profile.profile import Profile, aligned, estimated
-from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
+from autograph_rewrite.inspect.attribution import Attribution
+from autograph_rewrite.inspect.profile import Profile, aligned, estimated
+from autograph_rewrite.inspect.rank_trace import Ran, RankTrace, Source, Step, union, within, without
 from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}

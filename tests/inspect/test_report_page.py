@@ -9,9 +9,9 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.diagnostics.amounts import duration, size
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.inspect.report.build import Shown, page, report_data
-from autograph_rewrite.inspect.report.graph_states import GraphStates
+from autograph_rewrite.inspect.graph_states import GraphStates
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.report import Shown, page, report_data
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
 from tests.inspect.test_profile import rank

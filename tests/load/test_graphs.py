@@ -11,7 +11,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.signature.inputs import check_batch
+from autograph_rewrite.load.inputs import check_batch
 from tests.zoo import GRAPHS, ZOO
 
 v1 = tf.compat.v1

@@ -21,7 +21,7 @@ from autograph_rewrite.diagnostics.limits import VARIABLE
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode
-from autograph_rewrite.load.sources import archive
+from autograph_rewrite.load import archive
 
 v1 = tf.compat.v1
 FLOAT, INT32, INT64 = 1, 3, 9

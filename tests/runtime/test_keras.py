@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.load.signature.keras_library import LIBRARIES, optimizer_variables, path_of
+from autograph_rewrite.load.keras_library import LIBRARIES, optimizer_variables, path_of
 from tests.support.keras_floats import keras_floats
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")

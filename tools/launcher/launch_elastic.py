@@ -20,11 +20,13 @@ from autograph_rewrite.cluster.membership import Membership, all_members
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
 from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
-from autograph_rewrite.tools.launcher.agents.part import Group, Part, Ports
 from autograph_rewrite.tools.launcher.agents.state import State, Way
 from autograph_rewrite.tools.launcher.agents.view import (
     WORKER,
     Bounds,
+    Group,
+    Part,
+    Ports,
     Report,
     Seat,
     View,

@@ -99,7 +99,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
 
 
 def _list(*, as_json: bool) -> int:
-    from autograph_rewrite.inspect.render.table import drawn, table
+    from autograph_rewrite.inspect.table import drawn, table
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
 
     if as_json:
@@ -114,7 +114,7 @@ def _data(record: PassRecord) -> dict[str, object]:
 
 
 def _times(records: Sequence[PassRecord]) -> str:
-    from autograph_rewrite.inspect.render.table import drawn, table
+    from autograph_rewrite.inspect.table import drawn, table
 
     rows = [(one.name, f"{one.seconds * 1e3:.1f}", one.added, one.removed) for one in records]
     total = f"{sum(one.seconds for one in records) * 1e3:.1f}"

@@ -17,7 +17,7 @@ from autograph_rewrite.tools.common_arguments import (
     read_config,
     replacing,
 )
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
+from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the plan."""
-    from autograph_rewrite.inspect.render.table import ranking_text
-    from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
+    from autograph_rewrite.inspect.table import ranking_text
+    from autograph_rewrite.plan.parts.names import exchanged_bytes
 
     require_one_result(args)
     config = read_config(args)
@@ -62,8 +62,8 @@ def as_data(plan: ar.Plan) -> object:
     """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
     from google.protobuf import json_format
 
-    from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
-    from autograph_rewrite.plan.parts.ranking import ranking
+    from autograph_rewrite.plan.parts.names import exchanged_bytes
+    from autograph_rewrite.plan.parts.notes import ranking
 
     data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
     rows = ranking(plan.notes)

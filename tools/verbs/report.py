@@ -18,7 +18,7 @@ from autograph_rewrite.tools.common_arguments import (
     replacing,
 )
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, require_one_result
+from autograph_rewrite.tools.standard_streams import STANDARD, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

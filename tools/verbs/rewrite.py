@@ -24,7 +24,7 @@ from autograph_rewrite.tools.common_arguments import (
     write_item,
 )
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
+from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 if TYPE_CHECKING:
     from autograph_rewrite.inspect.pass_snapshots import Snapshots

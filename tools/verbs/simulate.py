@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.hardware.calibrate import calibrate
     from autograph_rewrite.cost.levers import levers
     from autograph_rewrite.cost.simulate import network_of, simulate
-    from autograph_rewrite.inspect.render import memory_chart
-    from autograph_rewrite.inspect.render.table import ranking_text
-    from autograph_rewrite.inspect.where_time_goes import where_time_goes
+    from autograph_rewrite.inspect import predicted_step
+    from autograph_rewrite.inspect.predicted_step import where_time_goes
+    from autograph_rewrite.inspect.table import ranking_text
     from autograph_rewrite.normalize.normalize import normalise
-    from autograph_rewrite.plan.parts.ranking import ranking
+    from autograph_rewrite.plan.parts.notes import ranking
     from autograph_rewrite.views import requested
 
     if args.memory is not None:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             kept = replace(plan, remat=None, edges=())
             steps = {"before": ar.simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
         is_data = args.memory.lower().endswith(".json")
-        emit(json.dumps(memory_chart.data(steps)) if is_data else memory_chart.to_svg(steps), args.memory)
+        emit(json.dumps(predicted_step.data(steps)) if is_data else predicted_step.to_svg(steps), args.memory)
     if args.json:
         rows = ranking(plan.notes)
         print_json({**found.data(), "ranking": rows} if rows else found.data())

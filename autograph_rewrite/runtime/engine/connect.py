@@ -9,7 +9,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.device_specs import parse as specification
-from autograph_rewrite.plan.parts.exchange_names import named_exchanges
+from autograph_rewrite.plan.parts.names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
 from autograph_rewrite.runtime.engine.chief_driven import ChiefDrivenSession

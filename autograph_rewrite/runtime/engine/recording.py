@@ -18,9 +18,9 @@ from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.cost.simulate import simulate
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.inspect.profile.rank_trace import RankTrace
-from autograph_rewrite.inspect.report.overview import of_step
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.rank_trace import RankTrace
+from autograph_rewrite.inspect.report import of_step
 from autograph_rewrite.runtime.engine.tracer import StepObserver, Tracer
 from autograph_rewrite.runtime.job import progress, stop
 from autograph_rewrite.runtime.job.rendezvous import Rendezvous

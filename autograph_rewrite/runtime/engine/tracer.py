@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.profile.attribution import Attribution
-from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
+from autograph_rewrite.inspect.attribution import Attribution
+from autograph_rewrite.inspect.rank_trace import Ran, RankTrace, Source, Step
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph

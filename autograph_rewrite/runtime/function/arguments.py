@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.load.signature.inputs import only_excludes
+from autograph_rewrite.load.inputs import only_excludes
 from autograph_rewrite.requires import tensorflow
 
 Shape = tuple[int | None, ...] | None

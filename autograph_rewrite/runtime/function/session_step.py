@@ -23,7 +23,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.load.signature.captures import Capture, FunctionBinding, SavedBinding, SavedCapture
+from autograph_rewrite.load.captures import Capture, FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX

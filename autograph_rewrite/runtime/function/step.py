@@ -19,10 +19,10 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.dtypes import DOUBLE, NUMBERS
-from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.load.captures import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
-from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from autograph_rewrite.plan.parts.names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow

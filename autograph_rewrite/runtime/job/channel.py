@@ -1,4 +1,4 @@
-"""Broadcast from one worker to all others, through queues on the receivers.
+"""What crosses between workers outside of collectives: broadcasts through queues on the receivers, and flags.
 
     worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...
     worker 1   takes from its own queue: it waits there for nobody else

@@ -1,4 +1,4 @@
-"""Compare in every step, inside its graph, the inputs that all workers must have in common.
+"""Digests: whether all workers do the same, compared in each step's graph, with a session's runs, or beside the step.
 
     worker 0   rate 0.01, x of length 5, w written   ──► digest ──┐  with the size of its part,
     worker 1   rate 0.02, x of length 5              ──► digest ──┴─ through the graph: an error on all

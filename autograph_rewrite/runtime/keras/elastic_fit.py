@@ -17,8 +17,7 @@ import numpy as np
 
 from autograph_rewrite import tf_private
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.load.signature.keras_library import wraps
-from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
+from autograph_rewrite.load.keras_library import callbacks_of, variables_of, wraps
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job.job_memory import JobMemory, Snapshot
 from autograph_rewrite.runtime.job.own_loop import Array, OwnLoop, set_state, state_of

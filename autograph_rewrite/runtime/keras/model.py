@@ -16,13 +16,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import replace
 from typing import Any
 
-from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.ir.traversal import descendants
-from autograph_rewrite.load.signature.keras_library import as_callback, count_steps, is_legacy, strategy_of, wraps
-from autograph_rewrite.load.signature.keras_state import callbacks_of
-from autograph_rewrite.load.sources.functions import from_concrete, trace
-from autograph_rewrite.load.sources.keras_models import require_usable, step_function
+from autograph_rewrite.load.functions import from_concrete, trace
+from autograph_rewrite.load.keras_library import as_callback, callbacks_of, count_steps, is_legacy, strategy_of, wraps
+from autograph_rewrite.load.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.arguments import Leaf, Opens, Shape

@@ -24,8 +24,7 @@ import numpy as np
 from autograph_rewrite import tf_private
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.load.signature.keras_library import is_legacy, library_of, wraps
-from autograph_rewrite.load.signature.keras_state import callbacks_of, variables_of
+from autograph_rewrite.load.keras_library import callbacks_of, is_legacy, library_of, variables_of, wraps
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.arguments import leaf_paths

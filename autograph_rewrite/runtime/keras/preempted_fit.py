@@ -13,10 +13,9 @@ from typing import Any
 import keras
 
 from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.diagnostics.files import write_whole
-from autograph_rewrite.diagnostics.user_warning import warn_user
-from autograph_rewrite.load.signature.keras_library import wraps
-from autograph_rewrite.load.signature.keras_state import callbacks_of
+from autograph_rewrite.load.keras_library import callbacks_of, wraps
 from autograph_rewrite.runtime.job.job_memory import Snapshot
 from autograph_rewrite.runtime.job.rendezvous import Rendezvous
 from autograph_rewrite.runtime.job.stop import Stop, is_wanted

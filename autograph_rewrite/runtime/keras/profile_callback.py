@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.profile.profile import Profile
+from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.recording import Recording
 from autograph_rewrite.runtime.keras.model import functions_of

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.profile.profile import estimated
+from autograph_rewrite.inspect.profile import estimated
 from autograph_rewrite.runtime.engine.recording import VARIABLE
 from tests.jobs.programs.job import Job
 

@@ -18,12 +18,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from autograph_rewrite.runtime.job.job_memory import JobMemory
-from autograph_rewrite.tools.launcher.agents.part import Part
-from autograph_rewrite.tools.launcher.agents.peers import BROKEN, Answer, Peer, joined, views_of
-from autograph_rewrite.tools.launcher.agents.snapshots import Version, versions_of
+from autograph_rewrite.tools.launcher.agents.peers import (
+    BROKEN,
+    Answer,
+    Message,
+    Peer,
+    Version,
+    Wire,
+    joined,
+    versions_of,
+    views_of,
+)
 from autograph_rewrite.tools.launcher.agents.state import SETTLE, State
 from autograph_rewrite.tools.launcher.agents.view import (
     Losses,
+    Part,
     Report,
     Seat,
     View,
@@ -32,7 +41,6 @@ from autograph_rewrite.tools.launcher.agents.view import (
     losses,
     may_go_on,
 )
-from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
 
 _TICK = 0.01
 _SOON = 0.3

@@ -16,11 +16,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autograph_rewrite.runtime.job.job_memory import OwnedMemory
-from autograph_rewrite.tools.launcher.agents.part import Part, Ports
-from autograph_rewrite.tools.launcher.agents.peers import Answer, Door, Peer, is_at, joined, own_address
-from autograph_rewrite.tools.launcher.agents.snapshots import Snapshots, Version
-from autograph_rewrite.tools.launcher.agents.view import Bounds, Report, Seat, View, asked_for_more, may_go_on
-from autograph_rewrite.tools.launcher.agents.wire import Message, Wire
+from autograph_rewrite.tools.launcher.agents.peers import (
+    Answer,
+    Door,
+    Message,
+    Peer,
+    Snapshots,
+    Version,
+    Wire,
+    is_at,
+    joined,
+    own_address,
+)
+from autograph_rewrite.tools.launcher.agents.view import (
+    Bounds,
+    Part,
+    Ports,
+    Report,
+    Seat,
+    View,
+    asked_for_more,
+    may_go_on,
+)
 
 LOST = 3
 """After how many heartbeats without a sign of life a host is lost; its workers end by themselves by then."""

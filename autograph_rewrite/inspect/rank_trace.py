@@ -1,0 +1,254 @@
+"""What one rank ran in the measured steps: each kernel and exchange with its node, in nanoseconds of its own clock.
+
+sources   replica_0/MatMul   MatMul              CPU:0   original MatMul   by expand
+dw/all_reduce      CollectiveReduceV2  CPU:0   original dw       exchange dw:0, for w
+ran       (0, 1000, 4200), (1, 4210, 5000), ...        place in sources, start, end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+
+class Source(NamedTuple):
+    """What ran.
+
+    Attributes:
+        node: its name in the rewritten graph, or what TensorFlow called it.
+        op: type of the op.
+        device: as `CPU:0`; empty where nobody knows.
+        origin: the original node that it is, is a copy of, or serves; empty for what is in no graph.
+        made_by: the pass that made it; empty for a node of the original graph.
+        exchange: of communication, what is exchanged, and for whom; else empty.
+        meeting: of a collective, what its members on all ranks have in common; else empty.
+    """
+
+    node: str
+    op: str
+    device: str
+    origin: str
+    made_by: str = ""
+    exchange: str = ""
+    meeting: str = ""
+
+
+class Ran(NamedTuple):
+    """One run of a source."""
+
+    source: int
+    start: int
+    end: int
+
+
+class Step(NamedTuple):
+    """One measured step, with the examples that this rank gave to it; 0: nobody knows."""
+
+    start: int
+    end: int
+    examples: int = 0
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The trace of one rank.
+
+    Attributes:
+        rank: its number.
+        clock: what ranks have in common that read the same clock.
+        steps: that were measured.
+        sources: what ran, each once.
+        ran: when.
+        marks: start and end of exchanges outside of the steps that all ranks made together, in their order.
+        flops: of one step of all ranks; 0: nobody knows.
+    """
+
+    rank: int
+    clock: str
+    steps: tuple[Step, ...]
+    sources: tuple[Source, ...]
+    ran: tuple[Ran, ...]
+    marks: tuple[tuple[int, int], ...] = ()
+    flops: float = 0.0
+
+    def shifted(self, by: int) -> RankTrace:
+        """Return the trace by a clock that shows so many nanoseconds more."""
+        return replace(
+            self,
+            steps=tuple(step._replace(start=step.start + by, end=step.end + by) for step in self.steps),
+            ran=tuple(Ran(one.source, one.start + by, one.end + by) for one in self.ran),
+            marks=tuple((start + by, end + by) for start, end in self.marks),
+        )
+
+    def first(self, count: int) -> RankTrace:
+        """Return the trace with the first steps only."""
+        return replace(self, steps=self.steps[:count])
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data, in columns; times since the first step."""
+        begin = self.steps[0].start
+        return {
+            "rank": self.rank,
+            "clock": self.clock,
+            "begin": begin,
+            "steps": [[step.start - begin, step.end - begin, step.examples] for step in self.steps],
+            "sources": [list(source) for source in self.sources],
+            "source": [one.source for one in self.ran],
+            "start": [one.start - begin for one in self.ran],
+            "length": [one.end - one.start for one in self.ran],
+            "marks": [[start - begin, end - begin] for start, end in self.marks],
+            "flops": self.flops,
+        }
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> RankTrace:
+        """Return the trace that `data` describes."""
+        begin = data["begin"]
+        runs = zip(data["source"], data["start"], data["length"], strict=True)
+        return cls(
+            data["rank"],
+            data["clock"],
+            tuple(Step(begin + start, begin + end, examples) for start, end, examples in data["steps"]),
+            tuple(Source(*source) for source in data["sources"]),
+            tuple(Ran(source, begin + start, begin + start + length) for source, start, length in runs),
+            tuple((begin + start, begin + end) for start, end in data["marks"]),
+            data["flops"],
+        )
+
+
+# Where the time of a step went, device by device: compute, communication that nothing hides, and idle.
+
+HOST = "host"
+NANO = 1e-9
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """One device of one rank, in seconds of one step.
+
+    Attributes:
+        rank: of the process.
+        device: as `CPU:0`; `host`: what no node of the graph has run.
+        compute: that it computed.
+        communication: that it exchanged something, or waited for it, and computed nothing.
+        idle: the rest.
+    """
+
+    rank: int
+    device: str
+    compute: float
+    communication: float
+    idle: float
+
+
+def device_times(trace: RankTrace, number: int) -> list[DeviceTime]:
+    """Return where the time of one rank's devices went in one step."""
+    devices = sorted({source.device for source in trace.sources if source.device and source.origin})
+    return [_device_time(trace, trace.steps[number], device) for device in devices]
+
+
+def _device_time(trace: RankTrace, step: Step, device: str) -> DeviceTime:
+    own = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
+    on_device = [(source, times) for source, times in own if source.device == device]
+    computed, exchanged = computed_and_exchanged(on_device, step)
+    compute, communication = length(computed), length(without(exchanged, computed))
+    idle = step.end - step.start - compute - communication
+    return DeviceTime(trace.rank, device, compute * NANO, communication * NANO, idle * NANO)
+
+
+def computed_and_exchanged(ran: Iterable[tuple[Source, Interval]], step: Step) -> tuple[list[Interval], list[Interval]]:
+    """Return when something was computed in a step, and when something was exchanged."""
+    inside = [(source, times) for source, times in ran if times[0] < step.end and times[1] > step.start]
+    computed = union(within((times for source, times in inside if not source.exchange), *step[:2]))
+    return computed, union(within((times for source, times in inside if source.exchange), *step[:2]))
+
+
+@dataclass(frozen=True)
+class Attributed:
+    """Shares of a step's time, 0..1.
+
+    Attributes:
+        nodes: that original nodes ran, or what passes have made for them.
+        communication: that only named exchanges took.
+        other: that only what no node of the graph stands for ran: the runtime's own, or the data pipeline's.
+        outside: of the program's step around the graph: nothing ran.
+    """
+
+    nodes: float
+    communication: float
+    other: float
+    outside: float
+
+    @property
+    def share(self) -> float:
+        """What is attributed to original nodes or named communication."""
+        return self.nodes + self.communication
+
+
+def attributed(traces: Sequence[RankTrace]) -> Attributed:
+    """Return to what the time of the steps of all ranks is attributed, devices of a rank together."""
+    spent, whole = [0, 0, 0], 0
+    for trace in traces:
+        ran = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
+        for step in trace.steps:
+            known, exchanged = computed_and_exchanged([one for one in ran if one[0].origin], step)
+            rest, _ = computed_and_exchanged([one for one in ran if not one[0].origin], step)
+            named = union([*known, *exchanged])
+            spent[0] += length(known)
+            spent[1] += length(named) - length(known)
+            spent[2] += length(without(rest, named))
+            whole += step.end - step.start
+    nodes, communication, other = (part / max(1, whole) for part in spent)
+    return Attributed(nodes, communication, other, 1 - nodes - communication - other)
+
+
+# Sets of times as sorted intervals that do not overlap: union, length, what is left of one without another.
+
+
+Interval = tuple[int, int]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the times that are in any of the intervals."""
+    found: list[Interval] = []
+    for start, end in sorted(one for one in intervals if one[1] > one[0]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """Return how long the intervals of a union are together."""
+    return sum(end - start for start, end in intervals)
+
+
+def within(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
+    """Return the parts of intervals between two times.
+
+    Args:
+        intervals: in any order.
+        start: the earlier time.
+        end: the later one.
+    """
+    return [(max(a, start), min(b, end)) for a, b in intervals if a < end and b > start]
+
+
+def without(times: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """Return the times of one union that are not in another one."""
+    found: list[Interval] = []
+    at = 0
+    for start, end in times:
+        while at < len(others) and others[at][1] <= start:
+            at += 1
+        index = at
+        while index < len(others) and others[index][0] < end:
+            if others[index][0] > start:
+                found.append((start, others[index][0]))
+            start = max(start, others[index][1])
+            index += 1
+        if start < end:
+            found.append((start, end))
+    return found

@@ -1,0 +1,39 @@
+"""`why GRAPH NODE`: which pass made a node, and why its value is placed as it is, from the batch input on."""
+
+from __future__ import annotations
+
+import argparse
+
+import autograph_rewrite as ar
+from autograph_rewrite.tools.common_arguments import (
+    add_batch,
+    add_config,
+    add_graph,
+    load_graph,
+    optional_plan,
+    print_json,
+    read_config,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_graph(parser)
+    parser.add_argument("node", metavar="NODE", help="a node or value (`name:1`), of the graph or of the original")
+    add_config(parser, plan=True, required=False)
+    add_batch(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the reason."""
+    from autograph_rewrite.inspect.why import why
+
+    item, plan = load_graph(args), optional_plan(args)
+    if args.config is not None:
+        item = ar.rewrite(item, read_config(args), batch=args.batch)
+    reason = why(item, args.node, plan)
+    if args.json:
+        print_json(reason.data())
+    else:
+        print(reason, end="")
+    return 0
