@@ -57,43 +57,43 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def saved(folder: Path, *steps: int, keep: int = 9) -> Net:
     """Return a net of which there are checkpoints: of step 7, sevens."""
     net = Net()
-    with ar.CheckpointManager(net, folder, max_to_keep=keep) as checkpoints:
+    with ar.CheckpointManager(net, folder, max_to_keep=keep) as manager:
         for step in steps:
             net.set(step)
-            checkpoints.save(step)
+            manager.save(step)
     return net
 
 
 def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path, slow: threading.Event) -> None:
     net = Net()
-    checkpoints = ar.CheckpointManager(net, tmp_path)
+    manager = ar.CheckpointManager(net, tmp_path)
     net.set(1)
-    checkpoints.save(10, {"epoch": 2})
+    manager.save(10, {"epoch": 2})
     net.set(5)
     net.layers[0].assign_add(tf.ones_like(net.layers[0]))
-    assert checkpoints.steps == []
+    assert manager.steps == []
     slow.set()
-    assert checkpoints.restore() is not None
+    assert manager.restore() is not None
     assert net.values == {1.0}
 
 
 def test_restore_returns_the_step_and_what_was_saved_with_it(tmp_path: Path) -> None:
     net = Net()
-    checkpoints = ar.CheckpointManager(net, tmp_path, asynchronous=False)
-    assert checkpoints.restore() is None
-    checkpoints.save(10, {"epoch": 2})
-    checkpoints.save(20, {"epoch": 3})
-    found = [checkpoints.restore(), checkpoints.restore(10)]
+    manager = ar.CheckpointManager(net, tmp_path, asynchronous=False)
+    assert manager.restore() is None
+    manager.save(10, {"epoch": 2})
+    manager.save(20, {"epoch": 3})
+    found = [manager.restore(), manager.restore(10)]
     assert [(one.step, one.extra) for one in found if one is not None] == [(20, {"epoch": 3}), (10, {"epoch": 2})]
     with pytest.raises(ar.CheckpointError, match="no checkpoint of step 15"):
-        checkpoints.restore(15)
+        manager.restore(15)
 
 
 def test_a_step_that_is_saved_again_replaces_the_first_one(tmp_path: Path) -> None:
     net = saved(tmp_path, 3)
     net.set(8)
-    with ar.CheckpointManager(net, tmp_path) as checkpoints:
-        checkpoints.save(3)
+    with ar.CheckpointManager(net, tmp_path) as manager:
+        manager.save(3)
     net.set(0)
     assert ar.CheckpointManager(net, tmp_path).restore()
     assert net.values == {8.0}
@@ -158,18 +158,18 @@ def test_what_a_killed_process_left_is_not_taken_and_swept(tmp_path: Path) -> No
     net = saved(tmp_path, 1)
     shutil.copytree(tmp_path / "step-00000001", tmp_path / ".step-00000002.alone-1")
     (tmp_path / "step-00000003").mkdir()  # somebody's own
-    checkpoints = ar.CheckpointManager(net, tmp_path)
-    assert checkpoints.steps == [1]
+    manager = ar.CheckpointManager(net, tmp_path)
+    assert manager.steps == [1]
     assert not (tmp_path / ".step-00000002.alone-1").exists()
 
 
 def test_where_nothing_can_be_written_the_next_call_says_so(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    checkpoints = ar.CheckpointManager(Net(), tmp_path / "taken")
+    manager = ar.CheckpointManager(Net(), tmp_path / "taken")
 
     def save() -> None:
-        checkpoints.save(1)  # the thread may fail, and say so, before this is back
-        checkpoints.wait()
+        manager.save(1)  # the thread may fail, and say so, before this is back
+        manager.wait()
 
     with pytest.raises(ar.CheckpointError, match="could not be written"), pytest.warns(UserWarning, match="step 1"):
         save()
@@ -203,8 +203,8 @@ def test_values_of_what_the_program_has_yet_to_make_are_an_error_and_of_what_it_
 ) -> None:
     net, optimizer = perceptron(), keras.optimizers.Adam(0.1)
     optimizer.build(net.trainable_variables)
-    with ar.CheckpointManager(tf.train.Checkpoint(net=net, optimizer=optimizer), tmp_path) as checkpoints:
-        checkpoints.save(1)
+    with ar.CheckpointManager(tf.train.Checkpoint(net=net, optimizer=optimizer), tmp_path) as manager:
+        manager.save(1)
     again, fresh = perceptron(), keras.optimizers.Adam(0.1)
     with pytest.raises(ar.CheckpointError, match=r"(?s)does not have 'optimizer/.*optimizer\.build"):
         ar.CheckpointManager(tf.train.Checkpoint(net=again, optimizer=fresh), tmp_path).restore()
@@ -326,8 +326,8 @@ def test_all_that_a_program_tracks_is_saved_and_restored(tmp_path: Path, kind: s
     for at, variable in enumerate(state(one)):
         variable.assign(tf.cast(tf.fill(variable.shape, at + 2), variable.dtype))
     count = len(state(one))
-    with ar.CheckpointManager(one, tmp_path) as checkpoints:
-        checkpoints.save(1)
+    with ar.CheckpointManager(one, tmp_path) as manager:
+        manager.save(1)
     keras.utils.clear_session()  # as in another process: layers are named alike
     other = make()
     assert ar.CheckpointManager(other, tmp_path).restore()
@@ -338,8 +338,8 @@ def test_a_model_may_be_made_after_others_that_draw(tmp_path: Path) -> None:
     keras.utils.clear_session()
     model = perceptron()
     model.layers[1].seed_generator.state.assign([5, 7])
-    with ar.CheckpointManager(model, tmp_path) as checkpoints:
-        checkpoints.save(1)
+    with ar.CheckpointManager(model, tmp_path) as manager:
+        manager.save(1)
     keras.utils.clear_session()
     keras.random.SeedGenerator(1)  # the next is seed_generator_1
     again = perceptron()
@@ -358,8 +358,8 @@ def test_an_optimizer_may_be_built_by_itself_or_in_its_first_step(tmp_path: Path
     if is_built:
         again.optimizer.build(again.trainable_variables)
     saved.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
-    with ar.CheckpointManager(saved, tmp_path) as checkpoints:
-        checkpoints.save(1)
+    with ar.CheckpointManager(saved, tmp_path) as manager:
+        manager.save(1)
     assert ar.CheckpointManager(again, tmp_path).restore()
     assert int(again.optimizer.iterations.numpy()) == 1
 
@@ -373,8 +373,8 @@ def test_tables_and_the_place_in_a_dataset_are_saved_and_restored(tmp_path: Path
     one, other = program(), program()
     drawn = [int(next(one.data)) for _ in range(4)]
     one.table.insert(tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64))
-    with ar.CheckpointManager(one, tmp_path) as checkpoints:
-        checkpoints.save(1)
+    with ar.CheckpointManager(one, tmp_path) as manager:
+        manager.save(1)
         drawn += [int(next(one.data))]  # not in what was saved
     assert ar.CheckpointManager(other, tmp_path).restore()
     assert list(other.table.lookup(tf.constant(["a", "b", "c"])).numpy()) == [1, 2, -1]

@@ -32,7 +32,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     monkeypatch.setattr(multi_worker, "_ASK", 0.1)
     monkeypatch.setattr(liveness.PeerMonitor, "lost", lambda _: names)
-    monkeypatch.setattr(liveness.liveness, "silent", lambda *_: names)
+    monkeypatch.setattr(liveness, "silent", lambda *_: names)
     return names
 
 

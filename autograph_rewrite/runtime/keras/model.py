@@ -657,7 +657,7 @@ def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
 def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        class Averages:
+        class AveragesAtEpochs:
             """Averages at the end of each epoch."""
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -666,7 +666,7 @@ def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
 
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        call.arguments["callbacks"] = [as_callback(Averages, model)(), *callbacks_of(call.arguments.get("callbacks"))]
+        call.arguments["callbacks"] = [as_callback(AveragesAtEpochs, model)(), *callbacks_of(call.arguments.get("callbacks"))]
         return fit(*call.args, **call.kwargs)
 
     return fitted
