@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
     from autograph_rewrite.runtime.checkpoints import CheckpointManager
-    from autograph_rewrite.runtime.keras.profile_callback import ProfileCallback
-    from autograph_rewrite.runtime.profile import profile
+    from autograph_rewrite.runtime.profile import ProfileCallback, profile
     from autograph_rewrite.views import bisect, explain, reduce, report, simulate, verify
 
 __version__ = "0.1.0"
@@ -115,7 +114,7 @@ _LAZY = {
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
-    "ProfileCallback": "runtime.keras.profile_callback",
+    "ProfileCallback": "runtime.profile",
     "all_gather": "load.marks",
     "all_reduce": "load.marks",
     "num_replicas": "load.marks",

@@ -300,7 +300,7 @@ def report(
     """
     from autograph_rewrite.inspect.graph_states import GraphStates
     from autograph_rewrite.inspect.profile import Profile
-    from autograph_rewrite.inspect.report import Shown, is_rewritten, of_ranks, report_page
+    from autograph_rewrite.inspect.report import Reported, is_rewritten, of_ranks, report_page
     from autograph_rewrite.inspect.report_view import plan_of
 
     original, new = _traces(target, specs)[0]
@@ -315,10 +315,10 @@ def report(
             hint = "give the original with the configuration; or this one alone, or with its plan"
             raise GraphError("this graph is distributed already", hint=hint)
         states.keep("graph", new.graph, new.placements)
-        shown = Shown(states, None, new, plan, batch=batch, measured=found)
+        shown = Reported(states, None, new, plan, batch=batch, measured=found)
     elif original is new and given is None:
         states.keep("graph", original.graph, original.placements)
-        shown = Shown(states, original, measured=found)
+        shown = Reported(states, original, measured=found)
     else:
         asked = given or plan or chosen(None)
 
@@ -328,7 +328,7 @@ def report(
         new = of_ranks(states, original, ranked, task)
         network = given if isinstance(given, Config) else None
         checked = _verified(original, asked, batch) if verify else None
-        shown = Shown(states, original, new, new.report.plan, network, batch, found, checked)
+        shown = Reported(states, original, new, new.report.plan, network, batch, found, checked)
     stage("drawing")
     write_whole(out, report_page(title or Path(out).stem, shown).encode())
     return ShownFile(out)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.variables.uses import Role, obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
-from autograph_rewrite.diagnostics.faults import Fault, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, raise_if_any
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.notes import stays_whole
@@ -200,7 +200,9 @@ def overridden(choice: Choice, trained: TrainedVariable, override: Override | No
     return choice
 
 
-def misfits(config: Config, trained: Mapping[str, TrainedVariable], choices: Mapping[str, Choice]) -> Iterator[Fault]:
+def misfits(
+    config: Config, trained: Mapping[str, TrainedVariable], choices: Mapping[str, Choice]
+) -> Iterator[FileFault]:
     """Yield what is asked of variables that they, or their synchronizer, cannot do.
 
     Args:

@@ -30,8 +30,8 @@ from autograph_rewrite.check.side_by_side import (
 from autograph_rewrite.check.values import (
     CONVERTS,
     FirstRefusal,
+    PassState,
     PlainStates,
-    State,
     Tap,
     has_value,
     tap,
@@ -128,7 +128,7 @@ class _Search:
     training: Training
     allowed: Tolerance
 
-    def run(self, states: Sequence[State], refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
+    def run(self, states: Sequence[PassState], refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
         """Return what there is to find."""
         apart = incomparable(self.ready.flat, self.rewritten)
         problem = str(refusal.error) if refusal.error is not None else ""
@@ -153,7 +153,7 @@ class _Search:
         known = tuple((one.behind, verdicts[one.behind]) for one in states if one.behind in verdicts)
         return Bisection(False, verdict, made_by, shown_by, problem, known, divergences, tuple(notes))
 
-    def _verdicts(self, states: Sequence[State], report: VerifyReport) -> dict[str, str]:
+    def _verdicts(self, states: Sequence[PassState], report: VerifyReport) -> dict[str, str]:
         """Return whether graphs after passes agree on one device, up to the first that does not, found by halves."""
         limits = {
             f"{'output' if row.kind == 'output' else 'variable'} {row.name}": NOISE_FACTOR * row.noise
@@ -203,7 +203,7 @@ class _Search:
 
 
 def _blame(
-    wrong: State | None, verdicts: Mapping[str, str], refusal: FirstRefusal, divergences: Sequence[Divergence]
+    wrong: PassState | None, verdicts: Mapping[str, str], refusal: FirstRefusal, divergences: Sequence[Divergence]
 ) -> tuple[str, str]:
     """Return the first wrong pass, and how that is known."""
     if wrong is not None:
@@ -377,7 +377,7 @@ def _described(head: str, one: Divergence) -> Iterator[str]:
         yield f"  what agrees: {', '.join(one.agree)}"
 
 
-def _of_edge(edge: Edge) -> Iterator[str]:
+def _of_edge(edge: WrongEdge) -> Iterator[str]:
     yield f"  edge: operand {edge.operand} reads {', '.join(edge.reads)}, which is not {edge.expected}"
     yield f"    {_line(edge.producer, edge.made_by)}"
     yield from (f"    plan: {text}" for text in edge.plan)
@@ -398,7 +398,7 @@ def _line(printed: str, made_by: str) -> str:
 
 
 @dataclass(frozen=True)
-class Edge:
+class WrongEdge:
     """An operand whose value is not the original's.
 
     Attributes:
@@ -443,7 +443,7 @@ class Divergence:
     instances: tuple[str, ...]
     line: str
     made_by: str
-    edges: tuple[Edge, ...]
+    edges: tuple[WrongEdge, ...]
     agree: tuple[str, ...]
 
     def data(self) -> dict[str, Any]:
@@ -527,7 +527,7 @@ class Edges:
         kind = claim.kind if read is OWN and claim is not None else read.kind
         return kind == "replicated"
 
-    def _edge(self, index: int, value: Value, names: tuple[str, ...]) -> Edge:
+    def _edge(self, index: int, value: Value, names: tuple[str, ...]) -> WrongEdge:
         producer = self._graph.nodes[names[0].rpartition(":")[0]]
         plain = tensor_name(value).removesuffix(":0")
         plan = tuple(
@@ -535,7 +535,7 @@ class Edges:
             for edge in self._plan.edges
             if edge.value == plain
         )
-        return Edge(index, tensor_name(value), names, line(producer), self._made_by(producer), plan)
+        return WrongEdge(index, tensor_name(value), names, line(producer), self._made_by(producer), plan)
 
     def _made_by(self, node: Node) -> str:
         """Return the pass that made a node; of a replica's copy, the one that made what it is a copy of."""

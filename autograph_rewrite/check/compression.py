@@ -15,7 +15,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.check.report import FAILED_STEP, Array, Deviation, Row, VerifyReport, deviation, epsilon
+from autograph_rewrite.check.report import (
+    FAILED_STEP,
+    Array,
+    ComparedTensor,
+    Deviation,
+    VerifyReport,
+    deviation,
+    epsilon,
+)
 from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training, first_line, invent
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.passes.base.report import Compressed
@@ -38,7 +46,7 @@ def without(plan: Plan) -> Plan:
     return replace(plan, default=default, variables=tuple(requests), edges=())
 
 
-def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> VerifyReport:
+def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: Plan) -> VerifyReport:
     """Return the report of the graph without compressors, with what was found about them.
 
     Args:
@@ -63,7 +71,7 @@ def with_compressed(report: VerifyReport, rows: Sequence[Row], plan: Plan) -> Ve
     )
 
 
-def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[Row]:
+def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[ComparedTensor]:
     """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
 
     Args:
@@ -90,9 +98,11 @@ def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance)
                     check.see(f"step {step + 1}", [next(seen) for _ in check.tensors])
             copies = _copies(trainee, allowed.rtol, allowed.atol)
         except trainee.failures as error:
-            return [Row(FAILED_STEP, KIND, float("inf"), 0.0, first_line(error), ok=False)]
+            return [ComparedTensor(FAILED_STEP, KIND, float("inf"), 0.0, first_line(error), ok=False)]
     rows = [check.row() for check in checks]
-    return rows + [Row(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()]
+    return rows + [
+        ComparedTensor(name, KIND, one.error, one.max_abs, one.where, ok=False) for name, one in copies.items()
+    ]
 
 
 def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str, Deviation]:
@@ -140,11 +150,11 @@ class _Sum:
         if found.error > self._worst.error or not self._worst.max_abs:
             self._worst = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
 
-    def row(self) -> Row:
+    def row(self) -> ComparedTensor:
         """Return the verdict."""
         one, worst = self._one, self._worst
         name = f"{one.owner} by {shown(one.compressor)}"
-        return Row(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
+        return ComparedTensor(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
 
     def _missed(self, before: Sequence[Array]) -> Deviation | None:
         """Say whether a step began with other residuals than the last one left, which is nothing at first."""

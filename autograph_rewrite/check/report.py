@@ -22,7 +22,7 @@ FAILED_STEP = "(step)"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedTensor:
     """One compared tensor.
 
     Attributes:
@@ -66,7 +66,7 @@ class VerifyReport(NotebookView):
 
     ok: bool
     max_error: float
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedTensor, ...]
     config: Mapping[str, Any]
     steps: int
     batch: int | None
@@ -77,7 +77,7 @@ class VerifyReport(NotebookView):
     advice: tuple[str, ...] = ()
 
     @property
-    def wrong(self) -> tuple[Row, ...]:
+    def wrong(self) -> tuple[ComparedTensor, ...]:
         """The rows that differ."""
         return tuple(row for row in self.rows if not row.ok)
 
@@ -152,11 +152,11 @@ def _number(value: float) -> float | str:
     return value if abs(value) < float("inf") else str(value)
 
 
-def _said(row: Row) -> str:
+def _said(row: ComparedTensor) -> str:
     return "" if row.ok and not row.noise else "rounding" if row.ok else "DIFFERS"
 
 
-def _table(rows: tuple[Row, ...]) -> list[str]:
+def _table(rows: tuple[ComparedTensor, ...]) -> list[str]:
     """Return aligned lines: error, verdict, kind, name, size of the values, place."""
     cells = [("error", "", "kind", "name", "max |value|", "where")]
     for row in rows:
@@ -173,7 +173,7 @@ def rows_of(
     rtol: float,
     noise: Mapping[str, float],
     broken: str = "",
-) -> tuple[Row, ...]:
+) -> tuple[ComparedTensor, ...]:
     """Return the rows, worst first: what differs before what does not.
 
     Args:
@@ -184,14 +184,14 @@ def rows_of(
         broken: how the rewritten graph failed, if it did.
     """
     trained = declared_trained(variables)
-    rows = [Row(FAILED_STEP, "output", float("inf"), 0.0, broken, ok=False)] if broken else []
+    rows = [ComparedTensor(FAILED_STEP, "output", float("inf"), 0.0, broken, ok=False)] if broken else []
     for key, found in worst.items():
         kind, _, name = key.partition(" ")
         if kind == "variable" and _is_slot(variables[name], trained):
             kind = "slot"
         jitter = noise.get(key, 0.0) if found.error > rtol else 0.0
         ok = found.error <= max(rtol, NOISE_FACTOR * jitter)
-        rows.append(Row(name, kind, found.error, found.max_abs, found.where, ok, jitter))
+        rows.append(ComparedTensor(name, kind, found.error, found.max_abs, found.where, ok, jitter))
     return tuple(sorted(rows, key=lambda row: (row.ok, -row.error)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.check.report import Array, Deviation, Row, deviation, epsilon, is_all_finite
+from autograph_rewrite.check.report import Array, ComparedTensor, Deviation, deviation, epsilon, is_all_finite
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
@@ -158,7 +158,7 @@ class Comparison:
         self.broken = broken
         return found
 
-    def notes(self, rows: Sequence[Row]) -> list[str]:
+    def notes(self, rows: Sequence[ComparedTensor]) -> list[str]:
         """Say what limits the verdict."""
         notes = []
         if self._invented:

@@ -149,7 +149,7 @@ MEANS_BLOCKS = frozenset(
 
 
 @dataclass(frozen=True)
-class State:
+class PassState:
     """The item behind a pass."""
 
     behind: str
@@ -164,7 +164,7 @@ class PlainStates(RewriteObserver):
     """
 
     def __init__(self, flat: TrainingGraph) -> None:
-        self.states = [State("normalise", flat)]
+        self.states = [PassState("normalise", flat)]
         self._edits = -1
         self._is_over = False
 
@@ -185,7 +185,7 @@ class PlainStates(RewriteObserver):
             for name, info in item.outputs.items()
         }
         self.states.append(
-            State(name, replace(item, source=graph, outputs=outputs, variables=variables, stated_placements=None))
+            PassState(name, replace(item, source=graph, outputs=outputs, variables=variables, stated_placements=None))
         )
 
 

@@ -15,7 +15,7 @@ SHOWN = 50
 
 
 @dataclass(frozen=True)
-class Fault:
+class FileFault:
     """One thing that is wrong, the place where it stands and, if there is one, the way out."""
 
     where: str
@@ -27,7 +27,7 @@ class Fault:
         return f"{self.where}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
-def raise_if_any(faults: Iterable[Fault], *, error: type[RewriteError], title: str) -> None:
+def raise_if_any(faults: Iterable[FileFault], *, error: type[RewriteError], title: str) -> None:
     """Raise one `error` that lists all `faults`; do nothing when there are none.
 
     Args:
@@ -40,7 +40,7 @@ def raise_if_any(faults: Iterable[Fault], *, error: type[RewriteError], title: s
         raise failure(listed, error=error, title=title)
 
 
-def failure(faults: Sequence[Fault], *, error: type[RewriteError], title: str = "") -> RewriteError:
+def failure(faults: Sequence[FileFault], *, error: type[RewriteError], title: str = "") -> RewriteError:
     """The error that tells these faults.
 
     Args:

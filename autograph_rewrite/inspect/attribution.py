@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from autograph_rewrite.inspect.communication import Meeting, meetings, origin_of
-from autograph_rewrite.inspect.rank_trace import Source
+from autograph_rewrite.inspect.rank_trace import RunSource
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.device_names import process_of
@@ -37,7 +37,7 @@ class Attribution:
     def __init__(self, items: Sequence[TrainingGraph] = ()) -> None:
         self._items = items
 
-    def source(self, name: str, op: str, route: tuple[str, str] | None = None) -> Source:
+    def source(self, name: str, op: str, route: tuple[str, str] | None = None) -> RunSource:
         """Return what a kernel is.
 
         Args:
@@ -48,18 +48,18 @@ class Attribution:
         if has(op, "sends", "receives"):
             return self._moved(_NUMBERED.sub("", name), op, route)
         if not self._items:
-            return Source(name, op, "", name)
+            return RunSource(name, op, "", name)
         node = self._found(name)
         if node is None:
-            return Source(name, op, "", "")
+            return RunSource(name, op, "", "")
         made_by = node.attr(PASS_ATTR, b"").decode()
         origin = self._original(node)
         meeting = self._meetings.get(node.name)
         exchange = told(meeting) if meeting is not None else ""
         met = f"{meeting.order} {meeting.value}" if meeting is not None and meeting.order is not None else ""
-        return Source(node.name, op, device_of(node.device), origin, made_by, exchange, met)
+        return RunSource(node.name, op, device_of(node.device), origin, made_by, exchange, met)
 
-    def _moved(self, name: str, op: str, route: tuple[str, str] | None) -> Source:
+    def _moved(self, name: str, op: str, route: tuple[str, str] | None) -> RunSource:
         """Return what a value's way from one device to another one is."""
         node = self._found(name)
         origin = name if node is None else self._original(node)
@@ -68,7 +68,7 @@ class Attribution:
         source, target = route or ("", "")
         way = f" from {_place(source)} to {_place(target)}" if source and target else ""
         device = device_of(source if op.endswith("Send") else target)
-        return Source(name, op, device, origin if node is not None else "", "", f"send {origin}{way}")
+        return RunSource(name, op, device, origin if node is not None else "", "", f"send {origin}{way}")
 
     def _reader(self, node: Node) -> str:
         """Return the one other device, of this process if one is, that reads a node's values; else nothing."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from autograph_rewrite.diagnostics.amounts import few, several, size
-from autograph_rewrite.inspect.report_view import STEP, Account, Edge, account_of
+from autograph_rewrite.inspect.report_view import STEP, Account, ShownEdge, account_of
 from autograph_rewrite.inspect.table import ranking_text
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.plan.codecs import shown
@@ -187,13 +187,13 @@ def _times(account: Account) -> str:
     return "Most time went into " + ", ".join(f"{name} ({seconds:.2f} s)" for name, seconds in longest) + "."
 
 
-def _listed(edges: Sequence[Edge]) -> Iterator[str]:
+def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
     for edge in edges[:SHOWN]:
         yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.means}, {size(edge.bytes)}: {edge.reason}"
     if len(edges) > SHOWN:
         yield f"  ... and {len(edges) - SHOWN} more"
 
 
-def _lowerings(edges: Iterable[Edge]) -> str:
+def _lowerings(edges: Iterable[ShownEdge]) -> str:
     counts = Counter(edge.means for edge in edges)
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

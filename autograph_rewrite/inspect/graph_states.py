@@ -30,7 +30,7 @@ FIRST = ("replica_0", "replica_0/micro_0")
 COLUMNS = ("op", "device", "span", "pass", "origin", "attrs", "type", "placement", "copies")
 
 
-class Row(NamedTuple):
+class NodeRow(NamedTuple):
     """One node of one state; texts are numbers of strings."""
 
     op: int
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Step:
+class PassStep:
     """What one pass changed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Step:
     """
 
     name: str
-    put: dict[int, Row]
+    put: dict[int, NodeRow]
     drop: list[int]
     added: int
     rewired: int
@@ -101,8 +101,8 @@ class GraphStates(RewriteObserver):
     def __init__(self) -> None:
         self.names = Numbered()
         self.strings = Numbered()
-        self.steps: list[Step] = []
-        self._state: dict[int, Row] = {}
+        self.steps: list[PassStep] = []
+        self._state: dict[int, NodeRow] = {}
         self._seen: tuple[int, int] | None = None
         self._stated: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, int]] = {}
 
@@ -110,7 +110,7 @@ class GraphStates(RewriteObserver):
         """Keep the state of a rewrite after the pass of that name."""
         seen = (rewrite.graph.edits, rewrite.has(Propagation) and id(rewrite.get(Propagation)))
         if seen == self._seen:
-            self.steps.append(Step(name, {}, [], 0, 0, len(self._state)))
+            self.steps.append(PassStep(name, {}, [], 0, 0, len(self._state)))
             return
         self._seen = seen
         self.keep(name, rewrite.graph, placements_of(rewrite))
@@ -128,7 +128,7 @@ class GraphStates(RewriteObserver):
         known = [(before[node], row) for node, row in put.items() if node in before]
         rewired = sum((old.inputs, old.controls) != (new.inputs, new.controls) for old, new in known)
         drop = [node for node in before if node not in after]
-        self.steps.append(Step(name, put, drop, len(put) - len(known), rewired, len(after)))
+        self.steps.append(PassStep(name, put, drop, len(put) - len(known), rewired, len(after)))
         self._state = after
 
     def data(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class GraphStates(RewriteObserver):
         ]
         return {"names": self.names.texts, "strings": self.strings.texts, "steps": said}
 
-    def _rows(self, graph: Graph, placements: Annotations) -> Iterator[tuple[int, Row]]:
+    def _rows(self, graph: Graph, placements: Annotations) -> Iterator[tuple[int, NodeRow]]:
         stacks: dict[str, list[Node]] = {}
         shown = _stack_names(graph)
         for node in graph:
@@ -162,7 +162,7 @@ class GraphStates(RewriteObserver):
             made_by, origin = (node.attr(key, b"").decode() for key in (PASS_ATTR, ORIGIN_ATTR))
             yield (
                 named(name),
-                Row(
+                NodeRow(
                     text(node.op),
                     devices[places],
                     text("" if node.span is Span.ONCE else node.span.word),

@@ -26,7 +26,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
-class Shown:
+class PrintedPasses:
     """Passes around which the graph is printed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Shown:
     full: bool = False
 
 
-NOTHING = Shown()
+NOTHING = PrintedPasses()
 
 
 def optimize(
@@ -51,7 +51,7 @@ def optimize(
     passes: Sequence[Pass],
     *,
     task: int = 0,
-    shown: Shown = NOTHING,
+    shown: PrintedPasses = NOTHING,
     verify: bool = True,
 ) -> Rewrite:
     """Run passes on a copy of a normalised item.

@@ -48,7 +48,7 @@ def _plain_attrs(node: Node) -> dict[str, bytes]:
     return attrs
 
 
-class Snapshots(RewriteObserver):
+class PassSnapshots(RewriteObserver):
     """An observer of the pipeline that keeps every state of the graph; nothing stands in the folder until `publish`.
 
     Args:

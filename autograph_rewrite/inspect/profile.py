@@ -23,7 +23,7 @@ from autograph_rewrite.inspect.rank_trace import (
     Attributed,
     DeviceTime,
     RankTrace,
-    Source,
+    RunSource,
     attributed,
     device_times,
 )
@@ -326,12 +326,12 @@ def exchange_rows(profile: Profile) -> list[dict[str, Any]]:
     )
 
 
-def _spent(profile: Profile) -> Iterator[tuple[Source, float]]:
+def _spent(profile: Profile) -> Iterator[tuple[RunSource, float]]:
     for trace in profile.ranks:
         yield from _spent_by(trace, profile.typical)
 
 
-def _spent_by(trace: RankTrace, number: int) -> Iterator[tuple[Source, float]]:
+def _spent_by(trace: RankTrace, number: int) -> Iterator[tuple[RunSource, float]]:
     step = trace.steps[number]
     for one in trace.ran:
         if step.start <= one.start <= step.end:
@@ -398,7 +398,7 @@ COMMUNICATION = " exchanges"
 OTHER = "not in the graph"
 
 
-def lane_of(source: Source) -> str:
+def lane_of(source: RunSource) -> str:
     """Return the lane on which a source is shown."""
     if not source.origin:
         return OTHER

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 
-class Source(NamedTuple):
+class RunSource(NamedTuple):
     """What ran.
 
     Attributes:
@@ -42,7 +42,7 @@ class Ran(NamedTuple):
     end: int
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """One measured step, with the examples that this rank gave to it; 0: nobody knows."""
 
     start: int
@@ -66,8 +66,8 @@ class RankTrace:
 
     rank: int
     clock: str
-    steps: tuple[Step, ...]
-    sources: tuple[Source, ...]
+    steps: tuple[MeasuredStep, ...]
+    sources: tuple[RunSource, ...]
     ran: tuple[Ran, ...]
     marks: tuple[tuple[int, int], ...] = ()
     flops: float = 0.0
@@ -109,8 +109,8 @@ class RankTrace:
         return cls(
             data["rank"],
             data["clock"],
-            tuple(Step(begin + start, begin + end, examples) for start, end, examples in data["steps"]),
-            tuple(Source(*source) for source in data["sources"]),
+            tuple(MeasuredStep(begin + start, begin + end, examples) for start, end, examples in data["steps"]),
+            tuple(RunSource(*source) for source in data["sources"]),
             tuple(Ran(source, begin + start, begin + start + length) for source, start, length in runs),
             tuple((begin + start, begin + end) for start, end in data["marks"]),
             data["flops"],
@@ -148,7 +148,7 @@ def device_times(trace: RankTrace, number: int) -> list[DeviceTime]:
     return [_device_time(trace, trace.steps[number], device) for device in devices]
 
 
-def _device_time(trace: RankTrace, step: Step, device: str) -> DeviceTime:
+def _device_time(trace: RankTrace, step: MeasuredStep, device: str) -> DeviceTime:
     own = [(trace.sources[one.source], (one.start, one.end)) for one in trace.ran]
     on_device = [(source, times) for source, times in own if source.device == device]
     computed, exchanged = computed_and_exchanged(on_device, step)
@@ -157,7 +157,9 @@ def _device_time(trace: RankTrace, step: Step, device: str) -> DeviceTime:
     return DeviceTime(trace.rank, device, compute * NANO, communication * NANO, idle * NANO)
 
 
-def computed_and_exchanged(ran: Iterable[tuple[Source, Interval]], step: Step) -> tuple[list[Interval], list[Interval]]:
+def computed_and_exchanged(
+    ran: Iterable[tuple[RunSource, Interval]], step: MeasuredStep
+) -> tuple[list[Interval], list[Interval]]:
     """Return when something was computed in a step, and when something was exchanged."""
     inside = [(source, times) for source, times in ran if times[0] < step.end and times[1] > step.start]
     computed = union(within((times for source, times in inside if not source.exchange), *step[:2]))

@@ -19,7 +19,7 @@ from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.inspect.explain import text_of
 from autograph_rewrite.inspect.graph_states import GraphStates, Numbered
 from autograph_rewrite.inspect.profile import Profile, lane_of, node_rows
-from autograph_rewrite.inspect.report_view import Account, Edge, account_of, edges_of, model_edges_of
+from autograph_rewrite.inspect.report_view import Account, ShownEdge, account_of, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import Summary, VariableLine, summarise
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph
 from autograph_rewrite.ir.replication import Axis
@@ -39,7 +39,7 @@ NO_PLAN = "A .pb keeps no plan: with --plan, owners, bytes and reasons are shown
 
 
 @dataclass(frozen=True)
-class Shown:
+class Reported:
     """What a report is about.
 
     Attributes:
@@ -94,7 +94,7 @@ def is_rewritten(graph: Graph) -> bool:
     return any(PASS_ATTR in node.attrs for node in graph)
 
 
-def report_data(shown: Shown) -> dict[str, Any]:
+def report_data(shown: Reported) -> dict[str, Any]:
     """Return what the page shows, as plain data by view; docs/report.md has the schema."""
     item, new, plan = shown.original or shown.new, shown.new, shown.plan
     assert item is not None
@@ -127,7 +127,7 @@ def report_data(shown: Shown) -> dict[str, Any]:
     }
 
 
-def _step(shown: Shown) -> tuple[SimulatedStep | None, str]:
+def _step(shown: Reported) -> tuple[SimulatedStep | None, str]:
     """Return the simulated step, or why there is none."""
     if shown.new is None:
         return None, ""
@@ -141,18 +141,18 @@ def _step(shown: Shown) -> tuple[SimulatedStep | None, str]:
     return found, ""
 
 
-def _cost(shown: Shown, step: SimulatedStep) -> dict[str, Any]:
+def _cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
     return of_cost(step.found, shown.states.names, levers(step, shown.config), shown.measured)
 
 
-def _measured(shown: Shown, step: dict[str, Any] | None) -> dict[str, Any] | None:
+def _measured(shown: Reported, step: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the measured step, beside its own prediction or else this report's; None where there is none."""
     if shown.measured is None:
         return None
     return report_part(replace(shown.measured, predicted=shown.measured.predicted or step))
 
 
-def report_page(title: str, shown: Shown) -> str:
+def report_page(title: str, shown: Reported) -> str:
     """Return the page that shows it."""
     return page(f"{title} - autograph-rewrite", report_data(shown))
 
@@ -358,7 +358,7 @@ def model_edges(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(edges: Iterable[Edge]) -> list[dict[str, Any]]:
+def _rows(edges: Iterable[ShownEdge]) -> list[dict[str, Any]]:
     return [
         {
             "value": edge.value,

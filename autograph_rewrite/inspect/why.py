@@ -13,7 +13,7 @@ from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare, origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.report_view import STEP, Edge, edges_of
+from autograph_rewrite.inspect.report_view import STEP, ShownEdge, edges_of
 from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over, results
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.printer import line
@@ -31,7 +31,7 @@ INDEPENDENT = "Nothing of the batch reaches it, so every replica has the same."
 
 
 @dataclass(frozen=True)
-class Reason:
+class Provenance:
     """What is known about the origin of a node, and about one of its results.
 
     Attributes:
@@ -48,9 +48,9 @@ class Reason:
     line: str
     made_by: str
     origin: str
-    edges: tuple[Edge, ...]
+    edges: tuple[ShownEdge, ...]
     value: Described | None = None
-    chain: tuple[Step, ...] = ()
+    chain: tuple[ChainLink, ...] = ()
 
     def __str__(self) -> str:
         text = [self.line]
@@ -99,7 +99,7 @@ class Reason:
         }
 
 
-def why(source: Source, name: str, plan: Plan | None = None) -> Reason:
+def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     """Return why a node is in a graph, and why one of its results is placed as it is.
 
     Args:
@@ -125,7 +125,7 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Reason:
         described = values.described(made[at], shown_as, alike) if made else None
         found = tuple(edge for edge in edges_of(item, values.plan) if edge.node == (origin or node.name))
         chain = Chains(values).of(node, at) if item.placements or values.plan is not None else ()
-    return Reason(node.name, line(node), made_by, origin, found, described, chain)
+    return Provenance(node.name, line(node), made_by, origin, found, described, chain)
 
 
 def find(graph: Graph, name: str) -> Node:
@@ -157,7 +157,7 @@ _COMBINED = {"max": "takes the maximum", "min": "takes the minimum", "prod": "mu
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainLink:
     """One link of a chain.
 
     Attributes:
@@ -208,7 +208,7 @@ class Chains:
         infos = self.values.item.inputs.values()
         return {one.tensor.partition(":")[0]: one.batch_axis for one in infos if one.batch_axis is not None}
 
-    def of(self, node: Node, index: int = 0) -> tuple[Step, ...]:
+    def of(self, node: Node, index: int = 0) -> tuple[ChainLink, ...]:
         """Return the chain of a result of a node, or of a node without results; empty where no placement is known.
 
         Args:
@@ -305,19 +305,19 @@ class Chains:
         stated = self.values.placement(value) if value is not None else None
         return stated.placement if stated is not None else None
 
-    def _steps(self, node: Node, value: Value | None, source: ReadValue | None) -> Iterator[Step]:
+    def _steps(self, node: Node, value: Value | None, source: ReadValue | None) -> Iterator[ChainLink]:
         own, name = self._placement(value), bare(value.name if value is not None else node.name)
         if node.name in self.inputs or source is not None:
             shown = over(own) if own is not None else ""
-            yield Step(name, node.op, shown, self._because(node, own, source))
+            yield ChainLink(name, node.op, shown, self._because(node, own, source))
         if value is None:
             return
         edges = self.values.conversions(value)
         for edge in edges:
-            yield Step(name, node.op, conversion(edge), self._needed(value, edge), True, edge.where, edge.owner)
+            yield ChainLink(name, node.op, conversion(edge), self._needed(value, edge), True, edge.where, edge.owner)
         stated = self.values.placement(value)
         if stated is not None and stated.readers is not None and not edges:
-            yield Step(name, node.op, f"-> {over(stated.readers)}", "its readers need it so", True)
+            yield ChainLink(name, node.op, f"-> {over(stated.readers)}", "its readers need it so", True)
 
     def _because(self, node: Node, own: Placement | None, source: ReadValue | None) -> str:
         if node.name in self.inputs:
@@ -325,7 +325,7 @@ class Chains:
         assert source is not None
         return because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
 
-    def _needed(self, value: Value, edge: Edge) -> str:
+    def _needed(self, value: Value, edge: ShownEdge) -> str:
         others = max(0, len(self._readers(value)) - 1)
         more = f", and {several(others, 'more node')}" if others else ""
         if edge.axis is not None:
@@ -377,7 +377,7 @@ def because(op: str, own: Placement | None, seen: Placement, operand: str, *, co
     return f"{op} reads {operand}"
 
 
-def lines(steps: Sequence[Step]) -> Iterator[str]:
+def lines(steps: Sequence[ChainLink]) -> Iterator[str]:
     """Yield a chain for people, a line for each step; values in a row that are placed alike become fewer."""
     for (placement, is_conversion), alike in groupby(steps, key=lambda step: (step.placement, step.converts)):
         run = list(alike)
@@ -392,7 +392,7 @@ def lines(steps: Sequence[Step]) -> Iterator[str]:
         yield from (f"  {text}" for text in texts)
 
 
-def _verb(edge: Edge) -> str:
+def _verb(edge: ShownEdge) -> str:
     if edge.before.startswith("partial"):
         return "summed" if edge.before == "partial(sum)" else "combined"
     if edge.after.startswith("split"):

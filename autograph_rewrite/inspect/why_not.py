@@ -17,7 +17,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.step.analyzed_step import cut_model
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
-from autograph_rewrite.inspect.report_view import Edge, edges_of
+from autograph_rewrite.inspect.report_view import ShownEdge, edges_of
 from autograph_rewrite.inspect.summary import VariableLine, summarise
 from autograph_rewrite.inspect.values import conversion
 from autograph_rewrite.ir.attr_inference import closest
@@ -39,7 +39,7 @@ STAGES = {1: "of its slots", 2: "of its slots and gradient", 3: "of it, its slot
 
 
 @dataclass(frozen=True)
-class Answer:
+class VariablePlace:
     """What a strategy makes of one variable.
 
     Attributes:
@@ -77,7 +77,7 @@ class Answer:
 
 def why_not(
     item: TrainingGraph, variable: str, strategy: str, config: Config | None = None, *, batch: int | None = None
-) -> Answer:
+) -> VariablePlace:
     """Return what a strategy makes of a variable, and why it makes no more of it.
 
     Args:
@@ -101,11 +101,13 @@ def why_not(
     about = _about(line, lines)
     if line.slot_of is not None:
         because = f"it is a slot of '{line.slot_of}' and lives where that does: ask for '{line.slot_of}'"
-        return Answer(about, strategy, "", because)
+        return VariablePlace(about, strategy, "", because)
     if strategy == MODEL:
-        return Answer(about, "the model axis", *_on_model_axis(flat, line, chosen))
+        return VariablePlace(about, "the model axis", *_on_model_axis(flat, line, chosen))
     if not roles(flat)[variable].trained:
-        return Answer(about, strategy, "", "no gradient updates it in a step, and strategies place what is trained")
+        return VariablePlace(
+            about, strategy, "", "no gradient updates it in a step, and strategies place what is trained"
+        )
     return _under(flat, line, about, chosen, batch)
 
 
@@ -132,7 +134,7 @@ def _about(line: VariableLine, lines: dict[str, VariableLine]) -> str:
     return f"'{line.name}' ({line.dtype}{shape_text(line.shape)}, {size(line.bytes or 0)}{beside})"
 
 
-def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, batch: int | None) -> Answer:
+def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, batch: int | None) -> VariablePlace:
     strategy, name = config.strategy.name, line.name
     try:
         builder = named_builder(config)
@@ -140,12 +142,12 @@ def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, 
         choice = builder.choices(flat, config)[name] if isinstance(builder, PerVariable) else None
         resolved = resolve_plan(flat, config, batch)
     except RewriteError as error:
-        return Answer(about, strategy, "", f"it cannot be followed: {error.problem}")
+        return VariablePlace(about, strategy, "", f"it cannot be followed: {error.problem}")
     residence = plan.residences.get(name)
     edges = [edge for edge in edges_of(flat, resolved) if edge.owner == name or edge.owner.startswith(f"{name}/part_")]
     split = residence is not None and bool(residence.sizes)
     because = choice.because if choice is not None and not split else ""
-    return Answer(about, strategy, _lives(residence, plan), because, tuple(_exchanged(edges)))
+    return VariablePlace(about, strategy, _lives(residence, plan), because, tuple(_exchanged(edges)))
 
 
 def _lives(residence: Residence | None, plan: Plan) -> str:
@@ -160,7 +162,7 @@ def _lives(residence: Residence | None, plan: Plan) -> str:
     return f"{residence.placement} in {shards}, on {places}{whose}"
 
 
-def _exchanged(edges: list[Edge]) -> Iterator[str]:
+def _exchanged(edges: list[ShownEdge]) -> Iterator[str]:
     for edge in edges[:4]:
         yield f"%{edge.value} {conversion(edge)}"
     if len(edges) > 4:

@@ -12,7 +12,7 @@ _COMPONENTS = {
 }
 
 
-class Leaf(NamedTuple):
+class SpecLeaf(NamedTuple):
     """One tensor (or tensor spec) of a structure; `dense` unless it is a part of a composite tensor."""
 
     path: str
@@ -52,12 +52,12 @@ def _is_keras_tensor(argument: Any) -> bool:
     return any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
 
 
-def leaves(structure: Any, path: str) -> Iterator[Leaf]:
+def leaves(structure: Any, path: str) -> Iterator[SpecLeaf]:
     """Yield the tensors of a structure in TensorFlow's own flat order; Python values have no place in it."""
     import tensorflow as tf
 
     if isinstance(structure, tf.TensorSpec | tf.Tensor):
-        yield Leaf(path, structure, True)
+        yield SpecLeaf(path, structure, True)
     elif isinstance(structure, tf.TypeSpec) or hasattr(structure, "_type_spec"):
         yield from _components(structure, path)
     elif isinstance(structure, Mapping):
@@ -75,27 +75,27 @@ def leaves(structure: Any, path: str) -> Iterator[Leaf]:
                 yield from leaves(value, _join(path, index))
 
 
-def _components(composite: Any, path: str) -> Iterator[Leaf]:
+def _components(composite: Any, path: str) -> Iterator[SpecLeaf]:
     """Yield the parts of a sparse or ragged tensor, an iterator, a variable..., or of the spec of one."""
     import tensorflow as tf
 
     parts = tf.nest.flatten(composite, expand_composites=True)
     if len(parts) == 1:
-        yield Leaf(path, parts[0], False)
+        yield SpecLeaf(path, parts[0], False)
         return
     spec = composite if isinstance(composite, tf.TypeSpec) else composite._type_spec
     names: tuple[str, ...] | None = _COMPONENTS.get(type(spec).__name__)
     if names is None and isinstance(spec, tf.RaggedTensorSpec):
         names = ("flat_values", *(f"row_splits_{i}" for i in range(len(parts) - 1)))
     for index, part in enumerate(parts):
-        yield Leaf(_join(path, names[index] if names is not None else index), part, False)
+        yield SpecLeaf(_join(path, names[index] if names is not None else index), part, False)
 
 
 def _join(path: str, key: object) -> str:
     return f"{path}/{key}" if path else str(key)
 
 
-def output_leaves(structure: Any) -> Iterator[Leaf]:
+def output_leaves(structure: Any) -> Iterator[SpecLeaf]:
     """Yield the results of a function: a dict's by key, else `output_0`, `output_1`... as SavedModel does."""
     if isinstance(structure, Mapping):
         yield from leaves(structure, "")

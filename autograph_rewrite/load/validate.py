@@ -95,8 +95,8 @@ def _functions(graph: Graph) -> tuple[Library, list[Function]]:
         raise GraphError(f"the function library is corrupt ({error})") from None
 
 
-def _stated(node: Node, operands: Sequence[tuple[str, int | None]] | None = None) -> Stated:
-    return Stated(f"'{node.name}'", node.op, node.attrs, operands, node)
+def _stated(node: Node, operands: Sequence[tuple[str, int | None]] | None = None) -> StatedNode:
+    return StatedNode(f"'{node.name}'", node.op, node.attrs, operands, node)
 
 
 def _type(value: Value, reader: Node, node_check: NodeCheck) -> int | None:
@@ -137,10 +137,10 @@ def check_body(function: Function, library: Library, check: NodeCheck) -> None:
     Raises:
         GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
     """
-    _Body(function, library, check).check()
+    _CheckedBody(function, library, check).check()
 
 
-class _Body:
+class _CheckedBody:
     def __init__(self, function: Function, library: Library, check: NodeCheck) -> None:
         self._function, self._library, self._check = function, library, check
         self._of = f" of the function '{function.name}'"
@@ -181,8 +181,8 @@ class _Body:
         """Return the element types of a declared argument or result; None: the function's caller says them."""
         return None if arg.type_attr or arg.number_attr or arg.type_list_attr else dtypes_of((arg,), {})
 
-    def _stated(self, node: RawNode, operands: Sequence[tuple[str, int | None]]) -> Stated:
-        return Stated(f"'{node.name}'{self._of}", node.op, node.attrs, operands)
+    def _stated(self, node: RawNode, operands: Sequence[tuple[str, int | None]]) -> StatedNode:
+        return StatedNode(f"'{node.name}'{self._of}", node.op, node.attrs, operands)
 
     def _read(self, text: str, reader: RawNode | None) -> int | None:
         """Return the element type of what `arg`, `arg:1`, `node:out` or `node:out:1` stands for; None: not known here.
@@ -240,7 +240,7 @@ _PLACEHOLDER = "placeholder"
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedNode:
     """A node as it is stated.
 
     Attributes:
@@ -271,7 +271,7 @@ class NodeCheck:
         self._ops: dict[str, OpDef | None] = {}
         self._types: dict[tuple[object, ...], tuple[Types, Types]] = {}
 
-    def types(self, stated: Stated) -> tuple[Types, Types]:
+    def types(self, stated: StatedNode) -> tuple[Types, Types]:
         """Return the element types that a node takes and gives.
 
         Raises:
@@ -288,7 +288,7 @@ class NodeCheck:
             self._types[key] = (None, None) if is_open else self._stated_types(stated, deciding)
         return self._types[key]
 
-    def _stated_types(self, stated: Stated, attrs: Mapping[str, bytes]) -> tuple[Types, Types]:
+    def _stated_types(self, stated: StatedNode, attrs: Mapping[str, bytes]) -> tuple[Types, Types]:
         try:
             if stated.op not in self._library:
                 return signature(stated.op, attrs)
@@ -299,7 +299,7 @@ class NodeCheck:
         except (GraphError, TypeError) as error:
             raise _fault(stated, f"{stated.where}: {getattr(error, 'problem', error)}") from None
 
-    def check(self, stated: Stated) -> None:
+    def check(self, stated: StatedNode) -> None:
         """Check one node.
 
         Raises:
@@ -317,7 +317,7 @@ class NodeCheck:
             self._ops[name] = find_op(name) if name not in self._library else None
         return self._ops[name]
 
-    def _field(self, stated: Stated, key: str, raw: bytes) -> str:
+    def _field(self, stated: StatedNode, key: str, raw: bytes) -> str:
         """Return which field of AttrValue an attribute has."""
         if raw not in self._fields:
             try:
@@ -327,7 +327,7 @@ class NodeCheck:
         return self._fields[raw]
 
 
-def _check_attrs(stated: Stated, op: OpDef, fields: Mapping[str, str]) -> None:
+def _check_attrs(stated: StatedNode, op: OpDef, fields: Mapping[str, str]) -> None:
     is_body = stated.node is None
     for key, found in fields.items():
         kind = op.attrs[key].kind if key in op.attrs else _KNOWN_EVERYWHERE.get(key, "")
@@ -339,7 +339,7 @@ def _check_attrs(stated: Stated, op: OpDef, fields: Mapping[str, str]) -> None:
             raise _fault(stated, f"{stated.where} has no attribute '{key}', which a {stated.op} needs")
 
 
-def _check_operands(stated: Stated, wanted: Types) -> None:
+def _check_operands(stated: StatedNode, wanted: Types) -> None:
     assert stated.operands is not None
     if wanted is None:
         return
@@ -352,5 +352,5 @@ def _check_operands(stated: Stated, wanted: Types) -> None:
             raise _fault(stated, f"operand {index} of {stated.where}, '{name}', is {names[0]} instead of {names[1]}")
 
 
-def _fault(stated: Stated, problem: str) -> GraphError:
+def _fault(stated: StatedNode, problem: str) -> GraphError:
     return GraphError(problem, node=stated.node)

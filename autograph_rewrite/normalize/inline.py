@@ -26,7 +26,7 @@ from autograph_rewrite.ir.types.attrs import FunctionName
 from autograph_rewrite.ir.types.wire import RawNode
 from autograph_rewrite.normalize.bodies import DATASET_LOOP, Entry, is_invariant, state_results
 from autograph_rewrite.normalize.dataset_loops import as_while
-from autograph_rewrite.normalize.lowering import Lowering, boolean, lower_branches
+from autograph_rewrite.normalize.lowering import FunctionLowering, boolean, lower_branches
 from autograph_rewrite.ops.traits import ENTERS, has
 
 
@@ -46,7 +46,7 @@ def flatten(
     library = Library(graph.library)
     roots = list(roots)
     run_only = frozenset(node.name for node in roots).difference(read_outside)
-    state = Lowering(graph, library, any(node.op in OPENS for node in graph), run_only, loops_over_data)
+    state = FunctionLowering(graph, library, any(node.op in OPENS for node in graph), run_only, loops_over_data)
     if any(state.is_functional(node) for node in graph):
         _require_finite(graph, library)
         _flatten(state, roots)
@@ -71,7 +71,7 @@ def _require_finite(graph: Graph, library: Library) -> None:
             raise GraphError(problem, node=node, hint=f"at most {most:,} can be rewritten")
 
 
-def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
+def _flatten(state: FunctionLowering, roots: Iterable[Node]) -> None:
     graph = state.graph
     original = frozenset(graph.nodes)
     names = [node.name for node in roots]
@@ -94,7 +94,7 @@ def _flatten(state: Lowering, roots: Iterable[Node]) -> None:
     _sweep(graph, original)
 
 
-def _lower(state: Lowering, node: Node, pivot: Node | None) -> None:
+def _lower(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     if node.op == "SymbolicGradient":
         raise GraphError(
             "SymbolicGradient computes a gradient at run time, so its graph is not known",
@@ -115,7 +115,7 @@ def _lower(state: Lowering, node: Node, pivot: Node | None) -> None:
         lower_call(state, node, pivot)
 
 
-def _open_gates(state: Lowering, roots: Iterable[Node]) -> None:
+def _open_gates(state: FunctionLowering, roots: Iterable[Node]) -> None:
     """Remove the gates whose effects are run anyway, so that no reader waits for what it does not need."""
     gates = set(state.gates)
     seen = set(roots)
@@ -149,7 +149,7 @@ def _sweep(graph: Graph, original: frozenset[str]) -> None:
 # A function call becomes the function's body, its nodes named `<call>/<node>`.
 
 
-def lower_call(state: Lowering, node: Node, pivot: Node | None) -> None:
+def lower_call(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace a function call by the function's body.
 
     Args:
@@ -194,7 +194,7 @@ class _Variable:
     shape: Shape | None
 
 
-def lower_while(state: Lowering, node: Node, pivot: Node | None) -> None:
+def lower_while(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace a While by a frame, in place.
 
     Args:
@@ -236,7 +236,12 @@ def _common(entered: Shape | None, made: Shape | None) -> Shape | None:
 
 
 def _iterate(
-    state: Lowering, node: Node, body: object, enters: Sequence[Node], changing: Sequence[_Variable], decision: Node
+    state: FunctionLowering,
+    node: Node,
+    body: object,
+    enters: Sequence[Node],
+    changing: Sequence[_Variable],
+    decision: Node,
 ) -> tuple[dict[int, Value], bool]:
     """Add the body and the back edges; return the exit values by index, and whether the body has effects."""
     build = Builder.at(node)
@@ -272,7 +277,7 @@ def _arguments(enters: Sequence[Node], current: Mapping[int, Value]) -> list[Val
     return [current.get(i, enter.output()) for i, enter in enumerate(enters)]
 
 
-def _enters(state: Lowering, node: Node, pivot: Node | None, fixed: set[int]) -> list[Node]:
+def _enters(state: FunctionLowering, node: Node, pivot: Node | None, fixed: set[int]) -> list[Node]:
     build = Builder.at(node)
     frame = _unique(node.name, state.frames)
     starts: Sequence[Node] = node.controls

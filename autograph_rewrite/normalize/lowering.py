@@ -23,7 +23,7 @@ from autograph_rewrite.ops.traits import has
 
 
 @dataclass
-class Lowering:
+class FunctionLowering:
     """The state of one run: the graph, what waits to be lowered, and what was inserted only as a precaution."""
 
     graph: Graph
@@ -145,7 +145,7 @@ class Lowering:
 # A Case is a chain of such decisions, the last branch standing for every other index.
 
 
-def lower_branches(state: Lowering, node: Node, pivot: Node | None) -> None:
+def lower_branches(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace an If or Case by its branches, in place.
 
     Args:
@@ -203,7 +203,7 @@ def _equals(node: Node, selector: Value, index: int) -> Value:
 
 
 def _branches(
-    state: Lowering,
+    state: FunctionLowering,
     node: Node,
     predicates: Sequence[Value],
     functions: Sequence[FunctionName],
@@ -236,7 +236,7 @@ def _switch(node: Node, name: str, value: Value, predicate: Value) -> Node:
 
 
 def _merge(
-    state: Lowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
+    state: FunctionLowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
 ) -> None:
     """Join the branches: the results, and one node that says that the branch taken has run its effects."""
     build = Builder.at(node)

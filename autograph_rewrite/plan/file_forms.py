@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, either, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, either, raise_if_any
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, dotted
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.protos import message_class
@@ -97,7 +97,7 @@ def _readable(tree: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
     return _Flow(result) if scalars and len(result) <= _FLOW_KEYS else result
 
 
-def _faults(data: object, kind: Descriptor, source: Source, path: KeyPath) -> Iterator[Fault]:
+def _faults(data: object, kind: Descriptor, source: Source, path: KeyPath) -> Iterator[FileFault]:
     """What is wrong with `data` as a message of this kind."""
     if not isinstance(data, dict):
         yield source.fault(path, f"{dotted(path) or 'a plan'} must be a mapping (key: value)")
@@ -117,7 +117,7 @@ def _faults(data: object, kind: Descriptor, source: Source, path: KeyPath) -> It
             yield source.fault(here, f"{dotted(here)} must be a list")
 
 
-def _faults_of_value(value: object, field: FieldDescriptor, source: Source, path: KeyPath) -> Iterator[Fault]:
+def _faults_of_value(value: object, field: FieldDescriptor, source: Source, path: KeyPath) -> Iterator[FileFault]:
     """What is wrong with one value of a field."""
     if field.message_type is not None:
         yield from _faults(value, field.message_type, source, path)

@@ -13,7 +13,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline, Sharding
 from autograph_rewrite.config.split_parts import MODEL, OPEN
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, raise_if_any
 from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.errors import ConfigError, GraphError
@@ -315,7 +315,7 @@ class Wish:
     strict: bool
 
 
-def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[Fault], list[str]]:
+def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
     """Return what is placed, what is wrong with it, and what is to be said of it.
 
     Args:
@@ -323,7 +323,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
         config: the user's settings.
     """
     found: dict[str, Wish] = {}
-    faults: list[Fault] = []
+    faults: list[FileFault] = []
     notes: list[str] = []
     for wish in _wishes(item, config, faults, notes):
         earlier = found.get(wish.subject)
@@ -340,7 +340,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
     return tuple(wish.sharding for wish in found.values()), faults, notes
 
 
-def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str]) -> Iterator[Wish]:
+def _wishes(item: ItemLike, config: Config, faults: list[FileFault], notes: list[str]) -> Iterator[Wish]:
     """Yield what is asked for: by the graph first, then by the configuration, entry by entry."""
     assert config.mesh is not None
     count, strict = config.mesh.model_size, config.semantics.strict
@@ -376,7 +376,7 @@ def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str
             yield Wish(sharding, name, said, path, strict or entry.strict)
 
 
-def _axes(one: Annotation, sizes: Sequence[int]) -> tuple[int, ...]:
+def _axes(one: VariableAnnotation, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the axes that XLA's tiles stand for; none where `split` says as much, or no axes do."""
     devices, copies = one.tiles
     if not one.split or not devices or (copies == 1 and devices == tuple(range(len(devices)))):
@@ -384,7 +384,7 @@ def _axes(one: Annotation, sizes: Sequence[int]) -> tuple[int, ...]:
     return axes_of_tiles(one.split, devices, sizes) or ()
 
 
-def _order_of_tiles(one: Annotation) -> str:
+def _order_of_tiles(one: VariableAnnotation) -> str:
     """Return a note where tiles are given to devices in another order than that of logical devices."""
     devices, copies = one.tiles
     if copies > 1 or not one.split or devices == tuple(range(len(devices))):
@@ -524,7 +524,7 @@ def axes_of_tiles(tiles: Sequence[int], devices: Sequence[int], sizes: Sequence[
 
 
 @dataclass(frozen=True)
-class Annotation:
+class VariableAnnotation:
     """What a graph says of a variable or a tensor.
 
     Attributes:
@@ -544,7 +544,7 @@ class Annotation:
     tiles: tuple[tuple[int, ...], int] = ((), 1)
 
 
-def annotations_of(item: ItemLike) -> Iterator[Annotation]:
+def annotations_of(item: ItemLike) -> Iterator[VariableAnnotation]:
     """Yield what a graph says of its tensors, in its order.
 
     Args:
@@ -560,12 +560,12 @@ def annotations_of(item: ItemLike) -> Iterator[Annotation]:
         variable = _variable(node, nodes, variables)
         if mark is not None:
             place = node.attr(PLACE, b"").decode() or f"'{name}'"
-            yield Annotation(variable or name, variable or _value(node.inputs[0].name), place, *mark)
+            yield VariableAnnotation(variable or name, variable or _value(node.inputs[0].name), place, *mark)
         elif said is not None:
             yield from _said_to_xla(node, read_op_sharding(said), variable)
 
 
-def _said_to_xla(node: NodeLike, sharding: OpSharding, variable: str | None) -> Iterator[Annotation]:
+def _said_to_xla(node: NodeLike, sharding: OpSharding, variable: str | None) -> Iterator[VariableAnnotation]:
     """Yield what XLA is told of the outputs of a node; nothing where that is that it is to find out."""
     outputs = range(1 if variable is not None else len(node.output_dtypes))
     for index in outputs:
@@ -577,11 +577,11 @@ def _said_to_xla(node: NodeLike, sharding: OpSharding, variable: str | None) -> 
         if one.type == MAXIMAL:
             if not one.devices:
                 raise GraphError("the sharding names no device", node=node)
-            yield Annotation(name, name, said, device=one.devices[0])
+            yield VariableAnnotation(name, name, said, device=one.devices[0])
             continue
         tiles = [OPEN if dim in node.attr(OPEN_DIMS, ()) else tiles for dim, tiles in enumerate(one.tiles)]
         split = tuple(tiles) if any(count != 1 for count in tiles) else ()
-        yield Annotation(name, name, said, split, tiles=(one.devices, one.copies))
+        yield VariableAnnotation(name, name, said, split, tiles=(one.devices, one.copies))
 
 
 def _variable(node: NodeLike, nodes: Mapping[str, NodeLike], variables: Mapping[str, str]) -> str | None:

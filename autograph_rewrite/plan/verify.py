@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, raise_if_any
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.ir.types import device_names
@@ -25,7 +25,7 @@ from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.plan.user_extensions import problems
 from autograph_rewrite.plan.variable_policies import problem_of
 
-Problem = Fault
+Problem = FileFault
 
 
 def check(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = None) -> list[Problem]:
@@ -36,7 +36,7 @@ def check(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = 
         item: the graph item that it shall be applied to.
         available_devices: the logical devices that there are; None when that is not known.
     """
-    setting = Setting(plan, item, available_devices)
+    setting = Checked(plan, item, available_devices)
     findings = chain(
         chain.from_iterable(check(setting) for check in CHECKS),
         chain.from_iterable(check(plan, item) for check in (*VARIABLE_CHECKS, *EDGE_CHECKS)),
@@ -58,7 +58,7 @@ def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None 
 
 
 @dataclass(frozen=True)
-class Setting:
+class Checked:
     """What a check looks at."""
 
     plan: Plan
@@ -66,7 +66,7 @@ class Setting:
     available: Sequence[str] | None
 
 
-def header_is_complete(setting: Setting) -> Iterator[Finding]:
+def header_is_complete(setting: Checked) -> Iterator[Finding]:
     """The version, the mode and the timeout mean something."""
     plan = setting.plan
     if plan.version != VERSION:
@@ -78,7 +78,7 @@ def header_is_complete(setting: Setting) -> Iterator[Finding]:
         yield Finding(("timeout_seconds",), message, "set it above 0")
 
 
-def steps_run_in_one_process(setting: Setting) -> Iterator[Finding]:
+def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
     """A loop of steps is in the graph of one process, with its variables."""
     plan = setting.plan
     if plan.steps_per_run < 0:
@@ -99,7 +99,7 @@ def steps_run_in_one_process(setting: Setting) -> Iterator[Finding]:
     yield Finding(("steps_per_run",), message, f"leave steps_per_run out, or {without}")
 
 
-def devices_are_named_canonically(setting: Setting) -> Iterator[Finding]:
+def devices_are_named_canonically(setting: Checked) -> Iterator[Finding]:
     """There is a replica, and each device is spelt in the one way that keys are made from."""
     if not setting.plan.devices:
         yield Finding(("devices",), "devices is empty: there must be a replica")
@@ -113,7 +113,7 @@ def devices_are_named_canonically(setting: Setting) -> Iterator[Finding]:
             yield Finding(("devices", i), f"'{name}' is not the canonical name", f"write {canonical}")
 
 
-def devices_exist(setting: Setting) -> Iterator[Finding]:
+def devices_exist(setting: Checked) -> Iterator[Finding]:
     """Every device is one of those that there are."""
     if setting.available is None:
         return
@@ -126,7 +126,7 @@ def devices_exist(setting: Setting) -> Iterator[Finding]:
             yield Finding(("devices", i), message, "create more virtual devices, or change devices")
 
 
-def processes_are_alike(setting: Setting) -> Iterator[Finding]:
+def processes_are_alike(setting: Checked) -> Iterator[Finding]:
     """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
     plan = setting.plan
     if plan.pipeline is not None or plan.stage_hosts:
@@ -145,7 +145,7 @@ def processes_are_alike(setting: Setting) -> Iterator[Finding]:
             return
 
 
-def mirrored_devices_are_distinct(setting: Setting) -> Iterator[Finding]:
+def mirrored_devices_are_distinct(setting: Checked) -> Iterator[Finding]:
     """A collective with two members on one device never ends."""
     if setting.plan.mode != "mirrored":
         return
@@ -155,7 +155,7 @@ def mirrored_devices_are_distinct(setting: Setting) -> Iterator[Finding]:
         yield Finding(("devices", second), message, "name distinct devices, or set mode to shared")
 
 
-def mesh_covers_the_devices(setting: Setting) -> Iterator[Finding]:
+def mesh_covers_the_devices(setting: Checked) -> Iterator[Finding]:
     """The axes are known ones, and multiply to the number of devices."""
     size = 1
     for i, axis in enumerate(setting.plan.mesh):
@@ -183,7 +183,7 @@ def mesh_covers_the_devices(setting: Setting) -> Iterator[Finding]:
         yield Finding(("mesh",), message)
 
 
-def batch_inputs_fit(setting: Setting) -> Iterator[Finding]:
+def batch_inputs_fit(setting: Checked) -> Iterator[Finding]:
     """Every batch input is an input of the item, once, and has the axis."""
     inputs = setting.item.inputs
     for i, batch in enumerate(setting.plan.batch_inputs):
@@ -201,7 +201,7 @@ def batch_inputs_fit(setting: Setting) -> Iterator[Finding]:
         yield Finding(("batch_inputs",), f"the input '{name}' stands twice in batch_inputs")
 
 
-def variables_exist_once(setting: Setting) -> Iterator[Finding]:
+def variables_exist_once(setting: Checked) -> Iterator[Finding]:
     """Every request is for a variable of the item, and no variable has two."""
     known = list(setting.item.variables)
     for i, request in enumerate(setting.plan.variables):
@@ -212,7 +212,7 @@ def variables_exist_once(setting: Setting) -> Iterator[Finding]:
         yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
 
 
-def policies_fit(setting: Setting) -> Iterator[Finding]:
+def policies_fit(setting: Checked) -> Iterator[Finding]:
     """Every policy is for a variable of the item that can have it, and no variable has two."""
     plan, variables = setting.plan, setting.item.variables
     for i, policy in enumerate(plan.policies):
@@ -230,7 +230,7 @@ def policies_fit(setting: Setting) -> Iterator[Finding]:
         yield Finding(("policies",), f"the variable '{name}' stands twice in policies")
 
 
-def replicas_that_train_alone_have_all_of_it(setting: Setting) -> Iterator[Finding]:
+def replicas_that_train_alone_have_all_of_it(setting: Checked) -> Iterator[Finding]:
     """Replicas that train by themselves are one device each, with every variable."""
     plan, how = setting.plan, setting.plan.local_sgd
     if how is None:
@@ -250,13 +250,13 @@ def replicas_that_train_alone_have_all_of_it(setting: Setting) -> Iterator[Findi
         yield Finding(("local_sgd",), f"replicas train all variables by themselves, not with {what}", "leave one out")
 
 
-def ops_are_registered(setting: Setting) -> Iterator[Finding]:
+def ops_are_registered(setting: Checked) -> Iterator[Finding]:
     """What the user says of custom ops is what it was when the plan was made."""
     for message, hint in problems(setting.plan.ops, setting.item):
         yield Finding(("ops",), message, hint)
 
 
-CHECKS: tuple[Callable[[Setting], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
     header_is_complete,
     steps_run_in_one_process,
     devices_are_named_canonically,

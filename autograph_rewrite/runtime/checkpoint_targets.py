@@ -60,7 +60,7 @@ def target_of(given: Any, workers: int = 1) -> Target:
         GraphError: it has none that can be found, or some that cannot be saved.
     """
     if isinstance(given, DistributedSession):
-        return SessionVariables(given)
+        return SessionTarget(given)
     if is_model(given):
         return _of_model(given, workers)
     if not _is_keras(given) and not isinstance(given, tensorflow().__internal__.tracking.Trackable):
@@ -91,7 +91,7 @@ def average_variables(given: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TrackedTensor:
     """One tensor of what is no variable and yet has a state: a table's keys, an iterator's position."""
 
     saveable: Any
@@ -129,14 +129,14 @@ class EagerVariables:
         tf = tensorflow()
         with tf.device("CPU:0"):
             given = {name: self.variables[name] for name in names}
-            return {name: v.tensor if isinstance(v, _Part) else tf.identity(v) for name, v in given.items()}
+            return {name: v.tensor if isinstance(v, _TrackedTensor) else tf.identity(v) for name, v in given.items()}
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Give variables values."""
         saveables = {}
         for name, value in values.items():
             one = self.variables[name]
-            if isinstance(one, _Part):
+            if isinstance(one, _TrackedTensor):
                 saveables[id(one.saveable)] = one.saveable
             else:
                 one.assign(value)
@@ -145,7 +145,7 @@ class EagerVariables:
             saveable.restore([tf.convert_to_tensor(values[spec.name]) for spec in saveable.specs], None)
 
 
-class SessionVariables:
+class SessionTarget:
     """The variables of a session, whole, wherever they are.
 
     Args:
@@ -306,7 +306,7 @@ def _slots(path: str, one: Any, variables: Mapping[str, Any]) -> Iterator[tuple[
                     yield f"{name}/.OPTIMIZER_SLOT/{path}/{slot}", found
 
 
-def _parts(path: str, one: Any) -> Mapping[str, _Part]:
+def _parts(path: str, one: Any) -> Mapping[str, _TrackedTensor]:
     """Return the state of what is no variable, as TensorFlow saves it.
 
     Raises:
@@ -315,11 +315,11 @@ def _parts(path: str, one: Any) -> Mapping[str, _Part]:
     tracking = tensorflow().__internal__.tracking
     if not isinstance(one, tracking.Trackable):
         return {}
-    parts: dict[str, _Part] = {}
+    parts: dict[str, _TrackedTensor] = {}
     try:
         for attribute, made in tracking.saveable_objects_from_trackable(one).items():
             saveable = made(name=_way(path, attribute)) if callable(made) else made
-            parts |= {spec.name: _Part(saveable, at) for at, spec in enumerate(saveable.specs)}
+            parts |= {spec.name: _TrackedTensor(saveable, at) for at, spec in enumerate(saveable.specs)}
     except tensorflow().errors.OpError as error:
         raise GraphError(f"'{path}' ({type(one).__name__}) cannot be saved: {str(error).splitlines()[0]}") from None
     return parts
@@ -346,7 +346,7 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
 def _extents(variables: Mapping[str, Any]) -> dict[str, Extent]:
     tf = tensorflow()
     return {
-        name: _extent(None if isinstance(v, _Part) else v.shape, tf.as_dtype(v.dtype).name)
+        name: _extent(None if isinstance(v, _TrackedTensor) else v.shape, tf.as_dtype(v.dtype).name)
         for name, v in variables.items()
     }
 

@@ -29,7 +29,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
-from autograph_rewrite.runtime.job.rendezvous import FIRST_KEY, Array, Exchange, Rendezvous
+from autograph_rewrite.runtime.job.rendezvous import FIRST_KEY, Array, Rendezvous, RepeatedSum
 from autograph_rewrite.runtime.job.tf_server import join
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")
@@ -239,8 +239,8 @@ class _Sharding:
 
         return self._dataset.enumerate().map(part)
 
-    def _exchange(self, like: Array) -> Exchange:
-        return Exchange(self._member, self._seconds, like, FIRST_KEY + self._channel, FIRST_KEY)
+    def _exchange(self, like: Array) -> RepeatedSum:
+        return RepeatedSum(self._member, self._seconds, like, FIRST_KEY + self._channel, FIRST_KEY)
 
 
 # `ar.distribute_datasets_from_function`: each worker's own pipeline, made by a function that is told which part it is.
@@ -348,9 +348,9 @@ def _require_alike(member: Membership, given: Config, local: int) -> None:
         )
 
 
-def _connection(member: Membership, given: Config) -> Callable[[Array], Exchange]:
+def _connection(member: Membership, given: Config) -> Callable[[Array], RepeatedSum]:
     channel = tf_server.next_channel()
-    return lambda like: Exchange(member, given.timeout_seconds, like, FIRST_KEY + channel, FIRST_KEY)
+    return lambda like: RepeatedSum(member, given.timeout_seconds, like, FIRST_KEY + channel, FIRST_KEY)
 
 
 # Pad exhausted workers with empty batches until the datasets of all workers end.
@@ -362,7 +362,7 @@ def _connection(member: Membership, given: Config) -> Callable[[Array], Exchange
 # They do so in the program's own thread, between its steps. A tf.data pipeline may run ahead in threads of its own: it
 # would ask for a batch that the program never wants, and wait for the others for ever.
 
-Connect = Callable[[Array], Exchange]
+Connect = Callable[[Array], RepeatedSum]
 
 
 class EndingTogether:
@@ -383,7 +383,7 @@ class EndingTogether:
         self.element_spec = dataset.element_spec
         self._member = member
         self._connect = connect
-        self._exchange: Exchange | None = None
+        self._exchange: RepeatedSum | None = None
         self._iterations = 0
 
     def __iter__(self) -> Iterator[Any]:

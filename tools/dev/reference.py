@@ -24,8 +24,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
-from autograph_rewrite.tools.cli import EPILOG, VERBS, parser_of
-from autograph_rewrite.tools.usage import options_of
+from autograph_rewrite.tools.cli import EPILOG, VERBS, options_of, parser_of
 
 
 def pages() -> dict[str, str]:

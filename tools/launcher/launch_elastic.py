@@ -19,27 +19,31 @@ from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.cluster.membership import Membership, all_members
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
-from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
-from autograph_rewrite.tools.launcher.agents.state import State, Way
-from autograph_rewrite.tools.launcher.agents.view import (
+from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
+from autograph_rewrite.tools.launcher.agent_meeting import AgentState, Way
+from autograph_rewrite.tools.launcher.agent_view import (
     WORKER,
     Bounds,
+    GenerationHosts,
     Group,
+    HostReport,
     Part,
     Ports,
-    Report,
     Seat,
-    View,
     asked_for_more,
     can_join,
     following,
     losses,
 )
-from autograph_rewrite.tools.launcher.attempt import Manner, Outcome, Reason, Signals, Started
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
-    Options,
-    Summary,
+    EndReason,
+    JobSummary,
+    LaunchOptions,
+    Manner,
+    Outcome,
+    Signals,
+    Started,
     exit_code,
     explain,
     noted_signals,
@@ -52,7 +56,7 @@ from autograph_rewrite.tools.launcher.script import environment
 Made = Callable[[Sequence[Membership], Mapping[str, str], tuple[str, ...]], list[Task]]
 
 
-def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Options) -> dict[str, Any]:
+def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: LaunchOptions) -> dict[str, Any]:
     """Run a job that goes on without workers that are lost; return the summary.
 
     Args:
@@ -89,17 +93,17 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 
-def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory, options: Options) -> Group:
+def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory, options: LaunchOptions) -> Group:
     """Return who decides."""
     if not args.rdzv_endpoint:
-        return Alone(bounds, args.restart, args.ps or 0, ports)
-    from autograph_rewrite.tools.launcher.agents.meeting import Meeting  # a network, for those who have one
+        return OnlyAgent(bounds, args.restart, args.ps or 0, ports)
+    from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting  # a network, for those who have one
 
     token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
     way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-    state = State(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
+    state = AgentState(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
     state.restarts, state.servers = args.restart, args.ps or 0
-    return Meeting(state, functools.partial(say, options))
+    return AgentMeeting(state, functools.partial(say, options))
 
 
 # Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
@@ -152,13 +156,13 @@ class Elastic:
         self,
         tasks: Callable[[Part, JobMemory], Sequence[Task]],
         body: Callable[[Task], int],
-        options: Options,
+        options: LaunchOptions,
         bounds: Bounds,
     ) -> None:
         self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
         self.generations: list[Generation] = []
 
-    def run(self, group: Group, owned: OwnedMemory) -> Summary:
+    def run(self, group: Group, owned: OwnedMemory) -> JobSummary:
         """Run the job to its end.
 
         Args:
@@ -174,7 +178,7 @@ class Elastic:
                 group.leave()
         explain(outcome, self._options, signals.received)
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
-        return Summary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
+        return JobSummary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
     def _generations(self, group: Group, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
         outcome, report = Outcome({}), None
@@ -189,7 +193,7 @@ class Elastic:
                     return replace(outcome, late=("the other hosts",))
                 if group.why and outcome.failed is None and signals.received is None:
                     say(self._options, group.why)
-                    return replace(outcome, reason=Reason(group.why))
+                    return replace(outcome, reason=EndReason(group.why))
                 return outcome
             if number:
                 counted = _counted(len(part.workers))
@@ -200,7 +204,7 @@ class Elastic:
 
     def _run(
         self, part: Part, group: Group, memory: JobMemory, signals: Signals, deadline: float | None
-    ) -> tuple[Outcome, Report]:
+    ) -> tuple[Outcome, HostReport]:
         """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
         mine = Generation(part.generation, len(part.workers))
         self.generations.append(mine)
@@ -213,7 +217,7 @@ class Elastic:
     def _fork(self, task: Task, _: bool) -> Started:
         return ForkedChild(task, self._body)
 
-    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> Reason | None:
+    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> EndReason | None:
         """Return who gives no sign of life, what the others say, or that some can join."""
         for child in running:
             silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
@@ -221,14 +225,14 @@ class Elastic:
             if silence > (STOPPED if is_stopped else SILENT):
                 self.generations[-1].silent = silence * self._bounds.heartbeat
                 how = "is stopped" if is_stopped else "gives no sign of life"
-                return Reason(f"{child.task.name} {how}", child.task.name)
+                return EndReason(f"{child.task.name} {how}", child.task.name)
         told = group.look(memory)
         if told is not None:
-            return Reason(told)
-        return Reason("others can join") if memory.waits else None
+            return EndReason(told)
+        return EndReason("others can join") if memory.waits else None
 
 
-def report_of(outcome: Outcome, memory: JobMemory) -> Report:
+def report_of(outcome: Outcome, memory: JobMemory) -> HostReport:
     """Return what the other hosts are told of a part.
 
     Args:
@@ -238,12 +242,12 @@ def report_of(outcome: Outcome, memory: JobMemory) -> Report:
     reason = outcome.reason
     joins = reason is not None and memory.waits
     if reason is not None and reason.lost is None and not joins:
-        return Report(has_stepped=memory.stepped is not None)
+        return HostReport(has_stepped=memory.stepped is not None)
     failed = outcome.failed or ""
     if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
-        return Report(has_stepped=memory.stepped is not None)
+        return HostReport(has_stepped=memory.stepped is not None)
     if not failed and not joins:
-        return Report(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+        return HostReport(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
     alive = [
         int(name.removeprefix(WORKER))
         for name, code in outcome.codes.items()
@@ -251,7 +255,7 @@ def report_of(outcome: Outcome, memory: JobMemory) -> Report:
     ]
     was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
     blames = {str(rank): memory.blamed(rank) for rank in alive}
-    return Report(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
+    return HostReport(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
 
 
 @contextmanager
@@ -279,7 +283,7 @@ def _counted(workers: int) -> str:
 # A job on one host: its launcher decides by itself who goes on.
 
 
-class Alone:
+class OnlyAgent:
     """The only agent of a job.
 
     Args:
@@ -292,10 +296,10 @@ class Alone:
     def __init__(self, bounds: Bounds, restarts: int, servers: int, ports: Ports) -> None:
         self._bounds, self._servers, self._ports = bounds, servers, ports
         self._seat = Seat("", LOOPBACK, bounds.most)
-        self._view = View(restarts=restarts)
+        self._view = GenerationHosts(restarts=restarts)
         self.why = ""
 
-    def meet(self, report: Report | None, impatient: Callable[[], bool]) -> Part | None:
+    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
         """Decide how many go on."""
         self.why = ""
         if report is not None and not report.words:

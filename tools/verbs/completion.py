@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autograph_rewrite.config import presets
+from autograph_rewrite.tools.cli import options_of
 from autograph_rewrite.tools.common_arguments import print_json
-from autograph_rewrite.tools.usage import options_of
 
 PROGRAM = "autograph-rewrite"
 SHELLS = ("bash", "zsh", "fish")

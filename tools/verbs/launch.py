@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError, ConfigError
-from autograph_rewrite.tools.launcher.agents.arguments import add_elastic_arguments, check_elastic, seconds
-from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.tools.launcher.agent_arguments import add_elastic_arguments, check_elastic, seconds
+from autograph_rewrite.tools.launcher.job import LaunchOptions, supervise
 from autograph_rewrite.tools.launcher.output import Form
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.script import (
@@ -31,8 +31,7 @@ from autograph_rewrite.tools.launcher.script import (
     environment,
     require_script,
 )
-from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
-from autograph_rewrite.tools.launcher.status import StatusFolder
+from autograph_rewrite.tools.launcher.status import ShowStatus, StatusFolder, watched
 
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Membership
@@ -152,8 +151,8 @@ def _members(workers: int, servers: int, base: int | None) -> tuple[Membership, 
     return all_members(addresses[:workers], addresses[workers:])
 
 
-def _options(args: argparse.Namespace, status: StatusFolder) -> Options:
-    return Options(
+def _options(args: argparse.Namespace, status: StatusFolder) -> LaunchOptions:
+    return LaunchOptions(
         restarts=args.restart,
         timeout=args.timeout,
         grace=args.grace,

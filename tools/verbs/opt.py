@@ -75,7 +75,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     """Run the chosen passes on the graph."""
     from autograph_rewrite.analysis.propagate import Propagation
     from autograph_rewrite.compile import request, with_processes
-    from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded
+    from autograph_rewrite.inspect.optimize import PrintedPasses, optimize, require_unfolded
     from autograph_rewrite.normalize.normalize import normalise, normalise_original
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
     from autograph_rewrite.passes.selection import require_known, select
@@ -93,7 +93,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     given = (Propagation,) if item.placements else ()
     passes = select(known, only=args.passes, stop_after=stop, skip=args.skip, given=given)
     require_known((*args.print_before, *args.print_after), known)
-    shown = Shown(args.print_before, args.print_after, full=args.full)
+    shown = PrintedPasses(args.print_before, args.print_after, full=args.full)
     with reproducible(item, plan, args.task):
         return optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
 

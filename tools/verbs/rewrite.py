@@ -27,7 +27,7 @@ from autograph_rewrite.tools.launcher.script import at_least
 from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 if TYPE_CHECKING:
-    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+    from autograph_rewrite.inspect.pass_snapshots import PassSnapshots
     from autograph_rewrite.inspect.report_view import Account
 
 
@@ -95,13 +95,13 @@ def _plan_file(path: str | None) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _snapshots(folder: str | None) -> Iterator[Snapshots | None]:
+def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
     if folder is None:
         yield None
         return
-    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+    from autograph_rewrite.inspect.pass_snapshots import PassSnapshots
 
-    snapshots = Snapshots(Path(folder))
+    snapshots = PassSnapshots(Path(folder))
     try:
         yield snapshots
     finally:

@@ -44,7 +44,7 @@ SHOWN = 16
 
 
 @dataclass(frozen=True)
-class Row:
+class RankedPlan:
     """One plan.
 
     Attributes:
@@ -78,10 +78,10 @@ def ranking(notes: Iterable[str]) -> list[dict[str, Any]]:
     return [asdict(row) for row in map(row_of, notes) if row is not None]
 
 
-def row_of(note: str) -> Row | None:
+def row_of(note: str) -> RankedPlan | None:
     """Return the row that a note is; None where it is none."""
     found = _ROW.fullmatch(note)
     if found is None:
         return None
     fits = None if found[5] == "-" else found[5] == "fits"
-    return Row(int(found[1]), float(found[2]), float(found[3]), float(found[4]), fits, found[6], found[7])
+    return RankedPlan(int(found[1]), float(found[2]), float(found[3]), float(found[4]), fits, found[6], found[7])

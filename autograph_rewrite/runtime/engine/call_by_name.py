@@ -21,7 +21,7 @@ from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.dtypes import RESOURCE, VARIANT
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine import function_def
-from autograph_rewrite.runtime.engine.function_def import Function, function_name
+from autograph_rewrite.runtime.engine.function_def import EncodedFunction, function_name
 from autograph_rewrite.runtime.engine.native_loop import LoopedCall
 
 
@@ -38,7 +38,7 @@ class Call:
         on_cpu: whether all of it runs on CPUs.
     """
 
-    def __init__(self, function: Function, *, on_cpu: bool = True) -> None:
+    def __init__(self, function: EncodedFunction, *, on_cpu: bool = True) -> None:
         self._tf = tensorflow()
         self._name = function.name
         self._types = [self._tf.as_dtype(t) for t in function.output_types]
@@ -101,7 +101,7 @@ def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
     return encoded
 
 
-def _register(tf: Any, private: tuple[Any, Any] | None, function: Function) -> Any:
+def _register(tf: Any, private: tuple[Any, Any] | None, function: EncodedFunction) -> Any:
     """Make TensorFlow know a function and what it refers to; return what must be kept for that."""
     if private is None:
         graph = tf.compat.v1.GraphDef()

@@ -35,7 +35,7 @@ _OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
 
 
 @dataclass(frozen=True)
-class Function:
+class EncodedFunction:
     """An encoded function.
 
     Attributes:
@@ -115,7 +115,7 @@ class FunctionSignature:
     read_after: ReadAfter = dataclasses.field(default_factory=ReadAfter)
 
 
-def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> Function:
+def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> EncodedFunction:
     """Make a function of a graph; nodes that nothing returned or run depends on are left out.
 
     Args:
@@ -131,7 +131,7 @@ def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes |
         return _build(data, name, signature, hashlib.sha256(data).digest() if salt is None else salt)
 
 
-def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) -> Function:
+def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) -> EncodedFunction:
     targets, read_after = list(dict.fromkeys(signature.targets)), signature.read_after
     nodes, library = _read(data)
     if salt:
@@ -160,12 +160,12 @@ def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) ->
     parts += [_entry(_CONTROL_RET, target, target.encode()) for target in targets]
     # Inlined into its caller, the function would lose what runs only for its effect.
     parts.append(_entry(_ATTR, "_noinline", _TRUE))
-    return Function(name, b"".join(parts), library, tuple(taken), tuple(types))
+    return EncodedFunction(name, b"".join(parts), library, tuple(taken), tuple(types))
 
 
 def of_nodes(
     name: str, arguments: Sequence[int], nodes: Sequence[bytes], results: Sequence[str], types: Sequence[int]
-) -> Function:
+) -> EncodedFunction:
     """Make a function of nodes that are written as those of a function are.
 
     Args:
@@ -176,7 +176,7 @@ def of_nodes(
     """
     parts = [delimited(_SIGNATURE, _op_def(name, arguments, types, ())), *map(_as_node_def, nodes)]
     parts += [_entry(_RET, f"o{i}", result.encode()) for i, result in enumerate(results)]
-    return Function(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(arguments))), tuple(types))
+    return EncodedFunction(name, b"".join(parts), (), tuple(f"a{i}" for i in range(len(arguments))), tuple(types))
 
 
 def function_name(definition: bytes) -> str:

@@ -22,8 +22,15 @@ from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch, check_batch_sizes
-from autograph_rewrite.runtime.engine.chief_driven import ChiefDrivenSession
-from autograph_rewrite.runtime.engine.connect import connected, graph_of, imported, joined, require_devices, watchdog_of
+from autograph_rewrite.runtime.engine.connect import (
+    ChiefDrivenSession,
+    connected,
+    graph_of,
+    imported,
+    joined,
+    require_devices,
+    watchdog_of,
+)
 from autograph_rewrite.runtime.engine.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.engine.recording import observers
 from autograph_rewrite.runtime.engine.staleness_clock import (
@@ -72,7 +79,7 @@ class DistributedSession:
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._names = OriginalNames(item, self.graph)
-        self._variables = WholeVariables(item, self.graph)
+        self._variables = NamedVariables(item, self.graph)
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
@@ -337,7 +344,7 @@ class DistributedSession:
         self.write_variables(dict(zip(names, means, strict=True)))
 
     @property
-    def whole_variables(self) -> WholeVariables:
+    def whole_variables(self) -> NamedVariables:
         """The variables, with what reads and writes them."""
         return self._variables
 
@@ -606,7 +613,7 @@ class OriginalNames:
 # All reads are added when the session opens: a graph that grew with every read would be sent to the runtime each time.
 
 
-class WholeVariables:
+class NamedVariables:
     """What reads and writes the variables of an item, by original name.
 
     Args:

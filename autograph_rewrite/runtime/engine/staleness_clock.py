@@ -31,7 +31,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job.agreement import common_name
 from autograph_rewrite.runtime.job.coordinator import Coordinator
-from autograph_rewrite.runtime.job.digests import Account, ancestors
+from autograph_rewrite.runtime.job.digests import StepAccount, ancestors
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, missing, name_of
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -161,7 +161,7 @@ class BoundedStaleness(Coordinator):
         """Let every later run raise an error."""
         self._workers.end(problem)
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
+    def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
         """Return who is missing; None for an error of the program's own computation.
 
         Args:

@@ -138,7 +138,7 @@ def _is_handle(tf: Any, op: Any) -> bool:
     return not op.inputs and len(op.outputs) == 1 and op.outputs[0].dtype == tf.resource
 
 
-def _add_functions(tf: Any, function: function_def.Function) -> None:
+def _add_functions(tf: Any, function: function_def.EncodedFunction) -> None:
     """Make the default graph know a function and those that it calls."""
     graph = tf.compat.v1.GraphDef()
     for definition in (*function.library, function.definition):

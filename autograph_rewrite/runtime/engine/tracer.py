@@ -19,7 +19,7 @@ import numpy as np
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.attribution import Attribution
-from autograph_rewrite.inspect.rank_trace import Ran, RankTrace, Source, Step
+from autograph_rewrite.inspect.rank_trace import MeasuredStep, Ran, RankTrace, RunSource
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
@@ -145,7 +145,7 @@ def rank_trace(
         )
     attribution = Attribution(items)
     sources: dict[tuple[str, str, Any], int] = {}
-    described: list[Source] = []
+    described: list[RunSource] = []
     ran: list[Ran] = []
     first, last = traced.steps[0][0], traced.steps[-1][1]
     for kernel in sorted(traced.kernels, key=lambda one: (one.start, one.end)):
@@ -156,7 +156,7 @@ def rank_trace(
             described.append(attribution.source(kernel.name, kernel.op, kernel.route))
         ran.append(Ran(number, kernel.start, kernel.end))
     rank, flops, feeds = _of_rank(items, sum(examples) // max(1, len(examples)))
-    steps = tuple(Step(*times, count * feeds) for times, count in zip(traced.steps, examples, strict=False))
+    steps = tuple(MeasuredStep(*times, count * feeds) for times, count in zip(traced.steps, examples, strict=False))
     return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
 
 
@@ -189,7 +189,7 @@ _START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsy
 _NUMBERED = re.compile(r"(.+(?:/_|_S|_G))(\d+)")
 
 
-class Kernel(NamedTuple):
+class KernelRun(NamedTuple):
     """One run of a node, in nanoseconds since the epoch, by the clock of its process."""
 
     name: str
@@ -208,7 +208,7 @@ class Traced:
         steps: start and end of each.
     """
 
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[KernelRun] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -244,11 +244,11 @@ def read(data: bytes, step: str) -> Traced:
             else:
                 name, op = KERNEL.fullmatch(event.name).groups()  # type: ignore[union-attr]
                 if not has(op, "completes_later"):
-                    found.kernels.append(Kernel(name, op, event.start, event.end, _route(event.stats.get("key"))))
+                    found.kernels.append(KernelRun(name, op, event.start, event.end, _route(event.stats.get("key"))))
     for key, event in started.items():
         if key in done:
             name, op = str(event.stats["name"]), str(event.stats["kernel_type"])
-            found.kernels.append(Kernel(name, op, event.start, done[key].start))
+            found.kernels.append(KernelRun(name, op, event.start, done[key].start))
     found.kernels[:] = _matched(found.kernels)
     found.steps.sort()
     return found
@@ -289,12 +289,12 @@ def _route(key: Any) -> tuple[str, str] | None:
     return (parts[0], parts[2]) if len(parts) >= 3 else None
 
 
-def _matched(kernels: list[Kernel]) -> Iterator[Kernel]:
+def _matched(kernels: list[KernelRun]) -> Iterator[KernelRun]:
     """Yield the kernels; a receive begins when the value is sent: before, nothing is on its way.
 
     TensorFlow names the receive of `x/_7` `x/_8`, and that of `x_S7` between processes `x_S8`.
     """
-    sends: dict[str, list[Kernel]] = {}
+    sends: dict[str, list[KernelRun]] = {}
     for kernel in kernels:
         if has(kernel.op, "sends"):
             sends.setdefault(kernel.name, []).append(kernel)

@@ -20,7 +20,7 @@ import numpy as np
 
 from autograph_rewrite.ir.types.dtypes import BOOL, INEXACT, INTEGER
 from autograph_rewrite.runtime.engine.call_by_name import Reader
-from autograph_rewrite.runtime.function.mirrored_variables import Array, Mirrored, Mirrors, Sharded, is_equal
+from autograph_rewrite.runtime.function.mirrored_variables import Array, Mirrored, Mirrors, ShardedCopies, is_equal
 
 SMALL = 1 << 14
 """Bytes of a variable at most."""
@@ -28,7 +28,7 @@ _STACKED = INEXACT | INTEGER | {BOOL}
 """Types that TensorFlow makes rows of, and numpy compares."""
 
 
-class Guard:
+class MirrorGuard:
     """Refreshes the mirrors of the variables of one step when they were written outside it; tells which those are.
 
     Args:
@@ -37,13 +37,13 @@ class Guard:
         mirrors: of the function.
     """
 
-    def __init__(self, mirrored: Iterable[Mirrored], sharded: Iterable[Sharded], mirrors: Mirrors) -> None:
+    def __init__(self, mirrored: Iterable[Mirrored], sharded: Iterable[ShardedCopies], mirrors: Mirrors) -> None:
         self._mirrors, whole, cut = mirrors, list(mirrored), list(sharded)
-        self._rows = [Rows(stack) for stack in stacks_of(whole)]
+        self._rows = [StackRows(stack) for stack in stacks_of(whole)]
         small = {id(variable) for rows in self._rows for variable in rows.variables}
-        self.variables: tuple[Mirrored | Sharded, ...] = (*whole, *cut)
+        self.variables: tuple[Mirrored | ShardedCopies, ...] = (*whole, *cut)
         self.single = tuple(v for v in whole if v.watchable and id(v) not in small)
-        self._told: tuple[Mirrored | Sharded, ...] = (*self.single, *cut)
+        self._told: tuple[Mirrored | ShardedCopies, ...] = (*self.single, *cut)
         self._watched = tuple(v for v in self._told if v.watchable)
         self._unwatched = tuple(v for v in self.variables if not v.watchable)
         self._read = self._reader()
@@ -63,9 +63,9 @@ class Guard:
         stacks = [rows.variables for rows in self._rows]
         return [list(those) for _, those in groupby(stacks, key=lambda one: one[0].handle.device)]
 
-    def before(self) -> list[tuple[Mirrored | Sharded, Any]]:
+    def before(self) -> list[tuple[Mirrored | ShardedCopies, Any]]:
         """Refresh what was written since the last step, and let go of its values; return what has changed."""
-        written: list[tuple[Mirrored | Sharded, Any]] = []
+        written: list[tuple[Mirrored | ShardedCopies, Any]] = []
         if self._read is not None:
             self._take_over()
             held, values = [mirrored.seen for mirrored in self._watched], self._read()
@@ -126,18 +126,18 @@ class Guard:
         """
         rest = iter(values)
         told = [(variable, [next(rest) for _ in range(variable.parts)]) for variable in self._told]
-        return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, Sharded)]
+        return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, ShardedCopies)]
 
     def failed(self) -> None:
         """Keep what steps have done of which the last one has failed: what shards hold, what replicas have alone."""
         for variable in self.variables:
-            if isinstance(variable, Sharded):
+            if isinstance(variable, ShardedCopies):
                 variable.join(variable.held())
             variable.seen = None
         self._know(variable for variable in self.variables if variable.alone)
 
     @staticmethod
-    def _know(variables: Iterable[Mirrored | Sharded]) -> None:
+    def _know(variables: Iterable[Mirrored | ShardedCopies]) -> None:
         for variable in variables:
             variable.seen = variable.value()
 
@@ -182,7 +182,7 @@ def stacks_of(variables: Iterable[Mirrored]) -> list[list[Mirrored]]:
     return [found[key] for key in sorted(found)]
 
 
-class Rows:
+class StackRows:
     """The values of the variables of one stack after the last step.
 
     Args:

@@ -112,7 +112,7 @@ class Mirrors:
 
     def __init__(self) -> None:
         self._known: dict[int, Mirrored] = {}
-        self._cut: dict[tuple[int, Shards], Sharded] = {}
+        self._cut: dict[tuple[int, Shards], ShardedCopies] = {}
         self.extra = ExtraState()
         self.held = Held()
         self.holder: Holder | None = None
@@ -130,7 +130,7 @@ class Mirrors:
             self.held.add(self._known[id(handle)])
         return self._known[id(handle)]
 
-    def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> Sharded:
+    def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> ShardedCopies:
         """Return the variable with this handle as it is cut into shards.
 
         Args:
@@ -140,7 +140,7 @@ class Mirrors:
         """
         key = id(handle), replace(shards, handles=())
         if key not in self._cut:
-            self._cut[key] = Sharded(handle, variable.dtype, variable.shape, shards)
+            self._cut[key] = ShardedCopies(handle, variable.dtype, variable.shape, shards)
         return self._cut[key]
 
 
@@ -163,7 +163,7 @@ def _bits(array: Array) -> Array:
 # Who wrote it meanwhile is found as for mirrors: by whose buffer it holds.
 
 
-class Sharded:
+class ShardedCopies:
     """One variable, and the copies of its shards.
 
     Args:

@@ -39,7 +39,7 @@ _SHARE = 20
 """How many times as long as a look at all objects takes passes at least until the next one."""
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """What has the values of variables that are not here."""
 
     def bring(self, wanted: Sequence[Served]) -> None:
@@ -60,7 +60,7 @@ class Served:
     """
 
     def __init__(self, variable: Any, held: Held) -> None:
-        self.source: Source | None = None
+        self.source: ValueSource | None = None
         self.attributes, self.held = vars(variable), held
         self.attributes[_SERVED] = self
         kind: Any = type(variable)

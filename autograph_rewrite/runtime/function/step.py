@@ -32,15 +32,15 @@ from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_
 from autograph_rewrite.runtime.engine.function_def import ReadAfter, Stack
 from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
 from autograph_rewrite.runtime.engine.variable_copies import copies_of
-from autograph_rewrite.runtime.function.guard import Guard
+from autograph_rewrite.runtime.function.guard import MirrorGuard
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
 from autograph_rewrite.runtime.job.digests import (
-    Account,
     Inputs,
+    StepAccount,
     Telling,
     described,
     digest_of,
@@ -56,7 +56,7 @@ COMPARED = frozenset(NUMBERS) - {"resource", "variant"}
 """The types of captured constants that workers compare: a table's handle is each worker's own."""
 
 
-class Step:
+class BoundStep:
     """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
 
     Args:
@@ -79,7 +79,7 @@ class Step:
         self._batches, self._may_refuse = batch_axes(item, self.binding), may_refuse(item)
         self._digests = item.report.digests if self._member is not None else None
         self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
-        self._account = Account("")
+        self._account = StepAccount("")
         self._told: tuple[dict[str, str], Any] = {}, None
         self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
         self._guard = self._captures.guard
@@ -101,7 +101,7 @@ class Step:
         if self._member is not None:
             self._agree()
 
-    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> function_def.Function:
+    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> function_def.EncodedFunction:
         """Make the function of the item.
 
         Args:
@@ -170,7 +170,7 @@ class Step:
         variable = self.item.variables[name]
         return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
-    def _make_coordinator(self, function: function_def.Function) -> Coordinator:
+    def _make_coordinator(self, function: function_def.EncodedFunction) -> Coordinator:
         """Return what watches replicas that wait for each other; nothing where one process may wait for input, too."""
         if self._plan is None:
             return Coordinator()
@@ -277,7 +277,7 @@ class Step:
     def _has_learnt(self) -> bool:
         return self._ready_order is not None and self._number >= LAST
 
-    def follow(self, other: Step) -> None:
+    def follow(self, other: BoundStep) -> None:
         """Count on from the steps of another one, in whose place this one is."""
         self._number = other._number
 
@@ -325,9 +325,9 @@ class Step:
         given = self._shared.given(flat) | ({"the number of steps": steps} if steps else {})
         for variable, value in written:
             given[written_between(str(self._captures.names[id(variable.handle)]))] = described(value)
-        told = self._telling() or Account("")
+        told = self._telling() or StepAccount("")
         given |= told.given
-        self._account = Account(f"step {self._number} of {self._what}", given, hint=told.hint)
+        self._account = StepAccount(f"step {self._number} of {self._what}", given, hint=told.hint)
         if given and given != self._told[0]:
             self._told = given, self._tf.constant(digest_of(given))
         if given:
@@ -567,7 +567,7 @@ class BoundCaptures:
             if capture.name is not None and (variable := item.variables[capture.name]).shards is not None
         ]
         cut = [sharded for sharded, _ in self._cut]
-        self.guard = Guard(self._copied.values(), cut, mirrors) if self._copied or cut else None
+        self.guard = MirrorGuard(self._copied.values(), cut, mirrors) if self._copied or cut else None
         self.watched = self._watched()
         self._added = [(variable, instances_of(item, variable.handle)) for variable in item.state.values()]
         self.nodes = [name for _, names in self._captured for name in names]

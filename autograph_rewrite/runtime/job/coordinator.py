@@ -25,7 +25,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.channel import Flags
-from autograph_rewrite.runtime.job.digests import Account, agree, difference, disagreement
+from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
 from autograph_rewrite.runtime.job.rendezvous import Array
 from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
@@ -75,7 +75,7 @@ class Coordinator:
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
+    def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
 
         Args:
@@ -85,7 +85,7 @@ class Coordinator:
         """
         return None
 
-    def require_equal(self, account: Account, table: Array) -> None:
+    def require_equal(self, account: StepAccount, table: Array) -> None:
         """Compare what the workers were given in a step.
 
         Args:
@@ -102,7 +102,7 @@ class Coordinator:
 class SingleProcess(Coordinator):
     """Of one process, whose replicas meet in collectives."""
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> ClusterError | None:
+    def failure(self, error: Exception, what: str, account: StepAccount | None) -> ClusterError | None:
         """Return what a failure of a collective means; None for an error of the program's own computation.
 
         Args:
@@ -177,7 +177,7 @@ class Workers(Coordinator):
         """Let every later run raise an error."""
         self._problem = problem
 
-    def failure(self, error: Exception, what: str, account: Account | None) -> Exception | None:
+    def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
         """Return who is missing, or what has failed on another worker, or what the workers do differently.
 
         None for an error of the program's own.
@@ -206,7 +206,7 @@ class Workers(Coordinator):
             self._abandon()
         return problem
 
-    def require_equal(self, account: Account, table: Array) -> None:
+    def require_equal(self, account: StepAccount, table: Array) -> None:
         """Compare what the workers were given in a step."""
         if not agree(table):
             problem = disagreement(self._member, account, self.watchdog.seconds, table[:, 1:])

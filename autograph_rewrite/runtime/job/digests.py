@@ -26,7 +26,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.liveness import listed, name_of
-from autograph_rewrite.runtime.job.rendezvous import FIRST_KEY, Array, Exchange
+from autograph_rewrite.runtime.job.rendezvous import FIRST_KEY, Array, RepeatedSum
 from autograph_rewrite.training_graph import TrainingGraph
 
 _FEW = 6
@@ -140,7 +140,7 @@ class SessionDigest:
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self.feed, self.fetch = item.report.digests
-        self.account = Account("")
+        self.account = StepAccount("")
         self.apart: set[Any] = set()
         self._graph = graph
         self._is_served = bool(item.report.plan.homes)
@@ -179,7 +179,7 @@ class SessionDigest:
             given[_BETWEEN] = "; ".join(self._between)
             self._between = []
         self._steps += 1
-        self.account = Account(f"step {self._steps} of the session", given, shown)
+        self.account = StepAccount(f"step {self._steps} of the session", given, shown)
         return digest_of(given)
 
     def _kind(self, fetches: Sequence[Any]) -> _Kind:
@@ -238,11 +238,11 @@ class Beside:
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
         self._channel = tf_server.next_channel()
-        self._exchange: Exchange | None = None
+        self._exchange: RepeatedSum | None = None
         self._pool = ThreadPoolExecutor(1, "autograph_beside")
-        self._pending: Future[tuple[Account, Array] | None] | None = None
+        self._pending: Future[tuple[StepAccount, Array] | None] | None = None
 
-    def start(self, account: Callable[[], Account]) -> None:
+    def start(self, account: Callable[[], StepAccount]) -> None:
         """Begin to compare.
 
         Args:
@@ -270,12 +270,12 @@ class Beside:
             raise
         return disagreement(self._member, odd[0], self._seconds, odd[1]) if odd is not None else None
 
-    def _odd(self, account: Callable[[], Account]) -> tuple[Account, Array] | None:
+    def _odd(self, account: Callable[[], StepAccount]) -> tuple[StepAccount, Array] | None:
         """Return the account and all digests if these differ."""
         told = account()
         table = np.zeros((len(self._member.workers), DIGEST), np.int32)
         if self._exchange is None:
-            self._exchange = Exchange(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
+            self._exchange = RepeatedSum(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
         table[self._member.task] = digest_of({"": told.what, **told.given})
         table = self._exchange.add_up(table, f"finish {told.what}")
         return (told, table) if (table != table[0]).any() else None
@@ -301,7 +301,7 @@ HINT = (
 
 
 @dataclass(frozen=True)
-class Account:
+class StepAccount:
     """What one worker does in a step.
 
     Attributes:
@@ -317,7 +317,7 @@ class Account:
     hint: str = HINT
 
 
-Telling = Callable[[], Account | None]
+Telling = Callable[[], StepAccount | None]
 """Gives what a step has to tell besides what it is given itself."""
 
 
@@ -325,7 +325,7 @@ def nothing() -> None:
     """Tell nothing more."""
 
 
-def difference(member: Membership, account: Account, seconds: float = PATIENCE) -> ClusterError | None:
+def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:
     """Return what the workers do differently; None if that is nothing, or somebody does not tell.
 
     Args:
@@ -336,13 +336,13 @@ def difference(member: Membership, account: Account, seconds: float = PATIENCE) 
         return None
     text = json.dumps([account.what, dict(account.given), dict(account.shown)])
     try:
-        told = [Account(*json.loads(said)) for said in _texts(member, text, seconds)]
+        told = [StepAccount(*json.loads(said)) for said in _texts(member, text, seconds)]
     except RewriteError:
         return None
     return _compared(member, told, account.hint)
 
 
-def disagreement(member: Membership, account: Account, seconds: float, table: Array) -> ClusterError:
+def disagreement(member: Membership, account: StepAccount, seconds: float, table: Array) -> ClusterError:
     """Return the error of a step in which workers did not do the same, as their digests have shown.
 
     Args:
@@ -379,11 +379,11 @@ def _texts(member: Membership, text: str, seconds: float) -> list[str]:
 def _rows(member: Membership, mine: Array, seconds: float) -> Array:
     table = np.zeros((len(member.workers), mine.size), np.int32)
     table[member.task] = mine
-    with Exchange(member, seconds, table, GROUP, tf_server.next_account(), tells=False) as exchange:
+    with RepeatedSum(member, seconds, table, GROUP, tf_server.next_account(), tells=False) as exchange:
         return exchange.add_up(table, "tell what they do")
 
 
-def _compared(member: Membership, told: Sequence[Account], hint: str) -> ClusterError | None:
+def _compared(member: Membership, told: Sequence[StepAccount], hint: str) -> ClusterError | None:
     """Return the error that says what differs."""
     parts = list(_differences(told))
     if not parts:
@@ -394,7 +394,7 @@ def _compared(member: Membership, told: Sequence[Account], hint: str) -> Cluster
     return ClusterError.of_difference(f"{_not_the_same(member, odd)} in {told[0].what}:{lines}{more}", hint=hint)
 
 
-def _differences(told: Sequence[Account]) -> Iterator[str]:
+def _differences(told: Sequence[StepAccount]) -> Iterator[str]:
     """Yield a line for each thing that is not the same in all workers."""
     steps = [one.what for one in told]
     if len(set(steps)) > 1:

@@ -25,7 +25,7 @@ from autograph_rewrite.runtime.job import channel
 from autograph_rewrite.runtime.job.liveness import PATIENCE, Presence, listed, name_of
 from autograph_rewrite.runtime.job.signals import grace, listen, name_of_signal
 from autograph_rewrite.runtime.job.stop import FLAG, of_grace
-from autograph_rewrite.runtime.job.tf_server import Guard, open_to_all, require_free
+from autograph_rewrite.runtime.job.tf_server import PortGuard, open_to_all, require_free
 
 LOOK = 1.0
 """Seconds between two looks at the workers."""
@@ -59,7 +59,7 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     selected.answered()
     tf = tensorflow()
     require_free(member)
-    guard = Guard(member.address)
+    guard = PortGuard(member.address)
     try:
         server = tf.distribute.Server(member.cluster, job_name="ps", task_index=member.task)
     except tf.errors.OpError as error:

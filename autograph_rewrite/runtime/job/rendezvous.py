@@ -53,7 +53,7 @@ class Rendezvous:
             ClusterError: somebody is missing.
         """
         key = FIRST_KEY + tf_server.next_exchange()
-        with Exchange(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
+        with RepeatedSum(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
             return exchange.add_up(value, what)
 
     def meet(self, what: str) -> None:
@@ -90,7 +90,7 @@ class Rendezvous:
         """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
         key = FIRST_KEY + tf_server.next_exchange()
         mine, found = np.zeros((), np.int32), []
-        with Exchange(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
+        with RepeatedSum(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
             exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
             for _ in range(count):
                 begin = time.time_ns()
@@ -132,7 +132,7 @@ class Rendezvous:
 Array = np.ndarray[Any, Any]
 
 
-class Exchange:
+class RepeatedSum:
     """A sum that can be asked for again and again. Use it as a context manager, or close it.
 
     Args:
@@ -175,7 +175,7 @@ class Exchange:
         self._watchdog.tells = tells
         self._has_met = False
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> RepeatedSum:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -245,7 +245,7 @@ def _wide(value: Array) -> type:
 def _added_up(totals: Sequence[Array], member: Membership, seconds: float) -> list[Array]:
     flat = [np.ascontiguousarray(total).reshape(-1).view(np.float64) for total in totals]
     joined = np.concatenate(flat)
-    with Exchange(member, seconds, joined, GROUP, KEY + joined.size % 2**20) as exchange:
+    with RepeatedSum(member, seconds, joined, GROUP, KEY + joined.size % 2**20) as exchange:
         joined = exchange.add_up(joined, "average the variables of all replicas")
     ends = np.cumsum([part.size for part in flat])[:-1]
     parts = np.split(joined, ends)

@@ -30,7 +30,7 @@ from autograph_rewrite.errors import ConfigError, Preempted, RewriteError
 from autograph_rewrite.runtime.job import channel
 from autograph_rewrite.runtime.job.background_thread import repeat
 from autograph_rewrite.runtime.job.liveness import ask, listed, others
-from autograph_rewrite.runtime.job.rendezvous import Exchange
+from autograph_rewrite.runtime.job.rendezvous import RepeatedSum
 from autograph_rewrite.runtime.job.signals import GRACE, grace, listen, name_of_signal
 from autograph_rewrite.training_graph import RewrittenTrace
 
@@ -239,7 +239,7 @@ class Stop:
         assert self._member is not None
         begun = np.zeros(len(self._member.workers), np.int64)
         begun[self._member.task] = self.steps
-        with Exchange(self._member, seconds, begun, _KEY, _KEY) as exchange:
+        with RepeatedSum(self._member, seconds, begun, _KEY, _KEY) as exchange:
             return int(exchange.add_up(begun, "stop together").max())
 
     def _watch(self, ends: float) -> None:

@@ -236,7 +236,7 @@ class ServerDef:
         self.is_guarded = False
         self.is_confined = False
         self.is_told = False
-        self._guard: Guard | None = None
+        self._guard: PortGuard | None = None
 
     @property
     def job_name(self) -> str:
@@ -260,7 +260,7 @@ class ServerDef:
             self._guard.close()
         require_free(self.member)
         encoded: bytes = self._message().SerializeToString()
-        self._guard = Guard(self.member.address)
+        self._guard = PortGuard(self.member.address)
         return encoded
 
     def _message(self) -> Any:
@@ -429,7 +429,7 @@ _SHARED = "TF_GRPC_REUSE_PORT"
 """What TensorFlow reads when it starts a server: whether others may share its port."""
 
 
-class Guard:
+class PortGuard:
     """Listens at the port of a server before that one does, so that nobody reaches it where they should not.
 
     All sockets of one user that share a port are a group, in the order in which they came. A program that the first

@@ -24,7 +24,7 @@ from autograph_rewrite.load.keras_library import as_callback, callbacks_of, coun
 from autograph_rewrite.load.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.function.arguments import Leaf, Opens, Shape
+from autograph_rewrite.runtime.function.arguments import ArgumentLeaf, Opens, Shape
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.job.digests import is_told, nothing
@@ -479,7 +479,7 @@ def declared_lengths(model: Any) -> Opens:
     """
     inputs, outputs = _shapes(model, "inputs"), _shapes(model, "outputs")
 
-    def opened(leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
+    def opened(leaves: Sequence[ArgumentLeaf], paths: Sequence[str]) -> list[ArgumentLeaf]:
         found = list(leaves)
         for part, shapes in (("x", inputs), ("y", outputs), ("sample_weight", outputs)):
             at = [i for i, path in enumerate(paths) if path.partition("/")[0] == part]
@@ -499,7 +499,7 @@ def _shapes(model: Any, which: str) -> list[Shape]:
         return []
 
 
-def _opened(leaf: Leaf, declared: Shape) -> Leaf:
+def _opened(leaf: ArgumentLeaf, declared: Shape) -> ArgumentLeaf:
     """Return a leaf with the open dimensions of what is declared; labels may have fewer dimensions than outputs."""
     if leaf.shape is None or declared is None or len(leaf.shape) > len(declared):
         return leaf
@@ -666,7 +666,10 @@ def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
 
         call = inspect.signature(fit).bind(*args, **kwargs)
         call.apply_defaults()
-        call.arguments["callbacks"] = [as_callback(AveragesAtEpochs, model)(), *callbacks_of(call.arguments.get("callbacks"))]
+        call.arguments["callbacks"] = [
+            as_callback(AveragesAtEpochs, model)(),
+            *callbacks_of(call.arguments.get("callbacks")),
+        ]
         return fit(*call.args, **call.kwargs)
 
     return fitted

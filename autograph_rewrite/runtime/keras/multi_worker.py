@@ -30,7 +30,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.arguments import leaf_paths
 from autograph_rewrite.runtime.job import channel, liveness, tf_server
 from autograph_rewrite.runtime.job.agreement import adopt_from_chief, common_seed
-from autograph_rewrite.runtime.job.digests import Account, Beside, described, difference
+from autograph_rewrite.runtime.job.digests import Beside, StepAccount, described, difference
 from autograph_rewrite.runtime.job.liveness import missing
 from autograph_rewrite.runtime.job.rendezvous import Rendezvous
 
@@ -71,7 +71,7 @@ class KerasJob:
         self._given = 0
         self._batches: Counter[str] = Counter()
         self._beside = Beside(member, seconds) if splits else None
-        self._pending: tuple[Callable[[], Account], str] | None = None
+        self._pending: tuple[Callable[[], StepAccount], str] | None = None
         self._untold: set[str] = set()  # kinds whose steps have no digest for others to travel with
 
     def install(self, model: Any) -> None:
@@ -130,7 +130,7 @@ class KerasJob:
             self._beside.start(pending[0])
         return self._beside.problem(failed=failed)
 
-    def tell(self) -> Account | None:
+    def tell(self) -> StepAccount | None:
         """Return what is compared of a batch by the step that is given a part of it."""
         pending, self._pending = self._pending, None
         return pending[0]() if pending is not None else None
@@ -160,14 +160,14 @@ class KerasJob:
         return ends[self._member.task], ends[self._member.task + 1]
 
 
-def _account(tf: Any, data: Any, what: str) -> Account:
+def _account(tf: Any, data: Any, what: str) -> StepAccount:
     """Return what a worker tells of a batch: a digest of all that there is of each of its parts."""
     given = {}
     for path, leaf in zip(_paths(data), tf.nest.flatten(data), strict=True):
         for number, part in enumerate(tf.nest.flatten(leaf, expand_composites=True)):
             if part is not None:
                 given[f"'{_named(path)}'{f' ({number})' if number else ''}"] = described(part)
-    return Account(what, given, hint=_HINT)
+    return StepAccount(what, given, hint=_HINT)
 
 
 def _size(tf: Any, data: Any) -> int:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.tools.launcher.agents.view import Report, Seat, View
+from autograph_rewrite.tools.launcher.agent_view import GenerationHosts, HostReport, Seat
 
 # Messages between the agents of a job: authenticated by its token, bounded, and read as data.
 #
@@ -166,9 +166,9 @@ class Peer:
 
     wire: Wire
     seat: Seat
-    views: tuple[View, ...]
+    views: tuple[GenerationHosts, ...]
     have: dict[str, Version]
-    report: Report | None = None
+    report: HostReport | None = None
     generation: int = 0
     """The one that the report is about."""
     is_idle: bool = False
@@ -179,7 +179,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallAnswer:
     """What became of a call."""
 
     kind: str
@@ -244,7 +244,7 @@ class Door:
                 self._places[host] = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         return self._places[host]
 
-    async def call(self, address: str, kind: str, **said: Any) -> Answer:
+    async def call(self, address: str, kind: str, **said: Any) -> CallAnswer:
         """Call another agent.
 
         Args:
@@ -255,23 +255,23 @@ class Door:
         host, _, port = address.rpartition(":")
         place = self._place(host.strip("[]"))
         if not place:
-            return Answer("silent")
+            return CallAnswer("silent")
         try:
             streams = await asyncio.wait_for(asyncio.open_connection(place, int(port)), self._patience)
         except ConnectionRefusedError:
-            return Answer("refused")
+            return CallAnswer("refused")
         except BROKEN:
-            return Answer("silent")
+            return CallAnswer("silent")
         wire = Wire(*streams)
         try:
             found = await asyncio.wait_for(self._asked(wire, kind, said), self._patience)
         except BROKEN:
             wire.close()
-            return Answer("silent")
+            return CallAnswer("silent")
         if found["type"] == "welcome":
-            return Answer("welcome", wire, str(found["agent"]))
+            return CallAnswer("welcome", wire, str(found["agent"]))
         wire.close()
-        return Answer(str(found["type"]), None, str(found["agent"]), str(found.get("leader", "")))
+        return CallAnswer(str(found["type"]), None, str(found["agent"]), str(found.get("leader", "")))
 
     async def _asked(self, wire: Wire, kind: str, said: Mapping[str, Any]) -> Message:
         await wire.greet(self._token, is_caller=True)
@@ -338,23 +338,23 @@ def joined(host: str, ports: Iterable[int]) -> list[str]:
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports]
 
 
-def report_of(said: object) -> Report | None:
+def report_of(said: object) -> HostReport | None:
     """Read a report from a message.
 
     Args:
         said: plain data, or nothing.
     """
-    return Report(**said) if isinstance(said, dict) else None
+    return HostReport(**said) if isinstance(said, dict) else None
 
 
-def views_of(said: object) -> tuple[View, ...]:
+def views_of(said: object) -> tuple[GenerationHosts, ...]:
     """Read views from a message.
 
     Args:
         said: plain data.
     """
     assert isinstance(said, list), json.dumps(said)
-    return tuple(View.of(view) for view in said)
+    return tuple(GenerationHosts.of(view) for view in said)
 
 
 # The snapshots that a host has: which version of each, sent to another host in pieces, and never half a one.
@@ -370,7 +370,7 @@ _NAME = re.compile(r"[a-z]+(-[0-9]{1,6})?")
 _SUFFIX = ".npz"
 
 
-class Snapshots:
+class HostSnapshots:
     """The snapshots of a host.
 
     Args:

@@ -12,6 +12,7 @@ from autograph_rewrite.errors import ConfigError
 if TYPE_CHECKING:
     from autograph_rewrite.config.config import Config
 
+
 TOKEN = "AUTOGRAPH_TOKEN"
 """The variable with the secret that the agents of a job share."""
 _LEAST_TOKEN = 16

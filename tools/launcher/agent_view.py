@@ -52,7 +52,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class View:
+class GenerationHosts:
     """The hosts of a generation; the first one leads."""
 
     generation: int = 0
@@ -84,13 +84,13 @@ class View:
         return {**vars(self), "seats": [vars(seat) for seat in self.seats]}
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> View:
+    def of(cls, data: Mapping[str, Any]) -> GenerationHosts:
         """Return the view that plain data describes."""
         return cls(data["generation"], tuple(Seat(**seat) for seat in data["seats"]), data["restarts"])
 
 
 @dataclass(frozen=True)
-class Report:
+class HostReport:
     """How a host's part of a generation ended."""
 
     words: str = ""
@@ -116,7 +116,7 @@ class Losses:
     servers: int = 0
 
 
-def losses(reports: Iterable[Report]) -> Losses:
+def losses(reports: Iterable[HostReport]) -> Losses:
     """Return who is lost: who failed, unless it waited in vain for others.
 
     Args:
@@ -158,7 +158,7 @@ def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def may_go_on(view: View, present: Collection[str], ended: Collection[str] = ()) -> bool:
+def may_go_on(view: GenerationHosts, present: Collection[str], ended: Collection[str] = ()) -> bool:
     """Return whether some of the agents of a view may form the next one.
 
     Args:
@@ -171,7 +171,9 @@ def may_go_on(view: View, present: Collection[str], ended: Collection[str] = ())
     return 2 * votes > len(counted) or (2 * votes == len(counted) and (not counted or counted[0] in present))
 
 
-def following(view: View, lost: Losses, has_stepped: bool, present: Sequence[Seat], bounds: Bounds) -> View | None:
+def following(
+    view: GenerationHosts, lost: Losses, has_stepped: bool, present: Sequence[Seat], bounds: Bounds
+) -> GenerationHosts | None:
     """Return the next view; None if too few would be left.
 
     Args:
@@ -197,16 +199,16 @@ def following(view: View, lost: Losses, has_stepped: bool, present: Sequence[Sea
         seats.append(left)
     seats = _filled(seats, "spare", bounds.most)
     seats = _filled(seats, "ready", bounds.least if is_smaller or lost.servers else bounds.most)
-    made = View(view.generation + 1, tuple(seats), restarts)
+    made = GenerationHosts(view.generation + 1, tuple(seats), restarts)
     return made if made.workers >= bounds.least else None
 
 
-def asked_for_more(view: View) -> View:
+def asked_for_more(view: GenerationHosts) -> GenerationHosts:
     """Return a view whose lost workers are to join again."""
     return replace(view, seats=tuple(replace(seat, ready=seat.ready + seat.lost, lost=0) for seat in view.seats))
 
 
-def can_join(view: View, others: Iterable[Seat], bounds: Bounds) -> int:
+def can_join(view: GenerationHosts, others: Iterable[Seat], bounds: Bounds) -> int:
     """Return how many workers wait for the end of an epoch.
 
     Args:
@@ -258,7 +260,7 @@ class Group(Protocol):
     why: str
     """Why the last generation ended."""
 
-    def meet(self, report: Report | None, impatient: Callable[[], bool]) -> Part | None:
+    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
         """Form the next generation with the others; None: there is none.
 
         Args:
