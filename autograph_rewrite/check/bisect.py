@@ -15,18 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.check import side_by_side
 from autograph_rewrite.check.compression import without
 from autograph_rewrite.check.random_feeds import batch_size, random_feeds
 from autograph_rewrite.check.report import NOISE_FACTOR, Array, Deviation, VerifyReport, deviation, epsilon
-from autograph_rewrite.check.side_by_side import (
-    Comparison,
-    Feeds,
-    Tolerance,
-    TrainedGraph,
-    Training,
-    first_line,
-    invent,
-)
 from autograph_rewrite.check.values import (
     CONVERTS,
     FirstRefusal,
@@ -62,7 +54,7 @@ def bisect(
     config_or_plan: ConfigLike | Plan,
     *,
     steps: int = 3,
-    feeds: Feeds | None = None,
+    feeds: side_by_side.Feeds | None = None,
     rtol: float = 1e-5,
     atol: float | None = None,
     seed: int = 0,
@@ -107,7 +99,7 @@ def bisect(
     if feeds is None:
         size = batch_size(ready.flat, plan.instances, batch)
         feeds = random_feeds(ready.flat, steps=steps, batch=size, seed=seed)
-    training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
+    training, allowed = side_by_side.Training(feeds, steps, ready.values, seed), side_by_side.Tolerance(rtol, atol)
     return _Search(ready, rewritten, training, allowed).run(states.states, refusal, notes)
 
 
@@ -125,8 +117,8 @@ class _Search:
 
     ready: Prepared
     rewritten: TrainingGraph
-    training: Training
-    allowed: Tolerance
+    training: side_by_side.Training
+    allowed: side_by_side.Tolerance
 
     def run(self, states: Sequence[PassState], refusal: FirstRefusal, notes: Sequence[str]) -> Bisection:
         """Return what there is to find."""
@@ -136,7 +128,7 @@ class _Search:
             report = compare(self.ready.original, self.rewritten, self.training, self.allowed, apart)
         except (ClusterError, VerifyError) as error:  # a step hangs, or TensorFlow cannot import the rewritten graph
             shown = "the certificate refuses the graph after it" if problem else ""
-            verdict = f"FAILS: {first_line(error)}"
+            verdict = f"FAILS: {side_by_side.first_line(error)}"
             return Bisection(False, verdict, refusal.pass_name, shown, problem, notes=tuple(notes))
         verdict = str(report).partition("\n")[0]
         if report.ok and not problem:
@@ -177,7 +169,9 @@ class _Search:
 
     def _differs(self, item: TrainingGraph, limits: Mapping[str, float]) -> bool:
         """Return whether one device that runs an item gets something wrong that the rewritten graph gets wrong."""
-        comparison = Comparison(self.ready.original, self.training, self.allowed, self.ready.plan.timeout_seconds)
+        comparison = side_by_side.Comparison(
+            self.ready.original, self.training, self.allowed, self.ready.plan.timeout_seconds
+        )
         try:
             worst = comparison.against(item)
         except (RewriteError, ValueError):
@@ -199,7 +193,7 @@ class _Search:
             edges = Edges(pair, step, plan, claims)
             return tuple(edges.of(node) for node in FirstDivergence(pair, step).nodes()), ""
         except (RewriteError, ValueError) as error:
-            return (), first_line(error)
+            return (), side_by_side.first_line(error)
 
 
 def _blame(
@@ -514,7 +508,7 @@ class Edges:
             rtol = max(self._pair.allowed.rtol, NOISE_FACTOR * self._step.noise.get(name, 0.0))
             expected, arrays = self._step.expected[name], [known[one] for one in names]
             alike = is_update(node) or self._is_read_whole(node, index, value)
-            if not is_explained(arrays, expected, Tolerance(rtol, self._pair.allowed.atol), alike=alike):
+            if not is_explained(arrays, expected, side_by_side.Tolerance(rtol, self._pair.allowed.atol), alike=alike):
                 wrong.append((index, value, names))
         return wrong
 
@@ -548,7 +542,9 @@ class Edges:
         return folded.attr(PASS_ATTR, b"").decode() if folded is not None else made_by
 
 
-def is_explained(got: Sequence[Array], expected: Array, allowed: Tolerance, *, alike: bool = False) -> bool:
+def is_explained(
+    got: Sequence[Array], expected: Array, allowed: side_by_side.Tolerance, *, alike: bool = False
+) -> bool:
     """Return whether arrays of instances are a value: each of them, or blocks of it, or contributions to it.
 
     Args:
@@ -640,8 +636,8 @@ class SideBySide:
 
     flat: TrainingGraph
     other: TrainingGraph
-    training: Training
-    allowed: Tolerance
+    training: side_by_side.Training
+    allowed: side_by_side.Tolerance
     timeout: float
     apart: Collection[str] = ()
 
@@ -651,7 +647,10 @@ class SideBySide:
         names = [tensor_name(value) for value in values]
         taps = [found for value in values if (found := tap(self.other, value)) is not None]
         starts: list[Values] = []
-        with TrainedGraph(self.flat, self.timeout) as left, TrainedGraph(self.other, self.timeout) as right:
+        with (
+            side_by_side.TrainedGraph(self.flat, self.timeout) as left,
+            side_by_side.TrainedGraph(self.other, self.timeout) as right,
+        ):
             self._start(left, right)
             for number in range(self.training.steps):
                 starts.append({name: copies[0] for name, copies in left.read()})
@@ -662,7 +661,7 @@ class SideBySide:
                     expected = dict(zip(names, left.observe(feeds, names), strict=True))
                     got = iter(right.observe(feeds, [tensor for one in taps for tensor in one.tensors]))
                 except right.failures as error:  # of the original, that there is no value in this step
-                    return WrongStep(number, starts, expected, {}, {}, failed=first_line(error))
+                    return WrongStep(number, starts, expected, {}, {}, failed=side_by_side.first_line(error))
                 seen = [(one, [next(got) for _ in one.tensors]) for one in taps]
                 errors = {one.name: _error(one, arrays, expected[one.name], self.allowed) for one, arrays in seen}
                 step = self._judged(number, starts, expected, errors, self._variables(left, right))
@@ -670,14 +669,16 @@ class SideBySide:
                     return step
         return None
 
-    def _start(self, left: TrainedGraph, right: TrainedGraph) -> None:
+    def _start(self, left: side_by_side.TrainedGraph, right: side_by_side.TrainedGraph) -> None:
         left.initialise()
         right.initialise()
         rng = np.random.default_rng([self.training.seed, 1])
         unset = sorted(left.unset - set(self.training.values))
-        left.write({**self.training.values, **{name: invent(self.flat.variables[name], rng) for name in unset}})
+        left.write(
+            {**self.training.values, **{name: side_by_side.invent(self.flat.variables[name], rng) for name in unset}}
+        )
 
-    def _variables(self, left: TrainedGraph, right: TrainedGraph) -> dict[str, Deviation]:
+    def _variables(self, left: side_by_side.TrainedGraph, right: side_by_side.TrainedGraph) -> dict[str, Deviation]:
         """Return how far the variables are from the original's, the worst of their copies."""
         found = {}
         for (name, (expected, *_)), (_, copies) in zip(left.read(), right.read(), strict=True):
@@ -742,7 +743,7 @@ class SideBySide:
             tensors: names of what is asked for in the last one.
         """
         got: list[Array] = []
-        with TrainedGraph(item, self.timeout) as trainee:
+        with side_by_side.TrainedGraph(item, self.timeout) as trainee:
             trainee.initialise()
             for number, values in enumerate(starts):
                 trainee.write(values)
@@ -750,12 +751,12 @@ class SideBySide:
             return got, {name: copies[0] for name, copies in trainee.read()}
 
 
-def _error(one: Tap, arrays: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
+def _error(one: Tap, arrays: Sequence[Array], expected: Array, allowed: side_by_side.Tolerance) -> Deviation:
     """Return how far instances are from the original's value; infinitely far where they do not fit together."""
     try:
         return one.deviation(arrays, expected, allowed)
     except ValueError as error:
-        return Deviation(float("inf"), 0.0, first_line(error))
+        return Deviation(float("inf"), 0.0, side_by_side.first_line(error))
 
 
 def _full(tensor: str) -> str:

@@ -17,16 +17,7 @@ from typing import Any, NamedTuple
 from autograph_rewrite.diagnostics.amounts import duration, several
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.rank_trace import (
-    HOST,
-    NANO,
-    Attributed,
-    DeviceTime,
-    RankTrace,
-    RunSource,
-    attributed,
-    device_times,
-)
+from autograph_rewrite.inspect import rank_trace
 from autograph_rewrite.inspect.table import drawn, table
 
 SCHEMA = 1
@@ -44,14 +35,17 @@ class Profile:
         notes: what there is to know.
     """
 
-    ranks: tuple[RankTrace, ...]
+    ranks: tuple[rank_trace.RankTrace, ...]
     offsets: tuple[Offset, ...]
     predicted: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, traces: Sequence[RankTrace], predicted: Mapping[str, Any] | None = None, notes: Sequence[str] = ()
+        cls,
+        traces: Sequence[rank_trace.RankTrace],
+        predicted: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
     ) -> Profile:
         """Return the profile of traces by clocks of their own.
 
@@ -81,7 +75,7 @@ class Profile:
     @cached_property
     def step_seconds(self) -> float:
         """The median over the steps of how long the slowest rank took."""
-        return self._step_times[self.typical] * NANO
+        return self._step_times[self.typical] * rank_trace.NANO
 
     @cached_property
     def typical(self) -> int:
@@ -103,7 +97,7 @@ class Profile:
         """Over all measured steps, with what the program did between them; 0: nobody knows."""
         first = min(trace.steps[0].start for trace in self.ranks)
         last = max(trace.steps[-1].end for trace in self.ranks)
-        return self.examples * len(self.ranks[0].steps) / max(1, last - first) / NANO
+        return self.examples * len(self.ranks[0].steps) / max(1, last - first) / rank_trace.NANO
 
     @property
     def flops_per_second(self) -> float:
@@ -111,14 +105,14 @@ class Profile:
         return self.ranks[0].flops / self.step_seconds if self.step_seconds else 0.0
 
     @cached_property
-    def devices(self) -> tuple[DeviceTime, ...]:
+    def devices(self) -> tuple[rank_trace.DeviceTime, ...]:
         """Where the time of each device went in the typical step."""
-        return tuple(one for trace in self.ranks for one in device_times(trace, self.typical))
+        return tuple(one for trace in self.ranks for one in rank_trace.device_times(trace, self.typical))
 
     @cached_property
-    def attributed(self) -> Attributed:
+    def attributed(self) -> rank_trace.Attributed:
         """Which share of the steps is that of original nodes, and of named communication."""
-        return attributed(self.ranks)
+        return rank_trace.attributed(self.ranks)
 
     @property
     def exposed_seconds(self) -> float:
@@ -172,7 +166,7 @@ class Profile:
         except (ValueError, KeyError, TypeError) as error:
             hint = "give the file that `autograph-rewrite profile` or Profile.save wrote"
             raise GraphError(f"{path} is no profile", hint=hint) from error
-        ranks = tuple(RankTrace.of(one) for one in kept["ranks"])
+        ranks = tuple(rank_trace.RankTrace.of(one) for one in kept["ranks"])
         return cls(ranks, tuple(Offset(*one) for one in kept["clocks"]), kept["predicted"], tuple(kept["notes"]))
 
     def __str__(self) -> str:
@@ -206,7 +200,7 @@ class Offset(NamedTuple):
     is_same: bool = False
 
 
-def offsets(traces: Sequence[RankTrace]) -> tuple[Offset, ...]:
+def offsets(traces: Sequence[rank_trace.RankTrace]) -> tuple[Offset, ...]:
     """Return the offset of each rank's clock to that of the first."""
     first = traces[0]
     return tuple(
@@ -214,7 +208,7 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[Offset, ...]:
     )
 
 
-def estimated(first: RankTrace, other: RankTrace) -> Offset:
+def estimated(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Offset:
     """Return the offset of another rank's clock by what both exchanged."""
     pairs = list(_met(first, other))
     low = max((begin - end for (_, end), (begin, _) in pairs), default=None)
@@ -224,7 +218,7 @@ def estimated(first: RankTrace, other: RankTrace) -> Offset:
     return Offset(other.rank, (low + high) // 2, abs(high - low) // 2)
 
 
-def aligned(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[Offset, ...]]:
+def aligned(traces: Sequence[rank_trace.RankTrace]) -> tuple[tuple[rank_trace.RankTrace, ...], tuple[Offset, ...]]:
     """Return the traces by the clock of the first rank, and how far the others' were off.
 
     Args:
@@ -234,14 +228,14 @@ def aligned(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[O
     return tuple(one.shifted(-by.value) if by.value else one for one, by in zip(traces, found, strict=True)), found
 
 
-def _met(first: RankTrace, other: RankTrace) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _met(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     yield from zip(first.marks, other.marks, strict=False)
     ours, theirs = dict(meetings_of(first)), dict(meetings_of(other))
     for key in ours.keys() & theirs.keys():
         yield ours[key], theirs[key]
 
 
-def meetings_of(trace: RankTrace) -> Iterable[tuple[tuple[int, str, int], tuple[int, int]]]:
+def meetings_of(trace: rank_trace.RankTrace) -> Iterable[tuple[tuple[int, str, int], tuple[int, int]]]:
     """Yield each collective, as step, name and count, with the time at which this rank's last member began and ended.
 
     A rank with several members has begun when all of them have, and is done when the first is.
@@ -326,16 +320,16 @@ def exchange_rows(profile: Profile) -> list[dict[str, Any]]:
     )
 
 
-def _spent(profile: Profile) -> Iterator[tuple[RunSource, float]]:
+def _spent(profile: Profile) -> Iterator[tuple[rank_trace.RunSource, float]]:
     for trace in profile.ranks:
         yield from _spent_by(trace, profile.typical)
 
 
-def _spent_by(trace: RankTrace, number: int) -> Iterator[tuple[RunSource, float]]:
+def _spent_by(trace: rank_trace.RankTrace, number: int) -> Iterator[tuple[rank_trace.RunSource, float]]:
     step = trace.steps[number]
     for one in trace.ran:
         if step.start <= one.start <= step.end:
-            yield trace.sources[one.source], (one.end - one.start) * NANO
+            yield trace.sources[one.source], (one.end - one.start) * rank_trace.NANO
 
 
 def text(profile: Profile) -> str:
@@ -373,8 +367,9 @@ def text(profile: Profile) -> str:
         table("original nodes", ("node", "kernel", "made by", "#runs", "#time"), nodes),
         table("communication", ("exchange", "#members", "#time", "#longest"), exchanges),
     ]
+    nano = rank_trace.NANO
     clocks = [
-        f"clock of rank {one.rank}: {duration(one.value * NANO)}, known to {duration(one.error * NANO)}"
+        f"clock of rank {one.rank}: {duration(one.value * nano)}, known to {duration(one.error * nano)}"
         for one in profile.offsets
         if not one.is_same and one.error is not None
     ]
@@ -398,11 +393,11 @@ COMMUNICATION = " exchanges"
 OTHER = "not in the graph"
 
 
-def lane_of(source: RunSource) -> str:
+def lane_of(source: rank_trace.RunSource) -> str:
     """Return the lane on which a source is shown."""
     if not source.origin:
         return OTHER
-    return (source.device or HOST) + (COMMUNICATION if source.exchange else "")
+    return (source.device or rank_trace.HOST) + (COMMUNICATION if source.exchange else "")
 
 
 def events(profile: Profile) -> Iterator[Mapping[str, Any]]:
@@ -424,7 +419,7 @@ def rows_of(times: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, int]]:
         yield lane, row
 
 
-def _of_rank(trace: RankTrace, begin: int) -> Iterator[Mapping[str, Any]]:
+def _of_rank(trace: rank_trace.RankTrace, begin: int) -> Iterator[Mapping[str, Any]]:
     yield _named("process_name", trace.rank, 0, f"rank {trace.rank}")
     yield _named("thread_name", trace.rank, 0, "steps")
     for number, step in enumerate(trace.steps):

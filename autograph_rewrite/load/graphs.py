@@ -20,16 +20,7 @@ from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.protos import proto
-from autograph_rewrite.load import validate, variables
-from autograph_rewrite.load.inputs import (
-    as_list,
-    describe_output,
-    find_node,
-    graph_inputs,
-    is_tensor,
-    output_count,
-    source_values,
-)
+from autograph_rewrite.load import inputs, validate, variables
 from autograph_rewrite.load.marks import CHECKPOINTS, mark_checkpoints
 from autograph_rewrite.load.variables import Collected, find_variables
 from autograph_rewrite.ops.traits import has
@@ -140,22 +131,28 @@ def build_item(
         GraphError: unknown name, or a batch of unknown rank.
     """
     mark_checkpoints(graph, collected.checkpoints)
-    named = as_list(train_op)
-    targets = tuple(dict.fromkeys(find_node(graph, one, "train_op").name for one in named))
+    named = inputs.as_list(train_op)
+    targets = tuple(dict.fromkeys(inputs.find_node(graph, one, "train_op").name for one in named))
     left_out: tuple[str, ...] = ()
     if not named:
         targets, left_out = infer_train_ops(graph, collected)
     # A train op that is a tensor is fetched for its value, too.
-    values = [one for one in named if is_tensor(one) and output_count(find_node(graph, one, "train_op")) != 0]
-    declared = {info.name: info for one in (*as_list(outputs), *values) for info in [describe_output(graph, one)]}
-    init = find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
+    values = [
+        one
+        for one in named
+        if inputs.is_tensor(one) and inputs.output_count(inputs.find_node(graph, one, "train_op")) != 0
+    ]
+    declared = {
+        info.name: info for one in (*inputs.as_list(outputs), *values) for info in [inputs.describe_output(graph, one)]
+    }
+    init = inputs.find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
     roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
     kept = (*collected.keep, *savers(graph, step | initial))
     return TrainingGraph(
         graph,
-        inputs=graph_inputs(graph, step, initial - step, batch_inputs),
+        inputs=inputs.graph_inputs(graph, step, initial - step, batch_inputs),
         outputs=declared,
         targets=targets,
         init_op=init,
@@ -194,7 +191,7 @@ def _undeclared(
         node
         for node in graph
         if node in computed
-        and output_count(node)
+        and inputs.output_count(node)
         and not any(value.uses for value in node.read_outputs)
         and not (has(node.op, "forwards") and node.inputs[0].node in kept)  # the step has its value by another name
     ]
@@ -278,7 +275,7 @@ def _trained_sinks(graph: Graph) -> tuple[str, ...]:
 
 def _fed_updates(graph: Graph) -> set[Node]:
     """Return the updates that depend on an input, but for those that restore checkpoints."""
-    fed = descendants(value.node for value in source_values(graph))
+    fed = descendants(value.node for value in inputs.source_values(graph))
     restored = descendants(node for node in graph if node.op == "RestoreV2")
     return {node for node in graph if node in fed and node not in restored and _updates(node)}
 

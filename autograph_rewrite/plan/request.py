@@ -18,19 +18,8 @@ from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
+from autograph_rewrite.load import sharding_marks
 from autograph_rewrite.load.marks import has_segments
-from autograph_rewrite.load.sharding_marks import (
-    MAXIMAL,
-    OPEN_DIMS,
-    OTHER,
-    PLACE,
-    REPLICATED,
-    TUPLE,
-    XLA_SHARDING,
-    OpSharding,
-    mark_of,
-    read_op_sharding,
-)
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
@@ -553,33 +542,39 @@ def annotations_of(item: ItemLike) -> Iterator[VariableAnnotation]:
     variables = {variable.handle: name for name, variable in item.variables.items()}
     nodes = item.graph.nodes
     for name, node in nodes.items():
-        mark = mark_of(name) if node.op == "Identity" else None
-        said = node.attr(XLA_SHARDING)
+        mark = sharding_marks.mark_of(name) if node.op == "Identity" else None
+        said = node.attr(sharding_marks.XLA_SHARDING)
         if mark is None and said is None:
             continue
         variable = _variable(node, nodes, variables)
         if mark is not None:
-            place = node.attr(PLACE, b"").decode() or f"'{name}'"
+            place = node.attr(sharding_marks.PLACE, b"").decode() or f"'{name}'"
             yield VariableAnnotation(variable or name, variable or _value(node.inputs[0].name), place, *mark)
         elif said is not None:
-            yield from _said_to_xla(node, read_op_sharding(said), variable)
+            yield from _said_to_xla(node, sharding_marks.read_op_sharding(said), variable)
 
 
-def _said_to_xla(node: NodeLike, sharding: OpSharding, variable: str | None) -> Iterator[VariableAnnotation]:
+def _said_to_xla(
+    node: NodeLike, sharding: sharding_marks.OpSharding, variable: str | None
+) -> Iterator[VariableAnnotation]:
     """Yield what XLA is told of the outputs of a node; nothing where that is that it is to find out."""
     outputs = range(1 if variable is not None else len(node.output_dtypes))
     for index in outputs:
         one = sharding.of(index)
-        if one.type not in (REPLICATED, MAXIMAL, OTHER) or (sharding.type == TUPLE and one.type == REPLICATED):
+        if one.type not in (sharding_marks.REPLICATED, sharding_marks.MAXIMAL, sharding_marks.OTHER) or (
+            sharding.type == sharding_marks.TUPLE and one.type == sharding_marks.REPLICATED
+        ):
             continue  # of an op with several outputs, those that nobody spoke of are REPLICATED
         name = variable or _value(f"{node.name}:{index}")
-        said = f"{XLA_SHARDING} of {node.op} '{node.name}'"
-        if one.type == MAXIMAL:
+        said = f"{sharding_marks.XLA_SHARDING} of {node.op} '{node.name}'"
+        if one.type == sharding_marks.MAXIMAL:
             if not one.devices:
                 raise GraphError("the sharding names no device", node=node)
             yield VariableAnnotation(name, name, said, device=one.devices[0])
             continue
-        tiles = [OPEN if dim in node.attr(OPEN_DIMS, ()) else tiles for dim, tiles in enumerate(one.tiles)]
+        tiles = [
+            OPEN if dim in node.attr(sharding_marks.OPEN_DIMS, ()) else tiles for dim, tiles in enumerate(one.tiles)
+        ]
         split = tuple(tiles) if any(count != 1 for count in tiles) else ()
         yield VariableAnnotation(name, name, said, split, tiles=(one.devices, one.copies))
 

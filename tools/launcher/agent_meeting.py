@@ -19,35 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autograph_rewrite.runtime.job.job_memory import JobMemory, OwnedMemory
-from autograph_rewrite.tools.launcher.agent_peers import (
-    BROKEN,
-    CallAnswer,
-    Door,
-    HostSnapshots,
-    Message,
-    Peer,
-    Version,
-    Wire,
-    is_at,
-    joined,
-    own_address,
-    versions_of,
-    views_of,
-)
-from autograph_rewrite.tools.launcher.agent_view import (
-    Bounds,
-    GenerationHosts,
-    HostReport,
-    Losses,
-    Part,
-    Ports,
-    Seat,
-    asked_for_more,
-    can_join,
-    following,
-    losses,
-    may_go_on,
-)
+from autograph_rewrite.tools.launcher import agent_peers, agent_view
 
 _TICK = 0.01
 _SOON = 0.3
@@ -79,7 +51,7 @@ class AgentMeeting:
         self._spawn(self._beat())
         self._spawn(self._look_around())
 
-    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
+    def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
         """Form the next generation with the others; None: there is none."""
         state = self._state
         if report is not None:
@@ -99,7 +71,7 @@ class AgentMeeting:
         self.why = state.over if state.over is not None else state.why
         return task.result()
 
-    async def _meet(self) -> Part | None:
+    async def _meet(self) -> agent_view.Part | None:
         state = self._state
         state.trouble_since = time.monotonic()
         while state.over is None:
@@ -126,7 +98,7 @@ class AgentMeeting:
         if time.monotonic() - self._renewed > state.heartbeat / 4:
             self._renewed = time.monotonic()
             memory.renew()
-        if state.leads and can_join(state.current, state.newcomers(), state.bounds):
+        if state.leads and agent_view.can_join(state.current, state.newcomers(), state.bounds):
             state.tell_worker_0("join")
         if state.lets_join and not memory.lets_join:
             memory.let_join()
@@ -148,7 +120,7 @@ class AgentMeeting:
         for wire in wires:
             wire.post(kind)
             wire.close()
-        with suppress(*BROKEN):
+        with suppress(*agent_peers.BROKEN):
             self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
         state.door.close()
         while pending := asyncio.all_tasks(self._loop):  # an answer may begin another
@@ -157,7 +129,7 @@ class AgentMeeting:
             self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
         self._loop.close()
 
-    async def _gone(self, wires: list[Wire]) -> None:
+    async def _gone(self, wires: list[agent_peers.Wire]) -> None:
         for wire in wires:
             await wire.gone()
 
@@ -197,7 +169,7 @@ class AgentMeeting:
         else:
             state.over = state.unanswered()
 
-    async def _call(self, address: str) -> CallAnswer:
+    async def _call(self, address: str) -> agent_peers.CallAnswer:
         """Call another agent, and follow it if it leads."""
         state = self._state
         answer = first = await state.door.call(address, "hello", **state.hello())
@@ -221,10 +193,10 @@ class AgentMeeting:
             return answer
         return first
 
-    async def _hear_leader(self, wire: Wire) -> None:
+    async def _hear_leader(self, wire: agent_peers.Wire) -> None:
         """Take what the leader says until the connection ends."""
         state = self._state
-        with suppress(*BROKEN):
+        with suppress(*agent_peers.BROKEN):
             while wire is state.leader:
                 message, data = await wire.receive()
                 self._from_leader(message, data, wire)
@@ -233,14 +205,18 @@ class AgentMeeting:
             await self._knock(state.leader_at)
         wire.close()
 
-    def _from_leader(self, message: Message, data: bytes, wire: Wire) -> None:
+    def _from_leader(self, message: agent_peers.Message, data: bytes, wire: agent_peers.Wire) -> None:
         state, kind = self._state, message["type"]
         if kind in ("piece", "kept", "want"):
             self._snapshot(message, data, wire)
         elif kind == "stop" and message["generation"] == state.current.generation:
             state.told = str(message["words"])
         elif kind == "prepare":
-            state.prepare = GenerationHosts.of(message["view"]), versions_of(message["have"]), int(message["seed"])
+            state.prepare = (
+                agent_view.GenerationHosts.of(message["view"]),
+                agent_peers.versions_of(message["have"]),
+                int(message["seed"]),
+            )
             state.snapshots.keep_only(state.prepare[1])
         elif kind == "begin":
             state.begin = message
@@ -252,7 +228,7 @@ class AgentMeeting:
             state.ended.add(state.leader_agent)
             state.lose_leader(f"host {state.leader_at} has left")
 
-    async def _follow(self, leader: Wire) -> Part | None:
+    async def _follow(self, leader: agent_peers.Wire) -> agent_view.Part | None:
         """Wait for the next generation; None if the leader is lost, or it is over."""
         state = self._state
         report = None if state.report is None else asdict(state.report)
@@ -278,7 +254,7 @@ class AgentMeeting:
 
     # ------------------------------------------------------------------------------------------------------ leading
 
-    async def _answer(self, wire: Wire, message: Message) -> None:
+    async def _answer(self, wire: agent_peers.Wire, message: agent_peers.Message) -> None:
         """Answer who calls; stay with who follows."""
         state = self._state
         if message["type"] == "knock":
@@ -288,13 +264,13 @@ class AgentMeeting:
             return
         if message["type"] != "hello":
             return
-        seat, views = Seat(**message["seat"]), views_of(message["views"])
+        seat, views = agent_view.Seat(**message["seat"]), agent_peers.views_of(message["views"])
         kind = state.answer_to(seat, views)
         wire.post(kind, agent=state.own.agent, leader=state.leader_address)
         await wire.drained()
         if kind != "welcome":
             return
-        peer = Peer(wire, seat, views, versions_of(message["have"]))
+        peer = agent_peers.Peer(wire, seat, views, agent_peers.versions_of(message["have"]))
         known = state.peers.pop(seat.agent, None)
         if known is not None:
             known.wire.close()
@@ -309,15 +285,19 @@ class AgentMeeting:
             if state.leads and seat.agent not in state.ended:
                 await self._knock(seat.address)
 
-    def _from_member(self, peer: Peer, message: Message, data: bytes) -> None:
+    def _from_member(self, peer: agent_peers.Peer, message: agent_peers.Message, data: bytes) -> None:
         state, kind = self._state, message["type"]
         if kind in ("piece", "kept", "want"):
             if kind == "kept":
                 peer.have[str(message["name"])] = tuple(message["version"])
             self._snapshot(message, data, peer.wire)
         elif kind == "ended":
-            peer.report = HostReport(**message["report"]) if message["report"] is not None else None
-            peer.generation, peer.have, peer.is_idle = message["generation"], versions_of(message["have"]), True
+            peer.report = agent_view.HostReport(**message["report"]) if message["report"] is not None else None
+            peer.generation, peer.have, peer.is_idle = (
+                message["generation"],
+                agent_peers.versions_of(message["have"]),
+                True,
+            )
         elif kind == "prepared":
             peer.prepared, peer.ports = int(message["generation"]), [int(port) for port in message["ports"]]
         elif kind == "request":
@@ -349,7 +329,7 @@ class AgentMeeting:
 
     # ---------------------------------------------------------------------------------------------------- snapshots
 
-    def _snapshot(self, message: Message, data: bytes, wire: Wire) -> None:
+    def _snapshot(self, message: agent_peers.Message, data: bytes, wire: agent_peers.Wire) -> None:
         """Take a piece of a snapshot, or word that one has come, or is wanted."""
         state, kind, name = self._state, message["type"], str(message["name"])
         if kind == "piece" and state.snapshots.take(message, data):
@@ -396,7 +376,7 @@ class Lead:
     def __init__(self, state: AgentState) -> None:
         self._state = state
 
-    async def form(self) -> Part | None:
+    async def form(self) -> agent_view.Part | None:
         """Form the next generation; None: this agent does not lead any more, or it is over."""
         state, stopped = self._state, set[str]()
         while state.leads and state.over is None:
@@ -431,13 +411,13 @@ class Lead:
         here = sum(agent in state.present for agent in view.agents)
         if not view.generation:
             return f"too few workers came within {state.way.patience:g} s"
-        if not all(may_go_on(known, state.present, state.ended) for known in self._known()):
+        if not all(agent_view.may_go_on(known, state.present, state.ended) for known in self._known()):
             reached = f"only {here} of {len(view.seats)} hosts reach each other, and the others may have gone on"
             limit = state.way.limit
             return f"{self._losses().words}: {reached} without this one, which gives up after {limit}"
         return f"{self._losses().words or 'hosts are lost'}: too few workers are left"
 
-    def _members(self) -> list[Peer | None]:
+    def _members(self) -> list[agent_peers.Peer | None]:
         """Return the peers of the last generation; None for each that is missing."""
         state = self._state
         return [state.peers.get(agent) for agent in state.current.agents if agent != state.own.agent]
@@ -455,33 +435,35 @@ class Lead:
     def _all_idle(self) -> bool:
         return all(peer.is_idle for peer in self._state.peers.values())
 
-    def _known(self) -> list[GenerationHosts]:
+    def _known(self) -> list[agent_view.GenerationHosts]:
         """Return the last generation that began, as far as those who are here know, and what was prepared since."""
         state = self._state
         begun = max([state.current, *(peer.views[0] for peer in state.peers.values() if peer.views)], key=_number)
         views = [*state.views, *(view for peer in state.peers.values() for view in peer.views)]
         return [begun, *(view for view in views if view.generation > begun.generation)]
 
-    def _reports(self, generation: int) -> list[HostReport]:
+    def _reports(self, generation: int) -> list[agent_view.HostReport]:
         state = self._state
         found = [peer.report for peer in state.peers.values() if peer.generation == generation and peer.report]
         own = [state.report] if state.report is not None and state.current.generation == generation else []
         return [*own, *found]
 
-    def _losses(self) -> Losses:
+    def _losses(self) -> agent_view.Losses:
         """Return who is lost, besides hosts; where one of these is lost, its workers are what others failed for."""
         state, view = self._state, self._known()[0]
         missing = [seat for seat in view.seats if seat.agent not in state.present]
-        found = losses(self._reports(view.generation))
+        found = agent_view.losses(self._reports(view.generation))
         if missing:
             words = [state.lost.get(seat.agent, f"host {seat.address} is lost") for seat in missing]
-            return replace(found if found.words and self._was_killed(view) else Losses(), words=", ".join(words))
+            return replace(
+                found if found.words and self._was_killed(view) else agent_view.Losses(), words=", ".join(words)
+            )
         return found
 
-    def _was_killed(self, view: GenerationHosts) -> bool:
+    def _was_killed(self, view: agent_view.GenerationHosts) -> bool:
         return any(report.was_killed for report in self._reports(view.generation))
 
-    def _next(self) -> GenerationHosts | None:
+    def _next(self) -> agent_view.GenerationHosts | None:
         """Return the next view, once it can be told; None: not yet."""
         state = self._state
         base, *prepared = self._known()
@@ -494,10 +476,10 @@ class Lead:
         missing = [a for view in (base, *prepared) for a in view.agents if a not in state.present | state.ended]
         if missing and waited < SETTLE * state.heartbeat:
             return None
-        if not all(may_go_on(view, state.present, state.ended) for view in (base, *prepared)):
+        if not all(agent_view.may_go_on(view, state.present, state.ended) for view in (base, *prepared)):
             return None
         has_stepped = any(report.has_stepped for report in self._reports(base.generation))
-        view = following(base, self._losses(), has_stepped, seats, state.bounds)
+        view = agent_view.following(base, self._losses(), has_stepped, seats, state.bounds)
         if view is None:
             if base.generation and all(agent in state.present for agent in known):
                 self._end(f"{self._losses().words}: too few workers are left")  # nobody is to be waited for
@@ -506,7 +488,7 @@ class Lead:
         newest = max(view.generation for view in (base, *prepared))
         return replace(view, generation=newest + 1)
 
-    async def _prepared(self, view: GenerationHosts) -> Part | None:
+    async def _prepared(self, view: agent_view.GenerationHosts) -> agent_view.Part | None:
         """Prepare and begin a generation; None if somebody is lost meanwhile."""
         state = self._state
         state.views = (*state.views, view)
@@ -526,12 +508,12 @@ class Lead:
             return None
         return self._begun(view, {**{p.seat.agent: p.ports for p in members}, state.own.agent: state.free_ports(view)})
 
-    def _begun(self, view: GenerationHosts, ports: dict[str, list[int]]) -> Part:
+    def _begun(self, view: agent_view.GenerationHosts, ports: dict[str, list[int]]) -> agent_view.Part:
         state = self._state
         workers: list[str] = []
         servers: list[str] = []
         for seat in view.seats:
-            addresses = joined(seat.address.rpartition(":")[0].strip("[]"), ports[seat.agent])
+            addresses = agent_peers.joined(seat.address.rpartition(":")[0].strip("[]"), ports[seat.agent])
             workers += addresses[: seat.workers]
             servers += addresses[seat.workers :]
         said: dict[str, Any] = {"generation": view.generation, "workers": workers, "servers": servers, "why": state.why}
@@ -542,10 +524,10 @@ class Lead:
                 peer.is_idle, peer.views, peer.report = False, (view,), None
         return state.commit(view, tuple(workers), tuple(servers))
 
-    async def _fetched(self, view: GenerationHosts) -> bool:
+    async def _fetched(self, view: agent_view.GenerationHosts) -> bool:
         """Fetch the newest snapshots that somebody has; tell whether all are still here."""
         state = self._state
-        newest: dict[str, Version] = dict(state.snapshots.versions)
+        newest: dict[str, agent_peers.Version] = dict(state.snapshots.versions)
         for peer in state.peers.values():
             for name, version in peer.have.items():
                 if version > newest.get(name, (0, 0)):
@@ -557,15 +539,15 @@ class Lead:
             await asyncio.sleep(_TICK)
         return self._are_here(view)
 
-    def _are_here(self, view: GenerationHosts) -> bool:
+    def _are_here(self, view: agent_view.GenerationHosts) -> bool:
         return self._state.leads and all(agent in self._state.present for agent in view.agents)
 
 
-def _number(view: GenerationHosts) -> int:
+def _number(view: agent_view.GenerationHosts) -> int:
     return view.generation
 
 
-def _place(view: GenerationHosts, seat: Seat) -> int:
+def _place(view: agent_view.GenerationHosts, seat: agent_view.Seat) -> int:
     """Return the place of a host in a view; new ones come last."""
     return view.agents.index(seat.agent) if seat.agent in view.agents else len(view.seats)
 
@@ -620,49 +602,51 @@ class AgentState:
         ports: finds free ones.
     """
 
-    def __init__(self, way: Way, bounds: Bounds, own: Seat, owned: OwnedMemory, ports: Ports) -> None:
+    def __init__(
+        self, way: Way, bounds: agent_view.Bounds, own: agent_view.Seat, owned: OwnedMemory, ports: agent_view.Ports
+    ) -> None:
         self.way, self.bounds, self.own, self.owned, self._ports = way, bounds, own, owned, ports
         self.endpoints, self.heartbeat = way.endpoints, bounds.heartbeat
         self.restarts = self.servers = 0
-        self.snapshots = HostSnapshots(owned.folder)
-        self.views: tuple[GenerationHosts, ...] = ()
+        self.snapshots = agent_peers.HostSnapshots(owned.folder)
+        self.views: tuple[agent_view.GenerationHosts, ...] = ()
         self.leads = self.is_founder = self.lets_join = False
-        self.leader: Wire | None = None
+        self.leader: agent_peers.Wire | None = None
         self.leader_at = self.leader_agent = self._hint = ""
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, agent_peers.Peer] = {}
         self.ended: set[str] = set()
         self.lost: dict[str, str] = {}
         self._news: dict[str, float] = {}
-        self.report: HostReport | None = None
+        self.report: agent_view.HostReport | None = None
         self.told: str | None = None
         self.over: str | None = None
         self.why = ""
-        self.prepare: tuple[GenerationHosts, dict[str, Version], int] | None = None
-        self.begin: Message | None = None
+        self.prepare: tuple[agent_view.GenerationHosts, dict[str, agent_peers.Version], int] | None = None
+        self.begin: agent_peers.Message | None = None
         self.copying: dict[str, int] = {}
-        self.copied: dict[str, Version] = {}
+        self.copied: dict[str, agent_peers.Version] = {}
         self.trouble_since = time.monotonic()
-        self.door: Door
+        self.door: agent_peers.Door
         self.spawn: Callable[[Coroutine[Any, Any, None]], None]
 
-    async def open(self, answer: Callable[[Wire, Message], Coroutine[Any, Any, None]]) -> None:
+    async def open(self, answer: Callable[[agent_peers.Wire, agent_peers.Message], Coroutine[Any, Any, None]]) -> None:
         """Listen: at the first endpoint that is here, else at any port.
 
         Args:
             answer: is given who calls.
         """
-        host = self.way.address or own_address(self.endpoints[0])
-        here = [endpoint for endpoint in self.endpoints if is_at(endpoint, host)]
-        self.door = Door(self.way.token, _CALL * self.heartbeat, answer)
+        host = self.way.address or agent_peers.own_address(self.endpoints[0])
+        here = [endpoint for endpoint in self.endpoints if agent_peers.is_at(endpoint, host)]
+        self.door = agent_peers.Door(self.way.token, _CALL * self.heartbeat, answer)
         port = await self.door.open(host, [int(endpoint.rpartition(":")[2]) for endpoint in here])
-        self.own = replace(self.own, agent=secrets.token_hex(8), address=joined(host, [port])[0])
+        self.own = replace(self.own, agent=secrets.token_hex(8), address=agent_peers.joined(host, [port])[0])
         first = self.endpoints[0]
         self.is_founder = first in here and int(first.rpartition(":")[2]) == port
 
     @property
-    def current(self) -> GenerationHosts:
+    def current(self) -> agent_view.GenerationHosts:
         """The last generation that began."""
-        return self.views[0] if self.views else GenerationHosts(restarts=self.restarts)
+        return self.views[0] if self.views else agent_view.GenerationHosts(restarts=self.restarts)
 
     @property
     def is_member(self) -> bool:
@@ -727,7 +711,7 @@ class AgentState:
         here = {peer.seat.address for peer in self.peers.values()} | {self.own.address}
         return [a for a in dict.fromkeys([*(seat.address for seat in seats), *self.endpoints]) if a not in here]
 
-    def note_answer(self, address: str, answer: CallAnswer) -> None:
+    def note_answer(self, address: str, answer: agent_peers.CallAnswer) -> None:
         """Note what an answer says of an agent that was there: where another one answers, or none, it has ended.
 
         That counts soon after the last news of it only: later it may have ended after it went on without this host.
@@ -743,7 +727,7 @@ class AgentState:
             if seat.address == address and seat.agent != answer.agent and is_recent:
                 self.ended.add(seat.agent)
 
-    def answer_to(self, seat: Seat, views: tuple[GenerationHosts, ...]) -> str:
+    def answer_to(self, seat: agent_view.Seat, views: tuple[agent_view.GenerationHosts, ...]) -> str:
         """Return what to answer who wants to follow.
 
         Args:
@@ -761,9 +745,9 @@ class AgentState:
 
     def is_established(self) -> bool:
         """Whether nobody else can lead the hosts of the last generation."""
-        return self.is_member and all(may_go_on(view, self.present, self.ended) for view in self.views)
+        return self.is_member and all(agent_view.may_go_on(view, self.present, self.ended) for view in self.views)
 
-    def newcomers(self) -> list[Seat]:
+    def newcomers(self) -> list[agent_view.Seat]:
         """Return the seats of those who want to join."""
         return [peer.seat for peer in self.peers.values() if peer.seat.agent not in self.current.agents]
 
@@ -851,7 +835,7 @@ class AgentState:
     def ask_for_more(self) -> None:
         """Let all workers join that were lost."""
         if self.views:
-            self.views = (asked_for_more(self.views[0]), *self.views[1:])
+            self.views = (agent_view.asked_for_more(self.views[0]), *self.views[1:])
 
     def tell_worker_0(self, kind: str) -> None:
         """Tell the host of worker 0 something.
@@ -867,7 +851,7 @@ class AgentState:
                     self.peers[seat.agent].wire.post(kind)
                     self.lets_join = True
 
-    def second(self) -> Wire | None:
+    def second(self) -> agent_peers.Wire | None:
         """Return the way to the host that copies snapshots; None: there is no other host."""
         if not self.leads:
             return self.leader
@@ -876,7 +860,7 @@ class AgentState:
                 return self.peers[seat.agent].wire
         return None
 
-    def free_ports(self, view: GenerationHosts) -> list[int]:
+    def free_ports(self, view: agent_view.GenerationHosts) -> list[int]:
         """Return ports for this host's processes.
 
         Args:
@@ -885,7 +869,9 @@ class AgentState:
         serves = view.agents[0] == self.own.agent
         return self._ports(len(view.ranks(self.own.agent)) + (self.servers if serves else 0))
 
-    def commit(self, view: GenerationHosts, workers: tuple[str, ...], servers: tuple[str, ...]) -> Part:
+    def commit(
+        self, view: agent_view.GenerationHosts, workers: tuple[str, ...], servers: tuple[str, ...]
+    ) -> agent_view.Part:
         """Begin a generation.
 
         Args:
@@ -896,4 +882,4 @@ class AgentState:
         self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
         self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
         ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent
-        return Part(view.generation, ranks, workers, servers, serves, LOST * self.heartbeat)
+        return agent_view.Part(view.generation, ranks, workers, servers, serves, LOST * self.heartbeat)

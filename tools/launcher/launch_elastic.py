@@ -19,22 +19,9 @@ from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.cluster.membership import Membership, all_members
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
+from autograph_rewrite.tools.launcher import agent_view
 from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
 from autograph_rewrite.tools.launcher.agent_meeting import AgentState, Way
-from autograph_rewrite.tools.launcher.agent_view import (
-    WORKER,
-    Bounds,
-    GenerationHosts,
-    Group,
-    HostReport,
-    Part,
-    Ports,
-    Seat,
-    asked_for_more,
-    can_join,
-    following,
-    losses,
-)
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
     EndReason,
@@ -56,7 +43,9 @@ from autograph_rewrite.tools.launcher.script import environment
 Made = Callable[[Sequence[Membership], Mapping[str, str], tuple[str, ...]], list[Task]]
 
 
-def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: LaunchOptions) -> dict[str, Any]:
+def run_elastic(
+    args: argparse.Namespace, made: Made, ports: agent_view.Ports, options: LaunchOptions
+) -> dict[str, Any]:
     """Run a job that goes on without workers that are lost; return the summary.
 
     Args:
@@ -65,9 +54,9 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Lau
         ports: finds free ones.
     """
     least, most = args.elastic
-    bounds = Bounds(least, most, args.heartbeat)
+    bounds = agent_view.Bounds(least, most, args.heartbeat)
 
-    def tasks(part: Part, memory: JobMemory) -> list[Task]:
+    def tasks(part: agent_view.Part, memory: JobMemory) -> list[Task]:
         given = {**environment(args, memory.generation - 1, args.grace), **memory.environment}
         everybody = all_members(part.workers, part.servers)
         mine = [m for m in everybody if (m.task in part.ranks if m.is_worker else part.serves)]
@@ -93,7 +82,13 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Lau
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 
-def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory, options: LaunchOptions) -> Group:
+def _group(
+    args: argparse.Namespace,
+    bounds: agent_view.Bounds,
+    ports: agent_view.Ports,
+    owned: OwnedMemory,
+    options: LaunchOptions,
+) -> agent_view.Group:
     """Return who decides."""
     if not args.rdzv_endpoint:
         return OnlyAgent(bounds, args.restart, args.ps or 0, ports)
@@ -101,7 +96,7 @@ def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedM
 
     token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
     way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-    state = AgentState(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
+    state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
     state.restarts, state.servers = args.restart, args.ps or 0
     return AgentMeeting(state, functools.partial(say, options))
 
@@ -154,15 +149,15 @@ class Elastic:
 
     def __init__(
         self,
-        tasks: Callable[[Part, JobMemory], Sequence[Task]],
+        tasks: Callable[[agent_view.Part, JobMemory], Sequence[Task]],
         body: Callable[[Task], int],
         options: LaunchOptions,
-        bounds: Bounds,
+        bounds: agent_view.Bounds,
     ) -> None:
         self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
         self.generations: list[Generation] = []
 
-    def run(self, group: Group, owned: OwnedMemory) -> JobSummary:
+    def run(self, group: agent_view.Group, owned: OwnedMemory) -> JobSummary:
         """Run the job to its end.
 
         Args:
@@ -180,7 +175,9 @@ class Elastic:
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
         return JobSummary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
-    def _generations(self, group: Group, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
+    def _generations(
+        self, group: agent_view.Group, owned: OwnedMemory, signals: Signals, deadline: float | None
+    ) -> Outcome:
         outcome, report = Outcome({}), None
         while True:
             number = len(self.generations)
@@ -203,8 +200,13 @@ class Elastic:
                 return outcome
 
     def _run(
-        self, part: Part, group: Group, memory: JobMemory, signals: Signals, deadline: float | None
-    ) -> tuple[Outcome, HostReport]:
+        self,
+        part: agent_view.Part,
+        group: agent_view.Group,
+        memory: JobMemory,
+        signals: Signals,
+        deadline: float | None,
+    ) -> tuple[Outcome, agent_view.HostReport]:
         """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
         mine = Generation(part.generation, len(part.workers))
         self.generations.append(mine)
@@ -217,7 +219,7 @@ class Elastic:
     def _fork(self, task: Task, _: bool) -> Started:
         return ForkedChild(task, self._body)
 
-    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> EndReason | None:
+    def _look(self, running: Sequence[Started], memory: JobMemory, group: agent_view.Group) -> EndReason | None:
         """Return who gives no sign of life, what the others say, or that some can join."""
         for child in running:
             silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
@@ -232,7 +234,7 @@ class Elastic:
         return EndReason("others can join") if memory.waits else None
 
 
-def report_of(outcome: Outcome, memory: JobMemory) -> HostReport:
+def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
     """Return what the other hosts are told of a part.
 
     Args:
@@ -242,24 +244,24 @@ def report_of(outcome: Outcome, memory: JobMemory) -> HostReport:
     reason = outcome.reason
     joins = reason is not None and memory.waits
     if reason is not None and reason.lost is None and not joins:
-        return HostReport(has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(has_stepped=memory.stepped is not None)
     failed = outcome.failed or ""
     if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
-        return HostReport(has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(has_stepped=memory.stepped is not None)
     if not failed and not joins:
-        return HostReport(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
     alive = [
-        int(name.removeprefix(WORKER))
+        int(name.removeprefix(agent_view.WORKER))
         for name, code in outcome.codes.items()
-        if name.startswith(WORKER) and code not in (-signal.SIGKILL, EXPELLED)
+        if name.startswith(agent_view.WORKER) and code not in (-signal.SIGKILL, EXPELLED)
     ]
     was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
     blames = {str(rank): memory.blamed(rank) for rank in alive}
-    return HostReport(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
+    return agent_view.HostReport(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
 
 
 @contextmanager
-def _noted_requests(group: Group) -> Iterator[None]:
+def _noted_requests(group: agent_view.Group) -> Iterator[None]:
     """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
     def note(_: int, __: FrameType | None) -> None:
@@ -293,38 +295,38 @@ class OnlyAgent:
         ports: finds free ones.
     """
 
-    def __init__(self, bounds: Bounds, restarts: int, servers: int, ports: Ports) -> None:
+    def __init__(self, bounds: agent_view.Bounds, restarts: int, servers: int, ports: agent_view.Ports) -> None:
         self._bounds, self._servers, self._ports = bounds, servers, ports
-        self._seat = Seat("", LOOPBACK, bounds.most)
-        self._view = GenerationHosts(restarts=restarts)
+        self._seat = agent_view.Seat("", LOOPBACK, bounds.most)
+        self._view = agent_view.GenerationHosts(restarts=restarts)
         self.why = ""
 
-    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
+    def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
         """Decide how many go on."""
         self.why = ""
         if report is not None and not report.words:
             return None
-        lost = losses([report] if report is not None else [])
+        lost = agent_view.losses([report] if report is not None else [])
         self.why = lost.words
         has_stepped = report is not None and report.has_stepped
-        view = following(self._view, lost, has_stepped, [self._seat], self._bounds)
+        view = agent_view.following(self._view, lost, has_stepped, [self._seat], self._bounds)
         if view is None:
             return None
         self._view = view
         addresses = [f"{LOOPBACK}:{port}" for port in self._ports(view.workers + self._servers)]
-        return Part(
+        return agent_view.Part(
             view.generation, range(view.workers), tuple(addresses[: view.workers]), tuple(addresses[view.workers :])
         )
 
     def look(self, memory: JobMemory) -> str | None:
         """Let workers join if there are any."""
-        if not memory.lets_join and can_join(self._view, (), self._bounds):
+        if not memory.lets_join and agent_view.can_join(self._view, (), self._bounds):
             memory.let_join()
         return None
 
     def request(self) -> None:
         """Let all join that were lost."""
-        self._view = asked_for_more(self._view)
+        self._view = agent_view.asked_for_more(self._view)
 
     def leave(self) -> None:
         """Do nothing: nobody else is there."""

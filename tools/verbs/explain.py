@@ -6,15 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    add_batch,
-    add_config,
-    add_graph,
-    config_or_plan,
-    load_graph,
-    print_json,
-    whole_work,
-)
+from autograph_rewrite.tools import common_arguments as common
 
 if TYPE_CHECKING:
     from autograph_rewrite.inspect.report_view import Account
@@ -22,9 +14,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser, plan=True)
-    add_batch(parser)
+    common.add_graph(parser)
+    common.add_config(parser, plan=True)
+    common.add_batch(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,12 +26,12 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.inspect.table import fitted
     from autograph_rewrite.views import where_time_goes
 
-    chosen = config_or_plan(args)
-    item = load_graph(args)
+    chosen = common.config_or_plan(args)
+    item = common.load_graph(args)
     new = ar.rewrite(item, chosen, batch=args.batch)
     account = account_of(new)
     if args.json:
-        print_json(_data(account))
+        common.print_json(_data(account))
     else:
         print(fitted(text_of(account)), where_time_goes(item, new.report.plan, chosen, args.batch), sep="", end="")
     return 0
@@ -55,7 +47,7 @@ def _data(account: Account) -> dict[str, Any]:
         "coverage": account.covered.share,
         "batch": account.covered.batch,
         "flops": account.covered.flops,
-        "whole": whole_work(account.covered),
+        "whole": common.whole_work(account.covered),
         "bytes_of_batch": account.batch,
         "exchanged_bytes": account.exchanged_bytes,
         "exchanges": [

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.common_arguments import (
-    GRAPH_HELP,
-    add_config,
-    add_names,
-    config_or_plan,
-    emit,
-    load_graph,
-    print_json,
-)
+from autograph_rewrite.tools import common_arguments as common
 from autograph_rewrite.tools.launcher.script import at_least
 
 if TYPE_CHECKING:
@@ -31,9 +23,9 @@ ALONE = {"devices": ["CPU:0"]}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=GRAPH_HELP)
-    add_names(parser)
-    add_config(parser, plan=True, required=False)
+    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=common.GRAPH_HELP)
+    common.add_names(parser)
+    common.add_config(parser, plan=True, required=False)
     parser.add_argument("--list", action="store_true", help="list all passes, and do nothing else")
     parser.add_argument("--passes", metavar="A,B,...", type=names, default=(), help="run these, in this order")
     parser.add_argument("--stop-after", metavar="PASS", help=f"the last pass to run (default: {FOLDED})")
@@ -63,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     rewrite = _optimized(args)
     text = text_of(rewrite, full=args.full)
     if args.json:
-        print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
+        common.print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
     else:
-        emit(text, args.out)
+        common.emit(text, args.out)
     if args.time_passes:
         print(_times(rewrite.records), file=sys.stderr, end="")
     return 0
@@ -83,8 +75,8 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     from autograph_rewrite.tools.reproducer import reproducible
 
     stop = args.stop_after or (None if args.passes else FOLDED)
-    chosen = config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
-    loaded = load_graph(args)
+    chosen = common.config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
+    loaded = common.load_graph(args)
     require_unfolded(loaded)
     # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
     item = normalise(loaded) if loaded.placements else normalise_original(loaded)
@@ -103,7 +95,7 @@ def _list(*, as_json: bool) -> int:
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
 
     if as_json:
-        print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
+        common.print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
     else:
         print(drawn(table("passes", ("pass", "what it does"), [(one.name, one.summary) for one in PIPELINE])), end="")
     return 0

@@ -7,30 +7,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    add_comparison,
-    add_config,
-    add_graph,
-    command_line,
-    comparison,
-    config_or_plan,
-    load_graph,
-    print_verdict,
-)
+from autograph_rewrite.tools import common_arguments as common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser, plan=True)
-    add_comparison(parser)
+    common.add_graph(parser)
+    common.add_config(parser, plan=True)
+    common.add_comparison(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare; exit with 1 on a mismatch."""
-    chosen = config_or_plan(args)
-    report = ar.verify(load_graph(args), chosen, **comparison(args))
-    return print_verdict(replace(report, advice=tuple(_commands(report.advice, args))), as_json=args.json)
+    chosen = common.config_or_plan(args)
+    report = ar.verify(common.load_graph(args), chosen, **common.comparison(args))
+    return common.print_verdict(replace(report, advice=tuple(_commands(report.advice, args))), as_json=args.json)
 
 
 def _commands(advice: Iterable[str], args: argparse.Namespace) -> Iterator[str]:
@@ -41,4 +32,4 @@ def _commands(advice: Iterable[str], args: argparse.Namespace) -> Iterator[str]:
         if verb is None:
             yield text
         elif verb != "reduce" or args.plan is None:
-            yield f"{command_line(verb, args.graph, args)}: {what}"
+            yield f"{common.command_line(verb, args.graph, args)}: {what}"

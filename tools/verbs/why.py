@@ -5,35 +5,27 @@ from __future__ import annotations
 import argparse
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    add_batch,
-    add_config,
-    add_graph,
-    load_graph,
-    optional_plan,
-    print_json,
-    read_config,
-)
+from autograph_rewrite.tools import common_arguments as common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
+    common.add_graph(parser)
     parser.add_argument("node", metavar="NODE", help="a node or value (`name:1`), of the graph or of the original")
-    add_config(parser, plan=True, required=False)
-    add_batch(parser)
+    common.add_config(parser, plan=True, required=False)
+    common.add_batch(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the reason."""
     from autograph_rewrite.inspect.why import why
 
-    item, plan = load_graph(args), optional_plan(args)
+    item, plan = common.load_graph(args), common.optional_plan(args)
     if args.config is not None:
-        item = ar.rewrite(item, read_config(args), batch=args.batch)
+        item = ar.rewrite(item, common.read_config(args), batch=args.batch)
     reason = why(item, args.node, plan)
     if args.json:
-        print_json(reason.data())
+        common.print_json(reason.data())
     else:
         print(reason, end="")
     return 0

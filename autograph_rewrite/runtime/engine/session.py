@@ -21,16 +21,8 @@ from autograph_rewrite.passes.base.instance_order import GATE
 from autograph_rewrite.passes.emit.tensor_map import View
 from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.engine import connect
 from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch, check_batch_sizes
-from autograph_rewrite.runtime.engine.connect import (
-    ChiefDrivenSession,
-    connected,
-    graph_of,
-    imported,
-    joined,
-    require_devices,
-    watchdog_of,
-)
 from autograph_rewrite.runtime.engine.fetches import Fetch, assemble, name_of, variable_of
 from autograph_rewrite.runtime.engine.recording import observers
 from autograph_rewrite.runtime.engine.staleness_clock import (
@@ -66,16 +58,16 @@ class DistributedSession:
     def __init__(self, item: TrainingGraph, config: Any = None, target: str = "") -> None:
         tf = tensorflow()
         self._tf = tf
-        self._member = joined(item)
-        require_devices(tf, item)
+        self._member = connect.joined(item)
+        connect.require_devices(tf, item)
         self.item = item
         self._steps = 0
         self.observer: StepObserver | None = observers()
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
-        opened = graph_of(item, self._member)
-        imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
-        self._session = connected(tf, item, self.graph, config, target)
+        opened = connect.graph_of(item, self._member)
+        connect.imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
+        self._session = connect.connected(tf, item, self.graph, config, target)
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._names = OriginalNames(item, self.graph)
@@ -89,7 +81,7 @@ class DistributedSession:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
-        is_driven = isinstance(self._session, ChiefDrivenSession)
+        is_driven = isinstance(self._session, connect.ChiefDrivenSession)
         self._numbers = StepNumbers(self.graph, None if is_driven else self._member)
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
@@ -111,15 +103,17 @@ class DistributedSession:
         plan, session = self.item.report.plan, self._session
         alone = plan.is_asynchronous or plan.stage_hosts  # they go on by themselves, or as worker 0 tells
         failed = None if alone else FailedSteps(self._member)
-        watchdog = watchdog_of(self._member, self.item, session, seconds, failed)
-        leave = session.abandon if isinstance(session, ChiefDrivenSession) else functools.partial(abandon, session)
+        watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
+        leave = (
+            session.abandon if isinstance(session, connect.ChiefDrivenSession) else functools.partial(abandon, session)
+        )
         return Workers(self._member, watchdog, self._carry_on, failed, leave)
 
     def __enter__(self) -> DistributedSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and isinstance(self._session, ChiefDrivenSession):
+        if kind is not None and isinstance(self._session, connect.ChiefDrivenSession):
             self._session.leave()
         else:
             self.close()
@@ -222,7 +216,7 @@ class DistributedSession:
 
     def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
         """Run the step, and compare what it was given with what the other workers' was."""
-        if isinstance(self._session, ChiefDrivenSession):
+        if isinstance(self._session, connect.ChiefDrivenSession):
             self._session.changed = changed
         digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
         if self._digest is None or digest is None:
@@ -351,7 +345,7 @@ class DistributedSession:
     @property
     def is_driven(self) -> bool:
         """Whether worker 0 runs everything for all, who make the same calls."""
-        return isinstance(self._session, ChiefDrivenSession)
+        return isinstance(self._session, connect.ChiefDrivenSession)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -35,18 +35,9 @@ from autograph_rewrite.runtime.engine.variable_copies import copies_of
 from autograph_rewrite.runtime.function.guard import MirrorGuard
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring
-from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job import digests, tf_server
 from autograph_rewrite.runtime.job.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
-from autograph_rewrite.runtime.job.digests import (
-    Inputs,
-    StepAccount,
-    Telling,
-    described,
-    digest_of,
-    nothing,
-    written_between,
-)
 from autograph_rewrite.runtime.job.liveness import PeerMonitor
 from autograph_rewrite.runtime.job.rendezvous import Rendezvous, replica_means
 from autograph_rewrite.runtime.job.watchdog import Watchdog, may_wait
@@ -67,7 +58,11 @@ class BoundStep:
     """
 
     def __init__(
-        self, item: TrainingGraph, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
+        self,
+        item: TrainingGraph,
+        mirrors: Mirrors,
+        what: str = "the function",
+        telling: digests.Telling = digests.nothing,
     ) -> None:
         self._what, self._telling = what, telling
         self._tf = tensorflow()
@@ -78,8 +73,8 @@ class BoundStep:
         self._plan = item.report.plan if item.report is not None else None
         self._batches, self._may_refuse = batch_axes(item, self.binding), may_refuse(item)
         self._digests = item.report.digests if self._member is not None else None
-        self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
-        self._account = StepAccount("")
+        self._shared = digests.Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
+        self._account = digests.StepAccount("")
         self._told: tuple[dict[str, str], Any] = {}, None
         self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
         self._guard = self._captures.guard
@@ -324,12 +319,12 @@ class BoundStep:
         """Send, with the step, the digest of what all workers have to be given alike."""
         given = self._shared.given(flat) | ({"the number of steps": steps} if steps else {})
         for variable, value in written:
-            given[written_between(str(self._captures.names[id(variable.handle)]))] = described(value)
-        told = self._telling() or StepAccount("")
+            given[digests.written_between(str(self._captures.names[id(variable.handle)]))] = digests.described(value)
+        told = self._telling() or digests.StepAccount("")
         given |= told.given
-        self._account = StepAccount(f"step {self._number} of {self._what}", given, hint=told.hint)
+        self._account = digests.StepAccount(f"step {self._number} of {self._what}", given, hint=told.hint)
         if given and given != self._told[0]:
-            self._told = given, self._tf.constant(digest_of(given))
+            self._told = given, self._tf.constant(digests.digest_of(given))
         if given:
             args[self._digest_at] = self._told[1]
 
