@@ -54,9 +54,9 @@ class GraphItem(NotebookView, TrainingGraph):
 
     def save(self, path: str | Path) -> None:
         """Write the item as one self-contained file (graph, signature, variables; no pickle)."""
-        from autograph_rewrite.load import archive
+        from autograph_rewrite.load import files
 
-        archive.save(self, Path(path))
+        files.save(self, Path(path))
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """Return the nodes and edges as a networkx graph, with op and device as node attributes."""

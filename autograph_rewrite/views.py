@@ -77,7 +77,7 @@ def where_time_goes(item: TrainingGraph, plan: Plan, given: Config | Plan | None
         batch: examples of a step; None: those of the graph, or 64.
     """
     from autograph_rewrite.cost.levers import levers
-    from autograph_rewrite.inspect.predicted_step import where_time_goes as run
+    from autograph_rewrite.inspect.explain import where_time_goes as run
 
     config = given if isinstance(given, Config) else None
     try:
@@ -298,7 +298,7 @@ def report(
         RewriteError: the graph cannot be rewritten so, or has been already, or there is nothing to verify; nothing is
             written then.
     """
-    from autograph_rewrite.inspect.graph_states import GraphStates
+    from autograph_rewrite.inspect.pass_states import GraphStates
     from autograph_rewrite.inspect.profile import Profile
     from autograph_rewrite.inspect.report import Reported, is_rewritten, of_ranks, report_page
     from autograph_rewrite.inspect.report_view import plan_of

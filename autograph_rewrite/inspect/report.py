@@ -17,7 +17,7 @@ from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.inspect.explain import text_of
-from autograph_rewrite.inspect.graph_states import GraphStates, Numbered
+from autograph_rewrite.inspect.pass_states import GraphStates, Numbered
 from autograph_rewrite.inspect.profile import Profile, lane_of, node_rows
 from autograph_rewrite.inspect.report_view import Account, ShownEdge, account_of, edges_of, model_edges_of
 from autograph_rewrite.inspect.summary import Summary, VariableLine, summarise

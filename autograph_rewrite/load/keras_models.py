@@ -8,8 +8,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.load import keras_library
-from autograph_rewrite.load.functions import from_concrete, trace
-from autograph_rewrite.load.nested_specs import of_any_batch
+from autograph_rewrite.load.functions import from_concrete, of_any_batch, trace
 from autograph_rewrite.training_graph import TrainingGraph
 
 _ARGUMENTS = ("x", "y", "sample_weight")

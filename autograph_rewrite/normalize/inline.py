@@ -24,9 +24,16 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName
 from autograph_rewrite.ir.types.wire import RawNode
-from autograph_rewrite.normalize.bodies import DATASET_LOOP, Entry, is_invariant, state_results
 from autograph_rewrite.normalize.dataset_loops import as_while
-from autograph_rewrite.normalize.lowering import FunctionLowering, boolean, lower_branches
+from autograph_rewrite.normalize.lowering import (
+    DATASET_LOOP,
+    Entry,
+    FunctionLowering,
+    boolean,
+    is_invariant,
+    lower_branches,
+    state_results,
+)
 from autograph_rewrite.ops.traits import ENTERS, has
 
 

@@ -31,11 +31,11 @@ from autograph_rewrite.errors import CheckpointError, ClusterError, ConfigError,
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoint_targets import Piece, Target, average_variables, deal, target_of
-from autograph_rewrite.runtime.job.agreement import common_name
+from autograph_rewrite.runtime.job.digests import session_name
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.runtime.job.liveness import listed, name_of
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.progress import note_saved
-from autograph_rewrite.runtime.job.rendezvous import Rendezvous
 from autograph_rewrite.runtime.job.stop import Stop
 from autograph_rewrite.runtime.job.tf_server import join
 
@@ -95,7 +95,7 @@ class CheckpointManager:
             join(self._member)
         if self._is_first:
             self.folder.sweep()
-        return common_name(self._member, self._seconds) if self._member is not None else "alone"
+        return session_name(self._member, self._seconds) if self._member is not None else "alone"
 
     @property
     def _is_first(self) -> bool:

@@ -27,9 +27,9 @@ from autograph_rewrite.plan.parts.batch_split import block_begin, bounds
 from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
-from autograph_rewrite.runtime.job.rendezvous import FIRST_KEY, Array, Rendezvous, RepeatedSum
 from autograph_rewrite.runtime.job.tf_server import join
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")

@@ -30,9 +30,8 @@ from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_dev
 from autograph_rewrite.runtime.job.own_loop import FunctionSteps, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
-from autograph_rewrite.runtime.keras.elastic_fit import make_elastic, seed
+from autograph_rewrite.runtime.keras.fit_position import make_elastic, make_preemptible, seed
 from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.keras.preempted_fit import make_preemptible, saved_at_the_end
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
@@ -106,7 +105,7 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     if rewriter.trains_alone:
         average_in_fit(model)
     if memory is not None:
-        make_elastic(model, memory, rewriter.snapshot_steps, saved_at_the_end)
+        make_elastic(model, memory, rewriter.snapshot_steps)
         kept_loop()  # one around `train_on_batch`
     elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
         make_preemptible(model, rewriter.member, rewriter.timeout_seconds)

@@ -12,8 +12,8 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.load.keras_library import is_model
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.engine.recording import Observed, Recording
 from autograph_rewrite.runtime.engine.session import DistributedSession
+from autograph_rewrite.runtime.engine.tracing import Observed, Recording
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.keras.model import functions_of
 from autograph_rewrite.training_graph import TrainingGraph

@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.attribution import Attribution
 from autograph_rewrite.inspect.profile import Profile, aligned, estimated
-from autograph_rewrite.inspect.rank_trace import MeasuredStep, Ran, RankTrace, RunSource, union, within, without
+from autograph_rewrite.inspect.rank_trace import (
+    Attribution,
+    MeasuredStep,
+    Ran,
+    RankTrace,
+    RunSource,
+    union,
+    within,
+    without,
+)
 from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}

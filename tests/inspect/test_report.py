@@ -12,7 +12,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.communication import meetings
-from autograph_rewrite.inspect.graph_states import COLUMNS, GraphStates
+from autograph_rewrite.inspect.pass_states import COLUMNS, GraphStates
 from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.inspect.report import page
 from autograph_rewrite.ir.graph import Graph, Node

@@ -9,7 +9,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.diagnostics.amounts import duration, size
-from autograph_rewrite.inspect.graph_states import GraphStates
+from autograph_rewrite.inspect.pass_states import GraphStates
 from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.inspect.report import Reported, page, report_data
 from autograph_rewrite.ir.graph import Graph

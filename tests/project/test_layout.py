@@ -288,7 +288,7 @@ def is_text(path: Path) -> bool:
 MAKES_NODES = (
     "autograph_rewrite/ir/",
     "autograph_rewrite/load/",
-    "autograph_rewrite/normalize/bodies.py",  # copies of a function's nodes
+    "autograph_rewrite/normalize/lowering.py",  # copies of a function's nodes
     "autograph_rewrite/passes/tensor_parallel/",  # until the model axis is an axis of the mesh
     "autograph_rewrite/passes/variable_sharding/",  # until shards are placements
 )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.runtime.function import guard
+from autograph_rewrite.runtime.function import mirrored_variables
 
 v1 = tf.compat.v1
 Trained = tuple[list[tf.Variable], Callable[[Any, Any], Any]]
@@ -112,7 +112,7 @@ def test_replicas_train_on_where_they_were_when_the_data_had_ended(
 ) -> None:
     """An epoch ends between two averages, so the replicas differ; a step without data does not count."""
     if not small:
-        monkeypatch.setattr(guard, "SMALL", -1)
+        monkeypatch.setattr(mirrored_variables, "SMALL", -1)
     variables, step = momentum()
     apart = Apart(momentum, 2, lambda n: n % 3 == 0)
     distributed = ar.distribute(lambda iterator: step(*next(iterator)), {**config(3), "steps_per_run": steps})

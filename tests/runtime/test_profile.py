@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.profile import Profile
-from autograph_rewrite.runtime.engine.recording import VARIABLE
+from autograph_rewrite.runtime.engine.tracing import VARIABLE
 from tests.support.linear_step import Linear, batch, config
 from tests.support.small_items import regression
 

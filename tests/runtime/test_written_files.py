@@ -11,7 +11,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.runtime.job import channel, liveness, tf_server
+from autograph_rewrite.runtime.job import exchanges, liveness, tf_server
 from autograph_rewrite.runtime.keras import multi_worker
 from autograph_rewrite.runtime.keras.multi_worker import WrittenFiles
 
@@ -55,8 +55,8 @@ def pair(monkeypatch: pytest.MonkeyPatch, batch: list[int], lost: list[str]) -> 
         assert list(tasks) == [1]
         texts.append(text)
 
-    monkeypatch.setattr(channel, "Flags", Here)
-    monkeypatch.setattr(channel, "put", put)
+    monkeypatch.setattr(exchanges, "Flags", Here)
+    monkeypatch.setattr(exchanges, "put", put)
     monkeypatch.setattr(liveness, "ask", lambda addresses, *_: dict.fromkeys(addresses, "OK"))
     monkeypatch.setattr(tf_server, "next_channel", lambda: 1)
     members = [Membership(WORKERS, (), "worker", task) for task in range(2)]

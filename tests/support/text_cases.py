@@ -32,8 +32,7 @@ import yaml
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.inspect.optimize import optimize
-from autograph_rewrite.inspect.pass_snapshots import placements_of
+from autograph_rewrite.inspect.pass_states import optimize, placements_of
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem

@@ -17,4 +17,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look for it; exit with 1 where `verify` fails."""
     chosen = config_or_plan(args)
-    return print_verdict(ar.bisect(load_graph(args), chosen, **comparison(args)), as_json=args.json)
+    return print_verdict(ar.bisect(load_graph(args), chosen, **comparison(args)), args)

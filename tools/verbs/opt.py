@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         return _list(as_json=args.json)
     if args.graph is None:
         raise GraphError("no graph is named", hint="autograph-rewrite opt GRAPH, or opt --list")
-    from autograph_rewrite.inspect.optimize import text_of
+    from autograph_rewrite.inspect.pass_states import text_of
 
     rewrite = _optimized(args)
     text = text_of(rewrite, full=args.full)
@@ -67,7 +67,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     """Run the chosen passes on the graph."""
     from autograph_rewrite.analysis.propagate import Propagation
     from autograph_rewrite.compile import request, with_processes
-    from autograph_rewrite.inspect.optimize import PrintedPasses, optimize, require_unfolded
+    from autograph_rewrite.inspect.pass_states import PrintedPasses, optimize, require_unfolded
     from autograph_rewrite.normalize.normalize import normalise, normalise_original
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
     from autograph_rewrite.passes.selection import require_known, select

@@ -88,7 +88,7 @@ def collected(folder: Path, script: str) -> Profile:
 @contextmanager
 def _asked(args: argparse.Namespace, folder: str) -> Iterator[None]:
     """Ask the processes that are started for a profile."""
-    from autograph_rewrite.runtime.engine.recording import VARIABLE
+    from autograph_rewrite.runtime.engine.tracing import VARIABLE
 
     wanted = {"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate}
     os.environ[VARIABLE] = json.dumps(wanted)

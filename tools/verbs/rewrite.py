@@ -14,7 +14,7 @@ from autograph_rewrite.tools.launcher.script import at_least
 from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 if TYPE_CHECKING:
-    from autograph_rewrite.inspect.pass_snapshots import PassSnapshots
+    from autograph_rewrite.inspect.pass_states import PassSnapshots
     from autograph_rewrite.inspect.report_view import Account
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rewrite; files appear only when everything has succeeded."""
-    from autograph_rewrite.inspect.pass_snapshots import Changes
+    from autograph_rewrite.inspect.pass_states import Changes
     from autograph_rewrite.inspect.report_view import account_of
     from autograph_rewrite.tools.reproducer import reproducible
 
@@ -86,7 +86,7 @@ def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
     if folder is None:
         yield None
         return
-    from autograph_rewrite.inspect.pass_snapshots import PassSnapshots
+    from autograph_rewrite.inspect.pass_states import PassSnapshots
 
     snapshots = PassSnapshots(Path(folder))
     try:

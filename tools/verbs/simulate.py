@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.hardware.calibrate import calibrate
     from autograph_rewrite.cost.levers import levers
     from autograph_rewrite.cost.simulate import network_of, simulate
-    from autograph_rewrite.inspect import predicted_step
-    from autograph_rewrite.inspect.predicted_step import where_time_goes
+    from autograph_rewrite.inspect import explain
+    from autograph_rewrite.inspect.explain import where_time_goes
     from autograph_rewrite.inspect.table import ranking_text
     from autograph_rewrite.normalize.normalize import normalise
     from autograph_rewrite.plan.parts.notes import ranking
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             kept = replace(plan, remat=None, edges=())
             steps = {"before": ar.simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
         is_data = args.memory.lower().endswith(".json")
-        common.emit(json.dumps(predicted_step.data(steps)) if is_data else predicted_step.to_svg(steps), args.memory)
+        common.emit(json.dumps(explain.data(steps)) if is_data else explain.to_svg(steps), args.memory)
     if args.json:
         rows = ranking(plan.notes)
         common.print_json({**found.data(), "ranking": rows} if rows else found.data())

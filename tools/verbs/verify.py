@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare; exit with 1 on a mismatch."""
     chosen = common.config_or_plan(args)
     report = ar.verify(common.load_graph(args), chosen, **common.comparison(args))
-    return common.print_verdict(replace(report, advice=tuple(_commands(report.advice, args))), as_json=args.json)
+    return common.print_verdict(replace(report, advice=tuple(_commands(report.advice, args))), args)
 
 
 def _commands(advice: Iterable[str], args: argparse.Namespace) -> Iterator[str]:

@@ -24,8 +24,5 @@ def run(args: argparse.Namespace) -> int:
     if args.config is not None:
         item = ar.rewrite(item, common.read_config(args), batch=args.batch)
     reason = why(item, args.node, plan)
-    if args.json:
-        common.print_json(reason.data())
-    else:
-        print(reason, end="")
+    common.print_found(reason, args)
     return 0

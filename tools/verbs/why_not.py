@@ -20,12 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the answer."""
-    from autograph_rewrite.inspect.why_not import why_not
+    from autograph_rewrite.inspect.why import why_not
 
     config = common.read_config(args) if args.config is not None else None
     answer = why_not(common.load_graph(args), args.variable, args.strategy, config, batch=args.batch)
-    if args.json:
-        common.print_json(answer.data())
-    else:
-        print(answer, end="")
+    common.print_found(answer, args)
     return 0

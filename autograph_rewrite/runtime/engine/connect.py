@@ -18,10 +18,9 @@ from autograph_rewrite.plan.parts.names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.agreement import common_name, require_consensus
-from autograph_rewrite.runtime.job.channel import Relay, abandon
 from autograph_rewrite.runtime.job.coordinator import FailedSteps
-from autograph_rewrite.runtime.job.digests import Beside, StepAccount, described
+from autograph_rewrite.runtime.job.digests import Beside, StepAccount, described, require_consensus, session_name
+from autograph_rewrite.runtime.job.exchanges import Relay, abandon
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, is_of_the_job
 from autograph_rewrite.runtime.job.logical_devices import ensure_devices
 from autograph_rewrite.runtime.job.tf_server import be_patient, configure, homes_of, join, meetings, target
@@ -73,7 +72,7 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
 
 def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) -> ChiefDrivenSession:
     """Return a session on the stages of all workers, of which each has its variables as long as this session lives."""
-    relay = Relay(member, f"autograph-{common_name(member, plan.timeout_seconds)}")
+    relay = Relay(member, f"autograph-{session_name(member, plan.timeout_seconds)}")
     if member.is_chief:
         configure(config, member, plan.part_devices)
         config.isolate_session_state = True
@@ -108,7 +107,7 @@ def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
     if plan.homes:
         hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
         meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
-        container = f"autograph-{common_name(member, plan.timeout_seconds)}"
+        container = f"autograph-{session_name(member, plan.timeout_seconds)}"
         for node in graph.node:
             if "container" in node.attr and not node.attr["container"].s:
                 node.attr["container"].s = container.encode()

@@ -24,7 +24,6 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine import connect
 from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch, check_batch_sizes
 from autograph_rewrite.runtime.engine.fetches import Fetch, assemble, name_of, variable_of
-from autograph_rewrite.runtime.engine.recording import observers
 from autograph_rewrite.runtime.engine.staleness_clock import (
     BoundedStaleness,
     FinishTogether,
@@ -32,17 +31,15 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
     StoreDrain,
 )
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
-from autograph_rewrite.runtime.engine.tracer import StepObserver, observed
+from autograph_rewrite.runtime.engine.tracing import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
 from autograph_rewrite.runtime.job import tf_server
-from autograph_rewrite.runtime.job.agreement import CARRY_ON, require_consensus
-from autograph_rewrite.runtime.job.channel import abandon
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
-from autograph_rewrite.runtime.job.digests import SessionDigest, ancestors
+from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
+from autograph_rewrite.runtime.job.exchanges import Rendezvous, abandon, replica_means
 from autograph_rewrite.runtime.job.job_memory import require_alike
 from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
-from autograph_rewrite.runtime.job.rendezvous import Rendezvous, replica_means
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 

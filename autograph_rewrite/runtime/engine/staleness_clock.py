@@ -29,9 +29,8 @@ from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.agreement import common_name
 from autograph_rewrite.runtime.job.coordinator import Coordinator
-from autograph_rewrite.runtime.job.digests import StepAccount, ancestors
+from autograph_rewrite.runtime.job.digests import StepAccount, ancestors, session_name
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, missing, name_of
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -76,7 +75,7 @@ class StalenessBound:
         self._set(0)
         options = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         self._end = weakref.finalize(self, _end, session, self._write, {self._number: ENDED}, options)
-        common_name(member, plan.timeout_seconds)  # all counters are there
+        session_name(member, plan.timeout_seconds)  # all counters are there
         self.counts: np.ndarray[Any, np.dtype[np.int64]] = np.zeros(len(handles), np.int64)
 
     def _set(self, number: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.engine import call_by_name, function_def
+from autograph_rewrite.runtime.engine import native
 from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
 from autograph_rewrite.runtime.job.digests import ancestors
 from autograph_rewrite.training_graph import TrainingGraph
@@ -108,13 +108,13 @@ class StepsLoops:
         tf = self._tf
         tensors = [name for name in fetches if ":" in name]
         handles = [op.name for op in self._graph.get_operations() if _is_handle(tf, op)]
-        signature = function_def.FunctionSignature(
+        signature = native.FunctionSignature(
             arguments=[*(name.partition(":")[0] for name in fed), *handles],
             outputs=tensors,
             targets=[name for name in fetches if ":" not in name],
         )
-        name = call_by_name.new_name("steps")
-        function = function_def.build(self._item.graph_bytes, name, signature, salt=b"")
+        name = native.new_name("steps")
+        function = native.build(self._item.graph_bytes, name, signature, salt=b"")
         _add_functions(tf, function)
         placeholders = {name: tf.compat.v1.placeholder(self._tensor(name).dtype, None) for name in rows}
         inputs = [placeholders.get(f"{node}:0", self._tensor(f"{node}:0")) for node in function.arguments]
@@ -138,7 +138,7 @@ def _is_handle(tf: Any, op: Any) -> bool:
     return not op.inputs and len(op.outputs) == 1 and op.outputs[0].dtype == tf.resource
 
 
-def _add_functions(tf: Any, function: function_def.EncodedFunction) -> None:
+def _add_functions(tf: Any, function: native.EncodedFunction) -> None:
     """Make the default graph know a function and those that it calls."""
     graph = tf.compat.v1.GraphDef()
     for definition in (*function.library, function.definition):

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.load.functions import from_function
-from autograph_rewrite.load.nested_specs import output_leaves
+from autograph_rewrite.load.functions import from_function, output_leaves
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch
-from autograph_rewrite.runtime.engine.recording import observers
-from autograph_rewrite.runtime.engine.tracer import StepObserver
+from autograph_rewrite.runtime.engine.tracing import StepObserver, observers
 from autograph_rewrite.runtime.function.arguments import (
     COMPOSITES,
     ArgumentLeaf,

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite import tf_private
-from autograph_rewrite.load.captures import Capture, FunctionBinding
+from autograph_rewrite.load.variables import Capture, FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.session import DistributedSession

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.load.captures import Capture, FunctionBinding, SavedBinding, SavedCapture
+from autograph_rewrite.load.variables import Capture, FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
@@ -34,15 +34,13 @@ from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import moved
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.engine.call_by_name import Reader
+from autograph_rewrite.runtime.engine.native import Reader
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
-from autograph_rewrite.runtime.function.guard import is_same
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
 from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
-from autograph_rewrite.runtime.job.agreement import adopt_from_chief, common_name
-from autograph_rewrite.runtime.job.digests import described, written_between
+from autograph_rewrite.runtime.job.digests import adopt_from_chief, described, session_name, written_between
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 TARGET = "autograph_step"
@@ -219,7 +217,7 @@ class SessionVariables:
                 variable.write(value)
                 variable.adopts = False
         self._hand_over(self._changes({}))
-        common_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+        session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
 
     def _handles(self, variable: Variable) -> list[Any]:
         """Return what has to be written when the user's variable was."""

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.dtypes import DOUBLE, NUMBERS
-from autograph_rewrite.load.captures import FunctionBinding
+from autograph_rewrite.load.variables import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.names import named_exchanges
@@ -27,19 +27,18 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.resolve.buckets import BucketFiller
-from autograph_rewrite.runtime.engine import call_by_name, function_def
+from autograph_rewrite.runtime.engine import native
 from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_refuse
-from autograph_rewrite.runtime.engine.function_def import ReadAfter, Stack
+from autograph_rewrite.runtime.engine.native import ReadAfter, Stack
 from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
 from autograph_rewrite.runtime.engine.variable_copies import copies_of
-from autograph_rewrite.runtime.function.guard import MirrorGuard
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.job import digests, tf_server
-from autograph_rewrite.runtime.job.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
+from autograph_rewrite.runtime.job.digests import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
+from autograph_rewrite.runtime.job.exchanges import Rendezvous, replica_means
 from autograph_rewrite.runtime.job.liveness import PeerMonitor
-from autograph_rewrite.runtime.job.rendezvous import Rendezvous, replica_means
 from autograph_rewrite.runtime.job.watchdog import Watchdog, may_wait
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -79,9 +78,9 @@ class BoundStep:
         self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
         self._guard = self._captures.guard
         devices = run_devices(self._plan, item.report.task) if self._plan is not None else ()
-        self._on_cpu = call_by_name.on_cpu(devices)
+        self._on_cpu = native.on_cpu(devices)
         function = self._make_function()
-        self._calls = [call_by_name.Call(function, on_cpu=self._on_cpu)]
+        self._calls = [native.Call(function, on_cpu=self._on_cpu)]
         firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
         self._fixed = self._captures.values(function.arguments, firsts)
         mirrors.held.add_binding(self.binding)
@@ -96,7 +95,7 @@ class BoundStep:
         if self._member is not None:
             self._agree()
 
-    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> function_def.EncodedFunction:
+    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> native.EncodedFunction:
         """Make the function of the item.
 
         Args:
@@ -105,7 +104,7 @@ class BoundStep:
         """
         item, binding = self.item, self.binding
         own, everyones = self._digests or ("", "")
-        signature = function_def.FunctionSignature(
+        signature = native.FunctionSignature(
             arguments=[
                 *(name for node in binding.inputs for name in instances_of(item, node)),
                 *self._captures.nodes,
@@ -118,7 +117,7 @@ class BoundStep:
         data = serde.to_bytes(item.graph) if item.report is None else timed.data if timed else item.graph_bytes
         is_alone = self._plan is None or len(self._plan.processes) == 1
         salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
-        return function_def.build(data, call_by_name.new_name("step"), signature, salt=salt)
+        return native.build(data, native.new_name("step"), signature, salt=salt)
 
     def _agree(self, *, after_error: bool = False) -> None:
         """Make sure that all workers are about to run the same, on the same values of variables.
@@ -154,10 +153,10 @@ class BoundStep:
         self._ready_order = None  # what it runs meets in the old groups
         self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
-        self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
+        self._calls.append(native.Call(self._make_function(attempt), on_cpu=self._on_cpu))
 
     @property
-    def _call(self) -> call_by_name.Call:
+    def _call(self) -> native.Call:
         return self._calls[-1]
 
     def _is_compared(self, name: str) -> bool:
@@ -165,7 +164,7 @@ class BoundStep:
         variable = self.item.variables[name]
         return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
-    def _make_coordinator(self, function: function_def.EncodedFunction) -> Coordinator:
+    def _make_coordinator(self, function: native.EncodedFunction) -> Coordinator:
         """Return what watches replicas that wait for each other; nothing where one process may wait for input, too."""
         if self._plan is None:
             return Coordinator()
@@ -248,7 +247,7 @@ class BoundStep:
 
     def _timed_call(self, timed: Timed) -> Callable[..., list[Any]]:
         """Return what runs the step and returns one result more, last of all."""
-        call = call_by_name.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
+        call = native.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
         at = len(self.binding.outputs) + (self._digests is not None)
 
         def run(args: list[Any], cancellation: Any) -> list[Any]:

@@ -24,10 +24,9 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import tf_server
-from autograph_rewrite.runtime.job.channel import Flags
 from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
+from autograph_rewrite.runtime.job.exchanges import Array, Flags
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
-from autograph_rewrite.runtime.job.rendezvous import Array
 from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
 
 

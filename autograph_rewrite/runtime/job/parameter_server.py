@@ -21,7 +21,7 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan import selected
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job import channel
+from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.liveness import PATIENCE, Presence, listed, name_of
 from autograph_rewrite.runtime.job.signals import grace, listen, name_of_signal
 from autograph_rewrite.runtime.job.stop import FLAG, of_grace
@@ -159,7 +159,7 @@ class Leaving:
     def _tell(self) -> None:
         """Let all workers end together, as if one of them had been asked to."""
         with suppress(tensorflow().errors.OpError):  # they have ended, or do not answer
-            channel.put(self._member, FLAG, range(len(self._member.workers)), self._target)
+            exchanges.put(self._member, FLAG, range(len(self._member.workers)), self._target)
 
     def _end(self) -> None:
         """End as a process does that does not handle the signal."""

@@ -27,10 +27,10 @@ import numpy as np
 from autograph_rewrite.cluster.launchers import TF_CONFIG, rank_of
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ConfigError, Preempted, RewriteError
-from autograph_rewrite.runtime.job import channel
+from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.background_thread import repeat
+from autograph_rewrite.runtime.job.exchanges import RepeatedSum
 from autograph_rewrite.runtime.job.liveness import ask, listed, others
-from autograph_rewrite.runtime.job.rendezvous import RepeatedSum
 from autograph_rewrite.runtime.job.signals import GRACE, grace, listen, name_of_signal
 from autograph_rewrite.training_graph import RewrittenTrace
 
@@ -187,7 +187,7 @@ class Stop:
         listen(self.notice)
         if self._tasks:
             assert self._member is not None
-            mine = channel.Flags(self._member, FLAG, [self._member.task])
+            mine = exchanges.Flags(self._member, FLAG, [self._member.task])
 
             def look() -> bool:
                 with suppress(Exception):
@@ -224,7 +224,7 @@ class Stop:
             are_there = bool(self._tasks) and not self._silent()
             if tells and are_there:
                 assert self._member is not None
-                channel.put(self._member, FLAG, self._tasks)
+                exchanges.put(self._member, FLAG, self._tasks)
             if are_there or (self._together and self._tasks):
                 last = self._furthest(max(1.0, ends - time.monotonic()))
         except Exception as error:

@@ -28,11 +28,17 @@ from autograph_rewrite.load.keras_library import callbacks_of, is_legacy, librar
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.arguments import leaf_paths
-from autograph_rewrite.runtime.job import channel, liveness, tf_server
-from autograph_rewrite.runtime.job.agreement import adopt_from_chief, common_seed
-from autograph_rewrite.runtime.job.digests import Beside, StepAccount, described, difference
+from autograph_rewrite.runtime.job import exchanges, liveness, tf_server
+from autograph_rewrite.runtime.job.digests import (
+    Beside,
+    StepAccount,
+    adopt_from_chief,
+    common_seed,
+    described,
+    difference,
+)
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.runtime.job.liveness import missing
-from autograph_rewrite.runtime.job.rendezvous import Rendezvous
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
@@ -378,7 +384,7 @@ class WrittenFiles:
         self._name = f"files.{tf_server.next_channel()}"
         self._is_writing = False
         self._runs = 0
-        self._flags: channel.Flags | None = None
+        self._flags: exchanges.Flags | None = None
         self._seen = 0
         self._told: list[_Told] = []
 
@@ -445,7 +451,7 @@ class WrittenFiles:
             statuses = liveness.ask(liveness.others(self._member, {"worker": self._member.workers}), liveness.PATIENCE)
             there = liveness.workers_in(name for name, status in statuses.items() if status == "OK")
             with suppress(Exception):  # who has just gone is missed in the next step
-                channel.put(self._member, self._name, there, text=json.dumps(told))
+                exchanges.put(self._member, self._name, there, text=json.dumps(told))
 
         if self._is_alone():
             return
@@ -487,7 +493,7 @@ class WrittenFiles:
             is_late: that of another path is taken, too, as where each worker gives its own.
         """
         if self._flags is None:
-            self._flags = channel.Flags(self._member, self._name, [self._member.task])
+            self._flags = exchanges.Flags(self._member, self._name, [self._member.task])
         for at in range(self._seen, self._flags.counts()[0]):
             self._told += [_Told(*json.loads(text)) for text in self._flags.texts(at)]
             self._seen = at + 1

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.profile import estimated
-from autograph_rewrite.runtime.engine.recording import VARIABLE
+from autograph_rewrite.runtime.engine.tracing import VARIABLE
 from tests.jobs.programs.job import Job
 
 JOB = Job.here(Path(sys.argv[1]))

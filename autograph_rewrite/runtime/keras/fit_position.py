@@ -1,4 +1,4 @@
-"""A Keras model in an elastic job: each `fit` knows which one it is, and goes on where the last snapshot was.
+"""Where a Keras `fit` is: it goes on at the last snapshot, in an elastic job or after it was asked to end.
 
 A loop around `train_on_batch` is the program's own; it is led as one around a function is (`own_loop`).
 """
@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 
 from autograph_rewrite import tf_private
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.diagnostics.faults import warn_user
+from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.load.keras_library import callbacks_of, variables_of, wraps
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.runtime.job.job_memory import JobMemory, Snapshot
 from autograph_rewrite.runtime.job.own_loop import Array, OwnLoop, set_state, state_of
+from autograph_rewrite.runtime.job.stop import Stop, is_wanted
 
 
 def seed(memory: JobMemory) -> None:
@@ -29,24 +36,14 @@ def seed(memory: JobMemory) -> None:
         tensorflow().random.set_seed(memory.seed)
 
 
-def _unattended(_: Callable[[], str | None]) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
-def make_elastic(
-    model: Any,
-    memory: JobMemory,
-    every: int,
-    around: Callable[[Callable[[], str | None]], AbstractContextManager[None]] = _unattended,
-) -> None:
+def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
     """Let a model's `fit` take snapshots, and begin at the last one.
 
     Args:
         model: a distributed Keras model.
         every: how many steps there are from one snapshot to the next.
-        around: given what takes a snapshot when the job ends, a context for each `fit`.
     """
-    object.__setattr__(model, "fit", _fitting(model.fit, memory, every, around))
+    object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
     object.__setattr__(model, "train_on_batch", _stepping(model, model.train_on_batch))
 
 
@@ -90,30 +87,30 @@ def _numbered(model: Any) -> dict[str, Any]:
     return {str(number): variable for number, variable in enumerate(known.values())}
 
 
-def _fitting(
-    fit: Callable[..., Any],
-    memory: JobMemory,
-    every: int,
-    around: Callable[[Callable[[], str | None]], AbstractContextManager[None]],
-) -> Callable[..., Any]:
+def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable[..., Any]:
     numbers = count(1)
 
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        import keras
-
-        call = inspect.signature(fit).bind(*args, **kwargs)
-        call.apply_defaults()
-        own = callbacks_of(call.arguments.get("callbacks"))
-        if not any(isinstance(callback, keras.callbacks.History) for callback in own):
-            own.append(keras.callbacks.History())
+        call, own = call_of(fit, args, kwargs)
         position = FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own)
-        position.begin_at(call.arguments.get("initial_epoch", 0))
-        call.arguments["callbacks"] = [*own, position]
-        with around(position.save):
+        position.lead(call)
+        with saved_at_the_end(position.save):
             return fit(*call.args, **call.kwargs)
 
     return fitted
+
+
+def call_of(
+    fit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[inspect.BoundArguments, list[Any]]:
+    """Return the call of a `fit`, and its callbacks with the History that else `fit` would make for itself."""
+    call = inspect.signature(fit).bind(*args, **kwargs)
+    call.apply_defaults()
+    own = callbacks_of(call.arguments.get("callbacks"))
+    if not any(isinstance(callback, keras.callbacks.History) for callback in own):
+        own.append(keras.callbacks.History())
+    return call, own
 
 
 # Where a `fit` is: the last of its callbacks takes snapshots, and leads a re-formed job to where the last one was.
@@ -183,9 +180,10 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         if self._found is not None:
             self._mute()
 
-    def begin_at(self, epoch: int) -> None:
-        """Note the first epoch that `fit` is asked for."""
-        self._first = epoch
+    def lead(self, call: inspect.BoundArguments) -> None:
+        """Become the last callback of a call of `fit`, whose first epoch is noted."""
+        self._first = call.arguments.get("initial_epoch", 0)
+        call.arguments["callbacks"] = [*self._others, self]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take the first snapshot, or begin to go to where the last one was taken."""
@@ -334,3 +332,168 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+# `fit` of a model whose process may be asked to end: a loop of its own, which is kept where BackupAndRestore says.
+
+
+def make_preemptible(model: Any, member: Membership | None, seconds: float) -> None:
+    """Let a model's `fit` end between two steps, and go on there in the next run.
+
+    Args:
+        model: a distributed Keras model.
+        member: this process; None: there is no other.
+        seconds: how long to wait for the others.
+    """
+    if is_wanted():
+        object.__setattr__(model, "fit", _keeping(model.fit, member, seconds))
+
+
+@contextmanager
+def saved_at_the_end(save: Callable[[], str | None]) -> Iterator[None]:
+    """Give a context in which a `fit` is saved if its process is asked to end.
+
+    Args:
+        save: saves it, and returns what was saved.
+    """
+    stop = Stop.here()
+    stop.begin_loop()
+    stop.add(save)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            stop.remove(save)
+
+
+def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
+    numbers, stop = count(1), Stop.here()
+
+    @wraps(fit)
+    def fitted(*args: Any, **kwargs: Any) -> Any:
+        call, position = kept(fit, args, kwargs, next(numbers), member, seconds)
+        if position is None:
+            stop.begin_loop()
+            return fit(*call.args, **call.kwargs)
+        with saved_at_the_end(position.save):
+            return fit(*call.args, **call.kwargs)
+
+    return fitted
+
+
+# A `fit` with BackupAndRestore that was asked to end goes on at the very step when the program runs again.
+#
+#     epoch 3, behind step 17 of 40   SIGTERM ─► all workers end, worker 0 writes backup/preempted-1.npz
+#     the next run                    17 batches of epoch 3 are drawn and dropped; step 18 is as it would have been
+#
+# Keras' own backup is of the end of an epoch, or begins an epoch anew with weights that have seen a part of it.
+
+
+class PreemptedFit(FitPosition):
+    """Knows where a `fit` is, and writes that down when the process ends.
+
+    Args:
+        file: keeps its snapshot.
+        others: all other callbacks, a History among them.
+    """
+
+    def __init__(self, file: SnapshotFile, others: Sequence[Any]) -> None:
+        self._file = file
+        self._where: tuple[int, int, Mapping[str, Any]] = 0, 0, {}
+        super().__init__(file, "", 1, others)
+
+    def save(self) -> str | None:
+        """Write down where the fit is; return what was written; None before its first step is behind it."""
+        if self._skips or self.model is None:
+            return None  # the file that is there still holds
+        super()._take(*self._where)
+        return f"the fit, in {self._file.path}"
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """The backup of this epoch is newer than the snapshot."""
+        super().on_epoch_end(epoch, logs)
+        if not self._skips:
+            self._file.remove()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Nothing is left to go on with."""
+        self._file.remove()
+
+    def _take(self, epoch: int, steps: int, logs: Any) -> None:
+        """Remember where it would be taken."""
+        self._where = epoch, steps, dict(logs)
+
+
+class SnapshotFile:
+    """The snapshot of one fit: worker 0 writes and reads it, and hands it to the others, who may not see its files.
+
+    Args:
+        path: where it is.
+        member: this process; None: there is no other.
+        seconds: how long to wait for the others.
+    """
+
+    lets_join = False
+
+    def __init__(self, path: Path, member: Membership | None, seconds: float) -> None:
+        self.path, self._member, self._seconds = path, member, seconds
+        self.rank = member.task if member is not None else 0
+
+    def load(self, _: str) -> Snapshot | None:
+        """Return the snapshot; None if there is none, or it is damaged."""
+        data = self._read() if self.rank == 0 else b""
+        if self._member is not None:
+            data = Rendezvous(self._member, self._seconds).contents(data, "restore a fit")[0]
+        if not data:
+            return None
+        try:
+            return Snapshot.read(io.BytesIO(data))
+        except Exception as error:  # of numpy, zipfile and json, whatever was damaged
+            warn_user(f"{self.path} is damaged, and left out: {type(error).__name__}: {error}")
+            return None
+
+    def _read(self) -> bytes:
+        return self.path.read_bytes() if self.path.is_file() else b""
+
+    def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
+        """Write the snapshot in place of the last one.
+
+        Args:
+            _: its name, which the path says already.
+            step: behind which it was taken.
+        """
+        written = io.BytesIO()
+        snapshot.write(written)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, written.getvalue())
+
+    def remove(self) -> None:
+        """Take it away: something newer is there."""
+        if self.rank == 0:
+            self.path.unlink(missing_ok=True)
+
+    def did_step(self) -> None:
+        """Nobody asks."""
+
+    def wait_to_join(self) -> None:
+        """Nobody joins."""
+
+
+def kept(
+    fit: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, member: Membership | None, seconds: float
+) -> tuple[inspect.BoundArguments, PreemptedFit | None]:
+    """Return the call of a `fit` with what keeps it; None where no BackupAndRestore says where.
+
+    Args:
+        fit: the method.
+        number: which fit of the program it is.
+        member: this process; None: there is no other.
+        seconds: how long to wait for the others.
+    """
+    call, own = call_of(fit, args, kwargs)
+    folders = [callback.backup_dir for callback in own if isinstance(callback, keras.callbacks.BackupAndRestore)]
+    if not folders or "://" in folders[0]:
+        return call, None
+    position = PreemptedFit(SnapshotFile(Path(folders[0]) / f"preempted-{number}.npz", member, seconds), own)
+    position.lead(call)
+    return call, position

@@ -1,28 +1,275 @@
-"""The trace of this process: TensorFlow's profiler around some steps, and what it saw as a `RankTrace`.
-
-A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
-"""
+"""Traces of steps: those of something distributed between two moments, of all ranks of its job."""
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
 import re
 import shutil
 import socket
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.attribution import Attribution
-from autograph_rewrite.inspect.rank_trace import MeasuredStep, Ran, RankTrace, RunSource
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.cost.hardware.calibrate import calibrate
+from autograph_rewrite.cost.hardware.machine import Machine
+from autograph_rewrite.cost.simulate import simulate
+from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.errors import GraphError, RewriteError
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.rank_trace import Attribution, MeasuredStep, Ran, RankTrace, RunSource
+from autograph_rewrite.inspect.report import of_step
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job import progress, stop
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+
+
+class Observed(Protocol):
+    """What tells of its steps: a distributed function, or a session."""
+
+    observer: StepObserver | None
+
+
+class Recording:
+    """A recording under way, which all ranks begin and end together; it begins when it is made.
+
+    Args:
+        observed: what is told of; it has run before.
+        items: what was rewritten of it.
+
+    Attributes:
+        ranks: of the job.
+        tracer: is told of every step.
+
+    Raises:
+        GraphError: TensorFlow's profiler is running already.
+        ClusterError: a rank is missing.
+    """
+
+    def __init__(self, observed: Sequence[Observed], items: Sequence[TrainingGraph]) -> None:
+        self._observed = [(one, one.observer) for one in observed]
+        self.ranks = Ranks(items)
+        self._marks = self.ranks.meet()
+        self.tracer = Tracer()
+        self.tracer.start()
+        for one in observed:
+            one.observer = self.tracer
+
+    def cancel(self) -> None:
+        """End it, and forget what was recorded."""
+        self._let_go()
+        self.tracer.cancel()
+
+    def end(self, original: TrainingGraph | None = None, machine: Machine | None = None) -> Profile:
+        """End it, and return what all ranks have recorded.
+
+        Args:
+            original: what was rewritten, where what ran does not know.
+            machine: how fast devices are, for the prediction; None: round figures.
+
+        Raises:
+            GraphError: no step ran.
+            ClusterError: a rank is missing.
+        """
+        self._let_go()
+        trace = self.tracer.stop(self._marks)
+        said: tuple[Any, Any] = None, ()
+        if self.ranks.is_chief and self.tracer.traces:
+            first = self.tracer.traces[0]
+            what = first if original is None else RewrittenTrace(original, first.rewritten)
+            said = prediction(what, self.tracer.examples[0] * self.ranks.cut_among(first.rewritten), machine)
+        traces, text = self.ranks.gather(trace, json.dumps(said))
+        return Profile.of(traces, *json.loads(text))
+
+    def _let_go(self) -> None:
+        for one, before in self._observed:
+            one.observer = before
+
+
+# The traces of all ranks of a job: meet to compare clocks, trace the same steps, hand everybody all traces.
+
+
+ROUNDS = 8
+"""How often ranks meet before the steps: the quickest round says most about their clocks."""
+WHAT = "profile steps"
+
+
+class Ranks:
+    """All ranks of the job that something runs in; one process alone is the only one.
+
+    Args:
+        items: rewritten, that are profiled.
+    """
+
+    def __init__(self, items: Sequence[TrainingGraph]) -> None:
+        reports = [item.report for item in items if item.report is not None and item.report.member is not None]
+        self._job: tuple[Membership, float] | None = None
+        if reports and len(reports[0].member.workers) > 1:
+            self._job = reports[0].member, reports[0].plan.timeout_seconds
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first rank."""
+        return self._job is None or self._job[0].is_chief
+
+    def cut_among(self, item: TrainingGraph) -> int:
+        """Return how many ranks give examples of their own to a step."""
+        if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
+            return 1
+        return len(self._job[0].workers)
+
+    def meet(self) -> list[tuple[int, int]]:
+        """Wait for all ranks; return when exchanges with them began and ended.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        return [] if self._job is None else Rendezvous(*self._job).rounds(ROUNDS, WHAT)
+
+    def gather(self, trace: RankTrace, extra: str) -> tuple[list[RankTrace], str]:
+        """Return the traces of all ranks, and what the first one says beside its own.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._job is None:
+            return [trace], extra
+        mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
+        said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
+        return [RankTrace.of(data) for data, _ in said], said[0][1]
+
+
+# Who is told of the steps of a function or session, as the environment asks.
+#
+# They are what stops between two steps, a profile, and how far the process has come.
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    asked = (stop.requested(), requested(), progress.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None
+
+
+# The predicted step of what was measured, for the same number of examples.
+
+
+def prediction(
+    trace: RewrittenTrace | None, examples: int, machine: Machine | None = None
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Return the simulated step as plain data, and what there is to say about it.
+
+    Args:
+        trace: what ran, and what it was made of.
+        examples: of all ranks; 0: what the graph says.
+        machine: how fast its devices are; None: round figures.
+    """
+    if trace is None or trace.rewritten.report is None:
+        return None, ()
+    if trace.original is trace.rewritten:
+        return None, ("the original graph is not at hand, so nothing is predicted",)
+    if trace.rewritten.report.plan.steps_per_run > 1:
+        return None, ("each run does several steps (steps_per_run): `simulate` predicts one of them",)
+    try:
+        found = simulate(trace.original, trace.rewritten.report.plan, batch=examples or None, machine=machine).found
+    except RewriteError as error:
+        return None, (f"the step cannot be simulated: {error}",)
+    notes = () if machine is not None else ("the prediction takes round figures for this machine: calibrate it",)
+    return of_step(found), notes
+
+
+# A profile that the environment asks for: the first thing that trains is traced for some steps, once per process.
+#
+# `autograph-rewrite profile` sets AUTOGRAPH_REWRITE_PROFILE for each process that it starts, and reads their files:
+#
+#     {"folder": "/tmp/x", "skip": 2, "steps": 5}   ->   /tmp/x/rank_0.json, /tmp/x/rank_1.json
+
+VARIABLE = "AUTOGRAPH_REWRITE_PROFILE"
+
+
+def requested() -> RequestedProfile | None:
+    """Return what observes steps, if the environment asks for a profile."""
+    return RequestedProfile() if VARIABLE in os.environ else None
+
+
+class RequestedProfile:
+    """Observes the steps of one function or session; the first that runs one takes the request."""
+
+    def __init__(self) -> None:
+        self._request: Mapping[str, Any] | None = None
+        self._tracer: Tracer | None = None
+        self._seen = 0
+        self._processes = 1
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step, and trace it if it is one of those that are asked for."""
+        text = os.environ.pop(VARIABLE, None) if self._request is None else None
+        if text is not None:
+            self._request = json.loads(text)
+        if self._request is None or self._seen >= self._request["skip"] + self._request["steps"]:
+            yield
+            return
+        if self._seen == self._request["skip"]:
+            self._tracer = Tracer()
+            self._tracer.start()
+            atexit.register(self._write)
+        self._seen += 1
+        if self._tracer is None:
+            yield
+            return
+        with self._tracer.step(trace, examples):
+            yield
+        if self._seen == self._request["skip"] + self._request["steps"]:
+            self._write()
+
+    def _write(self) -> None:
+        """End the trace, and leave it where it is asked for."""
+        atexit.unregister(self._write)
+        if self._tracer is None or self._request is None or not self._tracer.examples:
+            return
+        tracer, request, self._tracer = self._tracer, self._request, None
+        found = tracer.stop()
+        said: dict[str, Any] = {"trace": found.data(), "predicted": None, "notes": []}
+        if found.rank == 0:
+            report = tracer.traces[0].rewritten.report
+            processes = len(report.plan.processes) if report is not None and not report.plan.stage_hosts else 1
+            machine = calibrate() if request.get("calibrate") else None
+            said["predicted"], said["notes"] = prediction(
+                tracer.traces[0], (tracer.examples[0] or 0) * processes, machine
+            )
+        folder = Path(request["folder"])
+        write_whole(folder / f"rank_{found.rank}.json", json.dumps(said).encode())
+
+
+# The trace of this process: TensorFlow's profiler around some steps, and what it saw as a `RankTrace`.
+#
+# A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
 
 STEP = "autograph_rewrite_step"
 
