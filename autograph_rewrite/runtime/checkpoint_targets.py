@@ -80,7 +80,7 @@ def average_variables(given: Any) -> None:
     if isinstance(given, DistributedSession):
         given.average_variables()
     elif is_model(given):
-        from autograph_rewrite.runtime.keras.model import functions_of
+        from autograph_rewrite.runtime.keras_model import functions_of
 
         for function in functions_of(given):
             function.average_variables()
@@ -188,7 +188,7 @@ class SessionTarget:
 
 def _of_model(model: Any, workers: int) -> EagerVariables:
     """Return the variables of a Keras model, none before it is built; its optimizer makes its own now."""
-    from autograph_rewrite.runtime.keras.model import functions_of
+    from autograph_rewrite.runtime.keras_model import functions_of
 
     if not model.built:
         return EagerVariables({}, {}, {})

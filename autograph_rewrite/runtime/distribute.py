@@ -30,8 +30,8 @@ from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_dev
 from autograph_rewrite.runtime.job.own_loop import FunctionSteps, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
-from autograph_rewrite.runtime.keras.fit_position import make_elastic, make_preemptible, seed
-from autograph_rewrite.runtime.keras.multi_worker import KerasJob
+from autograph_rewrite.runtime.keras_fit import make_elastic, make_preemptible, seed
+from autograph_rewrite.runtime.keras_workers import KerasJob
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
@@ -90,7 +90,7 @@ def _described(target: Any) -> str:
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
     """Return the model, whose `fit` survives the loss of workers in an elastic job."""
-    from autograph_rewrite.runtime.keras.model import average_in_fit, distribute_keras
+    from autograph_rewrite.runtime.keras_model import average_in_fit, distribute_keras
 
     memory = JobMemory.here()
     if memory is not None:
@@ -124,7 +124,7 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     if isinstance(target, DistributedFunction):
         functions, kind = [target], "function"
     elif is_model(target):
-        from autograph_rewrite.runtime.keras.model import functions_of
+        from autograph_rewrite.runtime.keras_model import functions_of
 
         functions, kind = functions_of(target), "model"
     else:

@@ -15,7 +15,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.engine.tracing import Observed, Recording
 from autograph_rewrite.runtime.function.function import DistributedFunction
-from autograph_rewrite.runtime.keras.model import functions_of
+from autograph_rewrite.runtime.keras_model import functions_of
 from autograph_rewrite.training_graph import TrainingGraph
 
 WARM_UP = 2

@@ -19,7 +19,7 @@ import pytest
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
 from autograph_rewrite.runtime.job.own_loop import Array, OwnLoop, set_state, state_of
-from autograph_rewrite.runtime.keras.fit_position import FitPosition, make_elastic
+from autograph_rewrite.runtime.keras_fit import FitPosition, make_elastic
 from autograph_rewrite.tools.launcher.job import Outcome
 from autograph_rewrite.tools.launcher.launch_elastic import KeptSnapshots, report_of
 from tests.support.paths import ROOT

@@ -193,7 +193,7 @@ def test_after_a_restore_the_pace_is_that_of_the_checkpoint_until_the_program_sh
 
 
 def test_the_snapshot_of_a_fit_comes_back_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
-    from autograph_rewrite.runtime.keras.fit_position import SnapshotFile
+    from autograph_rewrite.runtime.keras_fit import SnapshotFile
 
     file = SnapshotFile(tmp_path / "backup" / "preempted-1.npz", None, 1.0)
     assert file.load("") is None

@@ -29,7 +29,7 @@ from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.job.digests import is_told, nothing
 from autograph_rewrite.runtime.job.stop import Stop
-from autograph_rewrite.runtime.keras.multi_worker import KerasJob
+from autograph_rewrite.runtime.keras_workers import KerasJob
 from autograph_rewrite.training_graph import TrainingGraph
 
 Rewrite = Callable[..., TrainingGraph]
@@ -330,6 +330,20 @@ class _StepFunction:
     """What a model calls in the place of a function of its own."""
 
     _run: _StepOnData
+    _fall_back: _FallBack | None  # None for training, which is never done on one device in its place
+
+    def _one(self, data: Any) -> Any:
+        """Return the results of one batch, of the model's own function where its step cannot be distributed."""
+        if self._fall_back is None:
+            return self._run(data)
+        if self._fall_back.function is None:
+            try:
+                return self._run(data)
+            except ClusterError:
+                raise
+            except RewriteError as error:
+                self._fall_back.use(error)
+        return self._fall_back.function(data)
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -391,18 +405,6 @@ class IteratorFunction(_StepFunction):
             count_steps(self._model, self._kind, count)
             return outputs
 
-    def _one(self, data: Any) -> Any:
-        if self._fall_back is None:
-            return self._run(data)
-        if self._fall_back.function is None:
-            try:
-                return self._run(data)
-            except ClusterError:
-                raise
-            except RewriteError as error:
-                self._fall_back.use(error)
-        return self._fall_back.function(data)
-
 
 class PredictFunction(_StepFunction):
     """A model's `predict_function`: runs the step on a list of batches and joins the results.
@@ -432,16 +434,6 @@ class PredictFunction(_StepFunction):
         outputs = [self._one(data) for data in batches]
         count_steps(self._model, "predict", len(batches))
         return self._join(outputs)
-
-    def _one(self, data: Any) -> Any:
-        if self._fall_back.function is None:
-            try:
-                return self._run(data)
-            except ClusterError:
-                raise
-            except RewriteError as error:
-                self._fall_back.use(error)
-        return self._fall_back.function(data)
 
     def _join(self, outputs: list[Any]) -> Any:
         if len(outputs) == 1:
