@@ -45,13 +45,18 @@ if TYPE_CHECKING:
     from autograph_rewrite.inspect.diff import diff
     from autograph_rewrite.inspect.dump import dump
     from autograph_rewrite.item import GraphItem
-    from autograph_rewrite.load.marks import checkpoint_name, recompute_grad
-    from autograph_rewrite.load.replica_marks import all_gather, all_reduce, num_replicas, replica_id
+    from autograph_rewrite.load.marks import (
+        all_gather,
+        all_reduce,
+        checkpoint_name,
+        num_replicas,
+        recompute_grad,
+        replica_id,
+    )
     from autograph_rewrite.load.sharding_marks import assign, replicate, split
     from autograph_rewrite.plan.plan import Plan
-    from autograph_rewrite.runtime.checkpoints.manager import CheckpointManager
-    from autograph_rewrite.runtime.keras.profile_callback import ProfileCallback
-    from autograph_rewrite.runtime.profile import profile
+    from autograph_rewrite.runtime.checkpoints import CheckpointManager
+    from autograph_rewrite.runtime.profile import ProfileCallback, profile
     from autograph_rewrite.views import bisect, explain, reduce, report, simulate, verify
 
 __version__ = "0.1.0"
@@ -105,15 +110,15 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CheckpointManager": "runtime.checkpoints.manager",
+    "CheckpointManager": "runtime.checkpoints",
     "Config": "config.config",
     "GraphItem": "item",
     "Plan": "plan.plan",
-    "ProfileCallback": "runtime.keras.profile_callback",
-    "all_gather": "load.replica_marks",
-    "all_reduce": "load.replica_marks",
-    "num_replicas": "load.replica_marks",
-    "replica_id": "load.replica_marks",
+    "ProfileCallback": "runtime.profile",
+    "all_gather": "load.marks",
+    "all_reduce": "load.marks",
+    "num_replicas": "load.marks",
+    "replica_id": "load.marks",
     "allow_code": "api",
     "bisect": "views",
     "build_plan": "api",

@@ -20,7 +20,7 @@ from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.rules.registered import OpEntry
 from autograph_rewrite.passes.base.pass_manager import Observer
-from autograph_rewrite.plan import user_ops, user_passes
+from autograph_rewrite.plan import user_extensions
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.selected import chosen, chosen_config
 from autograph_rewrite.resolve import coverage
@@ -144,8 +144,8 @@ def join(config: ConfigLike | None = None) -> None:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
+    from autograph_rewrite.runtime.job.parameter_server import serve_if_server
     from autograph_rewrite.runtime.job.tf_server import join as run
-    from autograph_rewrite.runtime.servers.serve import serve_if_server
 
     given, member = in_job(chosen_config(config))
     serve_if_server(member, given.timeout_seconds)
@@ -176,7 +176,7 @@ def shard_dataset(
         GraphError: the dataset is not batched, or cannot be split by its files.
         ClusterError: the workers give different datasets, or somebody is missing.
     """
-    from autograph_rewrite.runtime.data.shard_dataset import shard_dataset as run
+    from autograph_rewrite.runtime.data import shard_dataset as run
 
     return run(dataset, global_batch_size, policy=policy, config=config)
 
@@ -190,7 +190,7 @@ def on_resize(function: Callable[[int], None]) -> None:
     Args:
         function: called at once with the number of steps that are done, if there are any: the loop has to begin there.
     """
-    from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
+    from autograph_rewrite.runtime.job.own_loop import OwnLoop
 
     _require_callable(function, "on_resize")
     loop = OwnLoop.here()
@@ -210,7 +210,7 @@ def on_preemption(function: Callable[[], Any]) -> None:
         function: called without arguments in the main thread, as `lambda: manager.save(step)`. A text that it returns
             is what the process says that it has saved.
     """
-    from autograph_rewrite.runtime.preemption.stop import Stop
+    from autograph_rewrite.runtime.job.stop import Stop
 
     _require_callable(function, "on_preemption")
     Stop.here().add(function)
@@ -242,7 +242,7 @@ def distribute_datasets_from_function(
         GraphError: the function returns no dataset, or one without batches.
         ClusterError: workers have different numbers of replicas, or somebody is missing.
     """
-    from autograph_rewrite.runtime.data.from_function import distribute_datasets_from_function as run
+    from autograph_rewrite.runtime.data import distribute_datasets_from_function as run
 
     return run(dataset_fn, options, config=config)
 
@@ -271,7 +271,7 @@ def register_pass(name: str, function: Callable[[Any], None], *, after: str) -> 
     Raises:
         ConfigError: the name is no name of a pass, or no pass of a user can run after that pass.
     """
-    user_passes.register_pass(name, function, after=after)
+    user_extensions.register_pass(name, function, after=after)
 
 
 def register_op(
@@ -304,7 +304,7 @@ def register_op(
     Raises:
         ConfigError: the description contradicts itself or TensorFlow's, or this package has a rule for the op.
     """
-    user_ops.register_op(OpEntry(name, factors, tuple(linear), additive, fragile, work))
+    user_extensions.register_op(OpEntry(name, factors, tuple(linear), additive, fragile, work))
 
 
 def allow_code(path: str | Path) -> None:

@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.cluster.local_devices import with_local_devices
-from autograph_rewrite.cluster.membership import Membership, in_job
+from autograph_rewrite.cluster.membership import Membership, in_job, with_local_devices
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.claims import Certifier
@@ -26,8 +25,8 @@ from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.unused_settings import noted, with_unused_settings
+from autograph_rewrite.plan import verify
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.strategies import builder_for
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -116,11 +115,11 @@ def request(item: TrainingGraph, given: Config | Plan) -> Plan:
         PlanError: it does not fit the graph.
     """
     if isinstance(given, Plan):
-        check_plan.require(replace(given, edges=()), item)
+        verify.require(replace(given, edges=()), item)
         return given
     config = with_local_devices(given)
     plan = builder_for(config).build(item, config)
-    check_plan.require(plan, item)
+    verify.require(plan, item)
     return plan
 
 

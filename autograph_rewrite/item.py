@@ -48,19 +48,19 @@ class GraphItem(NotebookView, TrainingGraph):
         Args:
             target: a server of the caller's own (grpc://host:port) whose cluster has the devices, as those of stages.
         """
-        from autograph_rewrite.runtime.session.open_session import open_session
+        from autograph_rewrite.runtime.engine.session import open_session
 
         return open_session(self, target=target)
 
     def save(self, path: str | Path) -> None:
         """Write the item as one self-contained file (graph, signature, variables; no pickle)."""
-        from autograph_rewrite.load.sources import archive
+        from autograph_rewrite.load import files
 
-        archive.save(self, Path(path))
+        files.save(self, Path(path))
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """Return the nodes and edges as a networkx graph, with op and device as node attributes."""
-        from autograph_rewrite.inspect.render import export
+        from autograph_rewrite.inspect import export
 
         return export.to_networkx(self.graph)
 
@@ -85,7 +85,7 @@ class GraphItem(NotebookView, TrainingGraph):
             batch_inputs: axis of the examples by input; None: an input has none.
             signature: which one of a SavedModel.
         """
-        from autograph_rewrite.load.sources import files
+        from autograph_rewrite.load import files
 
         named = {"train_op": train_op, "outputs": outputs, "init_op": init_op, "batch_inputs": batch_inputs}
         return cls.of(files.load(Path(path), signature=signature, **named))
@@ -109,7 +109,7 @@ class GraphItem(NotebookView, TrainingGraph):
             init_op: the initialiser; left out: found.
             batch_inputs: axis of the examples by input; None: an input has none.
         """
-        from autograph_rewrite.load.sources import graphs
+        from autograph_rewrite.load import graphs
 
         found = graphs.from_graph(graph, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs)
         return cls.of(found)
@@ -126,7 +126,7 @@ class GraphItem(NotebookView, TrainingGraph):
             batch_inputs: axis of the examples by input; None: an input has none.
             **named_specs: the same for keyword arguments.
         """
-        from autograph_rewrite.load.sources import functions
+        from autograph_rewrite.load import functions
 
         return cls.of(functions.from_function(function, *specs, batch_inputs=batch_inputs, **named_specs))
 
@@ -139,6 +139,6 @@ class GraphItem(NotebookView, TrainingGraph):
             *specs: `tf.TensorSpec`s or arrays of x, y and sample_weight.
             batch_inputs: axis of the examples by input; None: an input has none.
         """
-        from autograph_rewrite.load.sources import keras_models
+        from autograph_rewrite.load import keras_models
 
         return cls.of(keras_models.from_keras(model, *specs, batch_inputs=batch_inputs))

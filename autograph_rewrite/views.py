@@ -15,7 +15,7 @@ from autograph_rewrite.api import rewrite
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.diagnostics.files import write_whole
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise_original
@@ -26,13 +26,13 @@ from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 if TYPE_CHECKING:
+    from autograph_rewrite.check.bisect import Bisection
+    from autograph_rewrite.check.reduce import Reduction
+    from autograph_rewrite.check.report import VerifyReport
     from autograph_rewrite.cost.hardware.machine import Machine
     from autograph_rewrite.cost.simulate import SimulatedStep
     from autograph_rewrite.cost.tasks.result import Simulation
-    from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.runtime.bisect.bisection import Bisection
-    from autograph_rewrite.runtime.reduce.reduce import Reduction
-    from autograph_rewrite.runtime.verify.report import VerifyReport
+    from autograph_rewrite.inspect.profile import Profile
 
 VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
@@ -77,7 +77,7 @@ def where_time_goes(item: TrainingGraph, plan: Plan, given: Config | Plan | None
         batch: examples of a step; None: those of the graph, or 64.
     """
     from autograph_rewrite.cost.levers import levers
-    from autograph_rewrite.inspect.where_time_goes import where_time_goes as run
+    from autograph_rewrite.inspect.explain import where_time_goes as run
 
     config = given if isinstance(given, Config) else None
     try:
@@ -120,7 +120,7 @@ def verify(
     Raises:
         RewriteError: it cannot be rewritten, or the original cannot be trained on these feeds.
     """
-    from autograph_rewrite.runtime.verify.verify import verify as run
+    from autograph_rewrite.check.verify import verify as run
 
     options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
     return run(*_compared(item, config, specs), **options)
@@ -159,7 +159,7 @@ def bisect(
     Raises:
         RewriteError: as for `verify`.
     """
-    from autograph_rewrite.runtime.bisect.bisect import bisect as run
+    from autograph_rewrite.check.bisect import bisect as run
 
     options: dict[str, Any] = {"steps": steps, "feeds": feeds, "rtol": rtol, "atol": atol, "seed": seed, "batch": batch}
     return run(*_compared(item, config, specs), **options, observers=observers)
@@ -195,8 +195,8 @@ def reduce(
         ConfigError: a plan is given.
         RewriteError: as for `rewrite`.
     """
-    from autograph_rewrite.runtime.reduce.reduce import Reduction
-    from autograph_rewrite.runtime.reduce.reduce import reduce as run
+    from autograph_rewrite.check.reduce import Reduction
+    from autograph_rewrite.check.reduce import reduce as run
 
     given = chosen(config)
     if isinstance(given, Plan):
@@ -298,9 +298,9 @@ def report(
         RewriteError: the graph cannot be rewritten so, or has been already, or there is nothing to verify; nothing is
             written then.
     """
-    from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.inspect.report.build import Shown, is_rewritten, of_ranks, report_page
-    from autograph_rewrite.inspect.report.graph_states import GraphStates
+    from autograph_rewrite.inspect.pass_states import GraphStates
+    from autograph_rewrite.inspect.profile import Profile
+    from autograph_rewrite.inspect.report import Reported, is_rewritten, of_ranks, report_page
     from autograph_rewrite.inspect.report_view import plan_of
 
     original, new = _traces(target, specs)[0]
@@ -315,10 +315,10 @@ def report(
             hint = "give the original with the configuration; or this one alone, or with its plan"
             raise GraphError("this graph is distributed already", hint=hint)
         states.keep("graph", new.graph, new.placements)
-        shown = Shown(states, None, new, plan, batch=batch, measured=found)
+        shown = Reported(states, None, new, plan, batch=batch, measured=found)
     elif original is new and given is None:
         states.keep("graph", original.graph, original.placements)
-        shown = Shown(states, original, measured=found)
+        shown = Reported(states, original, measured=found)
     else:
         asked = given or plan or chosen(None)
 
@@ -328,7 +328,7 @@ def report(
         new = of_ranks(states, original, ranked, task)
         network = given if isinstance(given, Config) else None
         checked = _verified(original, asked, batch) if verify else None
-        shown = Shown(states, original, new, new.report.plan, network, batch, found, checked)
+        shown = Reported(states, original, new, new.report.plan, network, batch, found, checked)
     stage("drawing")
     write_whole(out, report_page(title or Path(out).stem, shown).encode())
     return ShownFile(out)
@@ -351,7 +351,7 @@ def _compared(item: Any, config: ConfigLike | Plan | None, specs: Sequence[Any])
 def _traces(target: Any, specs: Sequence[Any] = ()) -> Sequence[RewrittenTrace]:
     """Return what was rewritten of an item, or of what `distribute` has returned; of what it takes, the original."""
     if not isinstance(target, TrainingGraph):
-        from autograph_rewrite.load.signature.keras_library import is_model
+        from autograph_rewrite.load.keras_library import is_model
         from autograph_rewrite.runtime.distribute import traces_of
 
         if not specs:

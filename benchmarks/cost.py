@@ -167,7 +167,7 @@ def traced(
     """
     import tensorflow as tf
 
-    from autograph_rewrite.runtime.session.open_session import open_session
+    from autograph_rewrite.runtime.engine.session import open_session
 
     v1 = tf.compat.v1
     config = v1.ConfigProto()

@@ -201,7 +201,7 @@ def _with_and_without(make: Callable[[], Callable[[], Any]], rounds: int) -> dic
     both["with"]()  # traced and rewritten now
     with (
         mock.patch("autograph_rewrite.passes.finish.digest_names", return_value=None),
-        mock.patch("autograph_rewrite.runtime.keras.multi_worker.Beside", Nothing),
+        mock.patch("autograph_rewrite.runtime.keras_workers.Beside", Nothing),
     ):
         both["without"] = make()
         both["without"]()

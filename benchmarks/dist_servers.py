@@ -95,7 +95,7 @@ def step(how: str, name: str, tiny: bool, worker: int) -> Callable[[], Any]:
     if how != "session":
         function, given = ar.distribute(train, config), [tf.constant(part) for part in own]
         return lambda: function(*given)
-    from autograph_rewrite.runtime.function.lift_captures import unbind
+    from autograph_rewrite.runtime.function.session_step import unbind
 
     specs = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in own]
     alone = unbind(ar.GraphItem.from_function(train, *specs))

@@ -35,7 +35,7 @@ def measure(name: str, size: str) -> list[list[Any]]:
     """Return the layers of a program: name, seconds predicted, seconds measured."""
     import autograph_rewrite as ar
     from autograph_rewrite.cost.tasks.layers import ITSELF
-    from autograph_rewrite.inspect.report.build import measured_by_scope
+    from autograph_rewrite.inspect.report import measured_by_scope
     from tests.zoo import ZOO
 
     built = ZOO[name].build(size=size, optimizer="adam", dtype="float32")

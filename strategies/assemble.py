@@ -14,29 +14,21 @@ from typing import NamedTuple
 from autograph_rewrite.analysis.variables.uses import Role, obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
-from autograph_rewrite.diagnostics.faults import Fault, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, raise_if_any
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import OnServer, Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import override_of, request
-from autograph_rewrite.strategies.builder import (
-    Choice,
-    Load,
-    Parts,
-    TrainedVariable,
-    over_replicas,
-    servers,
-    shard_sizes,
-)
+from autograph_rewrite.strategies import builder
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 def assemble(
     item: TrainingGraph,
     config: Config,
-    choose: Callable[[TrainedVariable], Choice],
+    choose: Callable[[builder.TrainedVariable], builder.Choice],
     *,
     strategy: str,
     pool: Sequence[str] | None = None,
@@ -59,8 +51,8 @@ def assemble(
     trained, choices, whole = decide(item, config, plan, choose)
     notes = (*notes, *(stays_whole(one.name, one.obstacle) for one in whole))
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
-    all_servers = servers(config)
-    office = _ServerAllocator(plan.devices, Load(all_servers), tuple(pool or all_servers))
+    all_servers = builder.servers(config)
+    office = _ServerAllocator(plan.devices, builder.Load(all_servers), tuple(pool or all_servers))
     requests = tuple(_requests(plan, config, trained, choices, office))
     plan = replace(plan, variables=requests, notes=(*plan.notes, *notes), id="")
     return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
@@ -75,12 +67,14 @@ class Decided(NamedTuple):
         whole: those that the builder would have split, and that cannot be.
     """
 
-    trained: dict[str, TrainedVariable]
-    choices: dict[str, Choice]
-    whole: list[TrainedVariable]
+    trained: dict[str, builder.TrainedVariable]
+    choices: dict[str, builder.Choice]
+    whole: list[builder.TrainedVariable]
 
 
-def decide(item: TrainingGraph, config: Config, plan: Plan, choose: Callable[[TrainedVariable], Choice]) -> Decided:
+def decide(
+    item: TrainingGraph, config: Config, plan: Plan, choose: Callable[[builder.TrainedVariable], builder.Choice]
+) -> Decided:
     """Return what a builder, the variables themselves and the configuration make of each trained variable.
 
     Args:
@@ -99,11 +93,11 @@ def decide(item: TrainingGraph, config: Config, plan: Plan, choose: Callable[[Tr
     return Decided(trained, choices, whole)
 
 
-def trained_variables(item: TrainingGraph, digest: str = "") -> dict[str, TrainedVariable]:
+def trained_variables(item: TrainingGraph, digest: str = "") -> dict[str, builder.TrainedVariable]:
     """Return the trained variables of an item by name, in its order."""
     found = roles(item)
     return {
-        name: TrainedVariable(variable, role, digest, _obstacle(item, variable, role))
+        name: builder.TrainedVariable(variable, role, digest, _obstacle(item, variable, role))
         for name, variable in item.variables.items()
         if (role := found[name]).trained
     }
@@ -125,7 +119,7 @@ class _ServerAllocator:
     """Gives variables and shards their devices."""
 
     replicas: tuple[str, ...]
-    load: Load
+    load: builder.Load
     whole: tuple[str, ...]
 
     def server(self, size: int) -> str:
@@ -138,8 +132,8 @@ class _ServerAllocator:
 def _requests(
     plan: Plan,
     config: Config,
-    trained: Mapping[str, TrainedVariable],
-    choices: Mapping[str, Choice],
+    trained: Mapping[str, builder.TrainedVariable],
+    choices: Mapping[str, builder.Choice],
     office: _ServerAllocator,
 ) -> Iterator[messages.VariableRequest]:
     """Yield the requests of the plan with places for those that are trained."""
@@ -153,8 +147,8 @@ def _requests(
 
 def _placed(
     asked: messages.VariableRequest,
-    choice: Choice,
-    trained: TrainedVariable,
+    choice: builder.Choice,
+    trained: builder.TrainedVariable,
     override: Override | None,
     office: _ServerAllocator,
 ) -> messages.VariableRequest:
@@ -168,7 +162,7 @@ def _placed(
     if choice.parts is None:
         return placed(asked, OnServer(office.server(size))) if is_on_server else asked
     axis, count = choice.parts.axis, choice.parts.count
-    sizes = shard_sizes(trained.shape[axis] or 0, count)
+    sizes = builder.shard_sizes(trained.shape[axis] or 0, count)
     places: tuple[str, ...] = office.replicas if choice.stage else ()
     if is_on_server:
         places = office.load.take_turns(count, size)
@@ -178,7 +172,9 @@ def _placed(
 # Per-variable settings of a configuration: they override the builder, key by key, or are rejected at their line.
 
 
-def overridden(choice: Choice, trained: TrainedVariable, override: Override | None, replicas: int) -> Choice:
+def overridden(
+    choice: builder.Choice, trained: builder.TrainedVariable, override: Override | None, replicas: int
+) -> builder.Choice:
     """Return the builder's choice with what an override changes.
 
     Args:
@@ -191,16 +187,18 @@ def overridden(choice: Choice, trained: TrainedVariable, override: Override | No
         return choice
     partition = override.partition
     if partition is not None and partition.over == "data":
-        return over_replicas(trained, replicas, stage=partition.stage or 3, axis=partition.axis)
+        return builder.over_replicas(trained, replicas, stage=partition.stage or 3, axis=partition.axis)
     if override.synchronizer is not None:
         kept = choice.parts if not choice.stage else None
-        choice = Choice(override.synchronizer, kept)
+        choice = builder.Choice(override.synchronizer, kept)
     if partition is not None and partition.shards is not None:
-        choice = replace(choice, parts=Parts(partition.axis or 0, partition.shards), stage=0)
+        choice = replace(choice, parts=builder.Parts(partition.axis or 0, partition.shards), stage=0)
     return choice
 
 
-def misfits(config: Config, trained: Mapping[str, TrainedVariable], choices: Mapping[str, Choice]) -> Iterator[Fault]:
+def misfits(
+    config: Config, trained: Mapping[str, builder.TrainedVariable], choices: Mapping[str, builder.Choice]
+) -> Iterator[FileFault]:
     """Yield what is asked of variables that they, or their synchronizer, cannot do.
 
     Args:
@@ -208,7 +206,7 @@ def misfits(config: Config, trained: Mapping[str, TrainedVariable], choices: Map
         trained: the trained variables by name.
         choices: what holds for each, overrides included.
     """
-    of: dict[int, list[TrainedVariable]] = {}  # by identity: equal overrides may stand twice
+    of: dict[int, list[builder.TrainedVariable]] = {}  # by identity: equal overrides may stand twice
     for one in trained.values():
         of.setdefault(id(override_of(one.name, config)), []).append(one)
     for i, override in enumerate(config.variables):
@@ -234,7 +232,7 @@ def _placements(override: Override) -> dict[str, bool]:
     return {"partition": partition, "synchronizer": ps, **dict.fromkeys(override.server_settings, True)}
 
 
-def _problem(partition: Partition, trained: TrainedVariable) -> str:
+def _problem(partition: Partition, trained: builder.TrainedVariable) -> str:
     """Return why a variable cannot be split so; empty where it can."""
     shape, axis = trained.shape, partition.axis or 0
     if trained.role.captured:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.plan.parts.ranking import CHOSEN, SHOWN, Row
+from autograph_rewrite.plan.parts.notes import CHOSEN, SHOWN, RankedPlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.builder import StrategyBuilder
 from autograph_rewrite.training_graph import TrainingGraph
@@ -40,7 +40,7 @@ def rows(compared: Sequence[Compared], chosen: str) -> list[str]:
     best = next(one.found.step_seconds for one in compared if one.name == chosen)
     return [
         str(
-            Row(
+            RankedPlan(
                 rank,
                 one.found.step_seconds * 1e3,
                 one.found.peak_bytes / 2**20,

@@ -12,22 +12,26 @@ is random, so every process finds the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Sharding
 from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.ir.variable_ops import handle_uses
+from autograph_rewrite.load.sharding_marks import mark_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies.assemble import trained_variables
+from autograph_rewrite.strategies.builder import TrainedVariable
 from autograph_rewrite.strategies.candidates import with_settings
-from autograph_rewrite.strategies.mesh_seeds import Seed, can_be_cut, pattern_of, seeds_of, wanted_in_blocks
 from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Evaluator
     from autograph_rewrite.cost.tasks.result import Simulation
+
 
 NODES = 120_000
 """So many nodes are partitioned in all, about."""
@@ -232,3 +236,148 @@ def on_mesh(config: Config, data: int, model: int) -> Config:
         model: logical devices of each.
     """
     return with_settings(config, mesh=Mesh(data=data, model=model))
+
+
+# Seeds: the variables that a model axis may cut, those of repeated layers together, each along every dimension.
+#
+#     layer_0/query/w [128, 128], layer_1/query/w [128, 128]     one group, seeds (1) and (0)
+#     dense/kernel [64, 64], dense_1/kernel, dense_2/kernel      and in turn: (1) (0) (1), (0) (1) (0)
+#     conv/kernel [3, 3, 16, 64]                                 seeds (3) and (2): channels
+#
+# Layers that repeat have names that differ in numbers. Grouping them is what alpa (Zheng et al., 2022) does by
+# clustering layers and Unity (Unger et al., 2022) by substitutions that apply everywhere. A dimension counts if the
+# devices divide it.
+
+_NUMBERS, _NUMBERED = re.compile(r"\d+"), re.compile(r"_?\d+")
+_CONVOLUTION = re.compile(r".*Conv\d?D.*")
+
+
+class Seed(NamedTuple):
+    """Variables to cut along one dimension.
+
+    Attributes:
+        names: of variables that are alike.
+        dims: that are cut, in turn.
+    """
+
+    names: tuple[str, ...]
+    dims: tuple[int, ...]
+
+    @property
+    def cuts(self) -> dict[str, int]:
+        """The dimension by variable."""
+        return {name: self.dims[i % len(self.dims)] for i, name in enumerate(self.names)}
+
+
+def pattern_of(name: str) -> str:
+    """Return a regular expression for the name of a variable in all layers."""
+    return r"\d+".join(re.escape(part) for part in _NUMBERS.split(name))
+
+
+def seeds_of(item: TrainingGraph, devices: int) -> Iterator[Seed]:
+    """Yield what may be cut into so many blocks, the largest group first; what is cut in turn comes last.
+
+    Args:
+        item: normalised.
+        devices: on the model axis.
+    """
+    groups: dict[object, list[TrainedVariable]] = {}
+    for name, one in trained_variables(item).items():
+        if len(one.shape) > 1 and not one.obstacle:
+            groups.setdefault((_NUMBERED.sub("", name), one.shape, one.variable.dtype), []).append(one)
+    found: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
+    for alike in sorted(groups.values(), key=lambda group: -sum(one.variable.nbytes for one in group)):
+        dims = tuple(dim for dim in _dimensions(item, alike[0]) if can_be_cut(alike[0].shape, dim, devices))
+        found.append((tuple(one.name for one in alike), dims))
+    for names, dims in found:
+        yield from (Seed(names, (dim,)) for dim in dims)
+    for names, dims in found:
+        if len(names) > 1 and len(dims) == 2:
+            yield from (Seed(names, turn) for turn in (dims, dims[::-1]))
+
+
+def can_be_cut(shape: tuple[int | None, ...], dim: int, devices: int) -> bool:
+    """Return whether each device gets a block of the same size.
+
+    Args:
+        shape: of a variable.
+        dim: that is cut.
+        devices: on the model axis.
+    """
+    size = shape[dim] if dim < len(shape) else None
+    return size is not None and size >= devices and size % devices == 0
+
+
+def wanted_in_blocks(item: TrainingGraph, sliced: Mapping[str, int]) -> dict[str, int]:
+    """Return the variables of which a reader takes blocks, with the dimension.
+
+    Args:
+        item: normalised.
+        sliced: values that are cut for their readers, by name, and the dimension.
+    """
+    handles = {variable.handle: name for name, variable in item.variables.items()}
+    found: dict[str, int] = {}
+    for value, dim in sliced.items():
+        node = item.graph.nodes.get(value.partition(":")[0])
+        while node is not None and node.op in ("Identity", "Cast") and node.inputs:
+            node = node.inputs[0].node
+        if node is not None and node.op == "ReadVariableOp":
+            name = handles.get(node.inputs[0].node.name)
+            if name is not None:
+                found.setdefault(name, dim)
+    return found
+
+
+def _dimensions(item: TrainingGraph, one: TrainedVariable) -> list[int]:
+    handle, rank = item.graph.nodes.get(one.variable.handle), len(one.shape)
+    reads = [use.node for use in handle_uses(handle) if use.node.op == "ReadVariableOp"] if handle is not None else []
+    is_filter = any(_CONVOLUTION.fullmatch(node.op) for read in reads for node, _ in read.output().uses)
+    return list(range(rank - 1, rank - 3 if is_filter else -1, -1))
+
+
+# Annotations for a configuration: which meshes its devices can be, and what to cut on each.
+#
+#     4 devices     2 x 2: searched     1 x 4: what was found for 2, as far as 4 devices divide it
+#
+# A mesh or a `sharding` that the user has written stays as it is.
+
+KEPT = 4
+"""So many of what was the best, one after another, are tried on other meshes, and with recomputation."""
+
+
+def wants_annotations(item: TrainingGraph, config: Config) -> bool:
+    """Return whether there is a model axis, and nobody has said what to cut on it."""
+    is_open = config.model_size > 1 and config.mesh is not None and len(config.mesh.model_axes) == 1
+    return is_open and not config.sharding and not any(mark_of(name) for name in item.graph.nodes)
+
+
+def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
+    """Return the configurations of meshes with a model axis, the smallest first; none where the user rules it out."""
+    if config.mesh is not None:
+        return [config] if wants_annotations(item, config) else []
+    devices, count = config.devices or (), len(config.devices or ())
+    alone = config.cluster is None and config.workers == 1 and len(set(devices)) == count
+    is_open = alone and config.pipeline is None and not config.sharding
+    if not is_open or any(mark_of(name) for name in item.graph.nodes):
+        return []
+    return [on_mesh(config, count // model, model) for model in range(2, count + 1) if count % model == 0]
+
+
+def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
+    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others.
+
+    Args:
+        search: of the first mesh.
+        others: the other meshes.
+    """
+    found = [one.cuts for one in search.run() if one.cuts][-KEPT:]
+    for cuts in found:
+        yield annotated(search.config, search.item, cuts)
+    for config in others:
+        for cuts in found:
+            if _fits(search.item, cuts, config.model_size):
+                yield annotated(config, search.item, cuts)
+
+
+def _fits(item: TrainingGraph, cuts: Cuts, devices: int) -> bool:
+    return all(can_be_cut(item.variables[name].shape or (), dim, devices) for name, dim in cuts.items())

@@ -23,23 +23,14 @@ from dataclasses import dataclass
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import job_devices, request
+from autograph_rewrite.strategies import builder
 from autograph_rewrite.strategies.assemble import assemble, decide
-from autograph_rewrite.strategies.builder import (
-    MOST,
-    Choice,
-    Parts,
-    TrainedVariable,
-    first_server,
-    over_replicas,
-    smallest_divisor,
-    smallest_non_divisor,
-)
 from autograph_rewrite.training_graph import TrainingGraph
 
 # Into how many parts a variable can be split along an axis.
 
 
-def along(trained: TrainedVariable, axis: int, count: Callable[[int], int]) -> Parts | None:
+def along(trained: builder.TrainedVariable, axis: int, count: Callable[[int], int]) -> builder.Parts | None:
     """Return the parts that `count` makes of an axis; None where the variable stays whole.
 
     It does where it is a scalar or too short, and where the number would be beyond all use.
@@ -50,10 +41,10 @@ def along(trained: TrainedVariable, axis: int, count: Callable[[int], int]) -> P
         count: the number of shards for a size.
     """
     size = trained.shape[axis] if axis < len(trained.shape) else None
-    return None if size is None or why_whole(trained, axis, count) else Parts(axis, count(size))
+    return None if size is None or why_whole(trained, axis, count) else builder.Parts(axis, count(size))
 
 
-def why_whole(trained: TrainedVariable, axis: int, count: Callable[[int], int]) -> str:
+def why_whole(trained: builder.TrainedVariable, axis: int, count: Callable[[int], int]) -> str:
     """Return why a variable cannot be split along an axis; empty where it can.
 
     Args:
@@ -69,14 +60,14 @@ def why_whole(trained: TrainedVariable, axis: int, count: Callable[[int], int]) 
     shards = count(size)
     if shards < 2:
         return f"axis {axis} has size {size}, too short to be split"
-    if shards > min(size, MOST):
-        return f"axis {axis} has size {size}, which makes {shards} shards; at most {min(size, MOST)} are made"
+    if shards > min(size, builder.MOST):
+        return f"axis {axis} has size {size}, which makes {shards} shards; at most {min(size, builder.MOST)} are made"
     return ""
 
 
 def in_parts(
-    trained: TrainedVariable, axis: int, count: Callable[[int], int], synchronizer: str = "all_reduce"
-) -> Choice:
+    trained: builder.TrainedVariable, axis: int, count: Callable[[int], int], synchronizer: str = "all_reduce"
+) -> builder.Choice:
     """Return the choice that splits a variable along an axis, or leaves it whole and says why.
 
     Args:
@@ -85,7 +76,7 @@ def in_parts(
         count: the number of shards for a size.
         synchronizer: how its gradient is reduced.
     """
-    return Choice(synchronizer, along(trained, axis, count), because=why_whole(trained, axis, count))
+    return builder.Choice(synchronizer, along(trained, axis, count), because=why_whole(trained, axis, count))
 
 
 @dataclass(frozen=True)
@@ -99,7 +90,7 @@ class PerVariable:
     """
 
     name: str
-    choose: Callable[[TrainedVariable, int], Choice]
+    choose: Callable[[builder.TrainedVariable, int], builder.Choice]
     pool: Callable[[Config], tuple[str, ...]] | None = None
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
@@ -112,32 +103,34 @@ class PerVariable:
         pool = self.pool(config) if self.pool is not None else None
         return assemble(item, config, lambda one: self.choose(one, replicas), strategy=self.name, pool=pool)
 
-    def choices(self, item: TrainingGraph, config: Config) -> Mapping[str, Choice]:
+    def choices(self, item: TrainingGraph, config: Config) -> Mapping[str, builder.Choice]:
         """Return what is chosen for each trained variable, overrides included, with the reasons against more."""
         plan = request(item, config, strategy=self.name)
         return decide(item, config, plan, lambda one: self.choose(one, plan.replicas)).choices
 
 
-def _along_some_axis(trained: TrainedVariable, replicas: int) -> Choice:
+def _along_some_axis(trained: builder.TrainedVariable, replicas: int) -> builder.Choice:
     """Split along an axis drawn from the graph's digest and the variable's name; 0 where its gradient is of rows."""
     axes = [0] if trained.role.sparse else [axis for axis, size in enumerate(trained.shape) if (size or 0) > 1]
     if not axes:
-        return Choice(because="it has no axis of more than 1")
+        return builder.Choice(because="it has no axis of more than 1")
     drawn = int.from_bytes(hashlib.sha256(f"{trained.digest}/{trained.name}".encode()).digest()[:8], "big")
-    return in_parts(trained, axes[drawn % len(axes)], smallest_divisor)
+    return in_parts(trained, axes[drawn % len(axes)], builder.smallest_divisor)
 
 
 WHOLE = "this strategy puts whole variables on servers"
-DENSE = Choice(because="it is read as a whole, and Parallax puts on servers what is only looked up by row")
+DENSE = builder.Choice(because="it is read as a whole, and Parallax puts on servers what is only looked up by row")
 
 BUILDERS: tuple[PerVariable, ...] = (
-    PerVariable("AllReduce", lambda one, replicas: Choice(because="AllReduce keeps every variable with every replica")),
-    PerVariable("PS", lambda one, replicas: Choice("ps", because=WHOLE), pool=first_server),
-    PerVariable("PSLoadBalancing", lambda one, replicas: Choice("ps", because=WHOLE)),
-    PerVariable("PartitionedPS", lambda one, replicas: in_parts(one, 0, smallest_divisor, "ps")),
-    PerVariable("UnevenPartitionedPS", lambda one, replicas: in_parts(one, 0, smallest_non_divisor, "ps")),
-    PerVariable("PartitionedAR", lambda one, replicas: in_parts(one, 0, smallest_divisor)),
+    PerVariable(
+        "AllReduce", lambda one, replicas: builder.Choice(because="AllReduce keeps every variable with every replica")
+    ),
+    PerVariable("PS", lambda one, replicas: builder.Choice("ps", because=WHOLE), pool=builder.first_server),
+    PerVariable("PSLoadBalancing", lambda one, replicas: builder.Choice("ps", because=WHOLE)),
+    PerVariable("PartitionedPS", lambda one, replicas: in_parts(one, 0, builder.smallest_divisor, "ps")),
+    PerVariable("UnevenPartitionedPS", lambda one, replicas: in_parts(one, 0, builder.smallest_non_divisor, "ps")),
+    PerVariable("PartitionedAR", lambda one, replicas: in_parts(one, 0, builder.smallest_divisor)),
     PerVariable("RandomAxisPartitionAR", _along_some_axis),
-    PerVariable("Parallax", lambda one, replicas: Choice("ps", because=WHOLE) if one.role.sparse else DENSE),
-    PerVariable("FSDP", lambda one, replicas: over_replicas(one, replicas, stage=3)),
+    PerVariable("Parallax", lambda one, replicas: builder.Choice("ps", because=WHOLE) if one.role.sparse else DENSE),
+    PerVariable("FSDP", lambda one, replicas: builder.over_replicas(one, replicas, stage=3)),
 )

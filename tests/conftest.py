@@ -160,8 +160,8 @@ def kept_float_type() -> Iterator[None]:
 def forgotten_passes() -> Iterator[None]:
     """Let no test leave a pass or an op of its own to the tests after it."""
     yield
-    own_passes = sys.modules.get("autograph_rewrite.plan.user_passes")
-    for name in list(own_passes.registered()) if own_passes is not None else ():
+    own_passes = sys.modules.get("autograph_rewrite.plan.user_extensions")
+    for name in list(own_passes.registered_passes()) if own_passes is not None else ():
         own_passes.unregister_pass(name)
     own_ops = sys.modules.get("autograph_rewrite.ops.rules.registered")
     for name in own_ops.registered() if own_ops is not None else ():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.cluster import local_devices
+from autograph_rewrite.cluster import membership
 from autograph_rewrite.compile import Job, compile_item, compile_task, request, with_processes
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.normalize.normalize import normalise
@@ -29,7 +29,7 @@ def machine(logical: list[str], physical: list[str]) -> Any:
 
 def test_devices_that_are_left_out_are_the_accelerators_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     known = machine(["/device:CPU:0", "/device:GPU:0", "/device:GPU:1"], ["/physical_device:GPU:0"])
-    monkeypatch.setattr(local_devices, "tensorflow", lambda: known)
+    monkeypatch.setattr(membership, "tensorflow", lambda: known)
     assert ar.build_plan(regression(), {}).devices == ("/device:GPU:0", "/device:GPU:1")
     assert request(normalise(regression()), ar.Config.of({})).devices == ("/device:GPU:0", "/device:GPU:1")
 
@@ -37,7 +37,7 @@ def test_devices_that_are_left_out_are_the_accelerators_of_the_process(monkeypat
 def test_in_a_job_the_logical_devices_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     known = machine([], ["/physical_device:CPU:0", "/physical_device:GPU:0"])
     known.config.list_logical_devices = None  # calling it would start TensorFlow before the process has joined
-    monkeypatch.setattr(local_devices, "tensorflow", lambda: known)
+    monkeypatch.setattr(membership, "tensorflow", lambda: known)
     plan = ar.build_plan(regression(), {"cluster": {"workers": ["127.0.0.1:1", "127.0.0.1:2"]}})
     assert [device.rpartition("/")[2] for device in plan.devices] == ["device:GPU:0", "device:GPU:0"]
 

@@ -12,9 +12,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.runtime.elastic import own_loop
-from autograph_rewrite.runtime.preemption import elastic_loop
-from autograph_rewrite.runtime.servers import serve
+from autograph_rewrite.runtime.job import own_loop, parameter_server
 from tests.support.small_items import regression
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -34,7 +32,7 @@ def is_server(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ServedError(member.name, seconds)
 
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": CLUSTER, "task": {"type": "ps", "index": 0}}))
-    monkeypatch.setattr(serve, "serve", served)
+    monkeypatch.setattr(parameter_server, "serve", served)
 
 
 @pytest.mark.usefixtures("is_server")
@@ -68,7 +66,7 @@ def test_snapshots_are_armed_where_a_session_is_opened(monkeypatch: pytest.Monke
     armed: list[int] = []
     loop = SimpleNamespace(set_every=armed.append, unique=lambda name: name)
     monkeypatch.setattr(own_loop.OwnLoop, "here", classmethod(lambda _: loop))
-    monkeypatch.setattr(elastic_loop, "is_wanted", lambda: False)
+    monkeypatch.setattr(own_loop, "is_wanted", lambda: False)
     new = ar.rewrite(regression(), {"devices": ["CPU:0", "CPU:1"], "snapshot_steps": 4})
     assert armed == []
     new.session().close()

@@ -10,7 +10,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources import archive, files
+from autograph_rewrite.load import files
 from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph
 from tests.support.small_items import regression
 
@@ -68,7 +68,7 @@ def test_what_is_made_of_an_item_is_an_item(tmp_path: Path) -> None:
 
 def test_the_parts_below_pass_on_what_has_no_methods(tmp_path: Path) -> None:
     plain = bare(regression())
-    archive.save(plain, tmp_path / "plain.ar")
+    files.save(plain, tmp_path / "plain.ar")
     assert type(files.load(tmp_path / "plain.ar")) is TrainingGraph
     as_item = GraphItem.of(plain)
     assert all(getattr(as_item, one.name) is getattr(plain, one.name) for one in fields(plain))

@@ -1,6 +1,6 @@
 """The command line: finds the verb's module, and turns errors into messages and exit codes.
 
-A verb is a module `tools/verbs/<name>.py` (the others stand in `MODULES`) with two functions:
+A verb is a module `tools/verbs/<name>.py` with two functions:
 
     add_arguments(parser)    declare its options on an argparse parser; `--json` is there already
     run(args) -> int         do it; return 0 (good) or 1 (the check failed)
@@ -18,16 +18,14 @@ import json
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Iterator, Sequence
+from typing import NoReturn, Protocol, cast
 
 import autograph_rewrite
 from autograph_rewrite.errors import GraphError, RewriteError
 from autograph_rewrite.requires import missing_tensorflow
 from autograph_rewrite.runtime.job.join_on_import import stay_out
-from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest, escaped, patient_output
-from autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow
-from autograph_rewrite.tools.terminal.usage import Parser, require_known_options, require_known_verb
+from autograph_rewrite.tools.output_pipes import drop_the_rest, escaped, patient_output, quiet_tensorflow
 
 GOOD, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -55,13 +53,6 @@ VERBS = {
 
 # What a script prints is its own affair: where nobody reads it, it fails as under `python`.
 SCRIPTS = ("run", "launch", "profile")
-MODULES = {
-    **{verb: f"verbs.compare.{verb}" for verb in ("verify", "bisect", "reduce")},
-    **{verb: f"verbs.reasons.{verb.replace('-', '_')}" for verb in ("explain", "why", "why-not")},
-    "completion": "verbs.shell.completion",
-}
-"""Of verbs that have none in `tools/verbs`."""
-
 GROUPS = {
     "look at a graph": ("inspect", "dump", "diff"),
     "distribute it": ("plan", "rewrite", "run", "launch"),
@@ -198,7 +189,7 @@ def load_verb(verb: str) -> Verb:
 
 def module_of(verb: str) -> str:
     """Return the module that implements a verb."""
-    return f"{__package__}.{MODULES.get(verb, f'verbs.{verb}')}"
+    return f"{__package__}.verbs.{verb.replace('-', '_')}"
 
 
 def report(error: Exception, *, as_json: bool) -> int:
@@ -268,3 +259,66 @@ def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# Mistyped words of a command line: a verb or an option that is not known names the one that was meant.
+#
+# autograph-rewrite verfy g.pb            there is no verb 'verfy': did you mean 'verify'?
+# autograph-rewrite plan g.pb --confg C   there is no option '--confg': did you mean '--config'?
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints show the control characters of what was typed, or came from a list of files."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end the program."""
+        super().error(escaped(message))
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return what a parser knows of a line, options and positional arguments."""
+    return parser._actions  # argparse has no other way to ask
+
+
+def require_known_verb(parser: argparse.ArgumentParser, argv: Sequence[str], verbs: Sequence[str]) -> None:
+    """End the program where the first word is neither a verb nor an option."""
+    if argv and not argv[0].startswith("-") and argv[0] not in verbs:
+        parser.error(f"there is no verb '{argv[0]}': {_closest(argv[0], verbs, 'verbs')}")
+
+
+def require_known_options(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """End the program where a word looks like a long option and none begins so.
+
+    Args:
+        parser: of the verb.
+        words: what follows it. A script's own arguments are its own.
+    """
+    by_name = {name: action for action in options_of(parser) for name in action.option_strings}
+    for name in _long_options(by_name, words, takes_rest=_takes_rest(parser)):
+        if not any(known.startswith(name) for known in by_name):
+            known = [one for one in by_name if one.startswith("--")]
+            parser.error(f"there is no option '{name}': {_closest(name, known, 'options')}")
+
+
+def _closest(word: str, known: Sequence[str], noun: str) -> str:
+    from autograph_rewrite.diagnostics.faults import did_you_mean  # it takes as long as all of --help
+
+    return did_you_mean(word, known, noun=noun)
+
+
+def _takes_rest(parser: argparse.ArgumentParser) -> bool:
+    return any(action.nargs == argparse.REMAINDER for action in options_of(parser))
+
+
+def _long_options(by_name: dict[str, argparse.Action], words: Sequence[str], *, takes_rest: bool) -> Iterator[str]:
+    """Yield the long options among words, without what they are given."""
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        action = by_name.get(name)
+        if word == "--" or (takes_rest and not word.startswith("-")):
+            return
+        if word.startswith("--"):
+            yield name
+        if action is not None and action.nargs != 0 and not equals:
+            next(rest, None)

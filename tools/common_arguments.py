@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import autograph_rewrite as ar
 from autograph_rewrite.diagnostics import files
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, readable, to_standard_output
+from autograph_rewrite.tools.standard_streams import STANDARD, readable, to_standard_output
 
 if TYPE_CHECKING:
     from autograph_rewrite.resolve.coverage import Coverage
@@ -197,7 +197,7 @@ def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar
     for file in named_files(config) if args.allow_code else ():
         allow_code(file)
     if config.ops and load_custom_ops:
-        from autograph_rewrite.plan.user_ops import load_ops
+        from autograph_rewrite.plan.user_extensions import load_ops
 
         load_ops(config)
     return config
@@ -228,23 +228,32 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, ensure_ascii=False))
 
 
-class Verdict(Protocol):
-    """What a comparison has found: as text, as data, and whether all is well."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
+class Found(Protocol):
+    """What a verb has found: as text, and as data."""
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
 
 
-def print_verdict(found: Verdict, *, as_json: bool) -> int:
-    """Print what a comparison has found, and return the exit code that says so."""
-    if as_json:
+class Verdict(Found, Protocol):
+    """What a comparison has found, and whether all is well."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+
+
+def print_found(found: Found, args: argparse.Namespace) -> None:
+    """Print what was found, as text or as `--json` has it."""
+    if args.json:
         print_json(found.data())
     else:
-        print(found)
+        emit(str(found), None)
+
+
+def print_verdict(found: Verdict, args: argparse.Namespace) -> int:
+    """Print what a comparison has found, and return the exit code that says so."""
+    print_found(found, args)
     return 0 if found.ok else 1
 
 

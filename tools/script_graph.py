@@ -162,7 +162,7 @@ def _of_any_batch(part: Any) -> Any:
     """Return the specs of a part of a batch, for batches of any size."""
     import tensorflow as tf
 
-    from autograph_rewrite.load.signature.nested_specs import of_any_batch
+    from autograph_rewrite.load.functions import of_any_batch
 
     def opened(spec: Any) -> Any:
         dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank

@@ -23,6 +23,7 @@ from autograph_rewrite.config.sections import Cluster
 from autograph_rewrite.diagnostics.faults import either
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.types.device_names import repeated
+from autograph_rewrite.requires import tensorflow
 
 Job = Literal["worker", "ps"]
 
@@ -271,3 +272,24 @@ def _addresses(job: str, tasks: object) -> tuple[str, ...]:
 
 def _malformed(problem: str) -> ConfigError:
     return ConfigError(f"TF_CONFIG is wrong: {problem}", hint=f"for example {_EXAMPLE}")
+
+
+# The devices of this process, for a configuration that leaves `devices` out.
+
+
+def with_local_devices(config: Config) -> Config:
+    """The configuration with a replica on each accelerator of this process, where it names no devices.
+
+    In a job, the physical devices are counted: asking for the logical ones would start TensorFlow before the process
+    has joined.
+
+    Raises:
+        ConfigError: there is no accelerator, and no cluster whose workers could train on their CPUs.
+    """
+    if config.devices is not None:
+        return config
+    known = tensorflow().config
+    if process_count(config) == 1:
+        return config.with_devices([device.name for device in known.list_logical_devices()])
+    physical = known.list_physical_devices()
+    return config.with_devices([device.name.replace("physical_device:", "device:") for device in physical])

@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from autograph_rewrite.config import presets
-from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are
+from autograph_rewrite.config.cross_field_checks import CHECKS, IN_JOB, one_thing_says_where_replicas_are, unavailable
 from autograph_rewrite.config.device_assignment import mesh_of, of_process
 from autograph_rewrite.config.fields import Count, DeviceName, Positive, Size
 from autograph_rewrite.config.sections import (
@@ -41,8 +41,7 @@ from autograph_rewrite.config.sections import (
     Strategy,
     VariablePolicy,
 )
-from autograph_rewrite.config.unsupported import unavailable
-from autograph_rewrite.diagnostics.faults import SHOWN, Fault, did_you_mean, either, raise_if_any
+from autograph_rewrite.diagnostics.faults import SHOWN, FileFault, did_you_mean, either, raise_if_any
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, Located, Source, dotted, load_yaml
 from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.ir.types import device_names
@@ -213,7 +212,7 @@ class Config(Section):
         """The place of a key, as `file:line`; "config" for one that was made of a dict."""
         return self._source.at(path)
 
-    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> Fault:
+    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> FileFault:
         """Something that is wrong with the setting at `path`.
 
         Args:
@@ -288,10 +287,10 @@ class Config(Section):
         return config._in_assigned_order()
 
     @classmethod
-    def _validated(cls, data: object, source: Source) -> tuple[Config | None, list[Fault]]:
+    def _validated(cls, data: object, source: Source) -> tuple[Config | None, list[FileFault]]:
         """The configuration as far as its keys are right, and what is wrong with it."""
         broken: set[str] = set()
-        faults: list[Fault] = []
+        faults: list[FileFault] = []
         try:
             config = cls.model_validate(data)
         except ValidationError as error:
@@ -310,7 +309,7 @@ ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str]
 _NAME_DEVICES = "name one device per replica, as in devices: [CPU:0, CPU:1]"
 
 
-def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[Fault]:
+def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[FileFault]:
     """The impossible combinations among settings that are right by themselves."""
     for keys, check in CHECKS:
         if keys.isdisjoint(broken):
@@ -396,7 +395,7 @@ _MUST_BE = {
 }
 
 
-def faults_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[Fault]:
+def faults_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[FileFault]:
     """One fault per finding of pydantic.
 
     Args:
@@ -417,7 +416,7 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
     return [_fault(dict(finding), meant, source) for finding in error.errors()]
 
 
-def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str | None], source: Source) -> Fault:
+def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str | None], source: Source) -> FileFault:
     """Translate a finding; pydantic's are dicts of many shapes, hence Any."""
     path: KeyPath = tuple(finding["loc"])
     kind, context, given = finding["type"], finding.get("ctx", {}), _quoted(finding["input"])

@@ -313,3 +313,19 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
 
 # What can be told only once the job is known.
 IN_JOB: tuple[Callable[[Config], Iterator[Clash]], ...] = (mesh_covers_the_devices, stages_fit_the_workers)
+
+
+# Valid settings that this version does not support: rejected at their line, never ignored.
+
+
+def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Each setting of `config` that asks for a feature to come, with the words for it."""
+    if (
+        config.remat.policy.startswith("budget")
+        and config.pipeline is not None
+        and config.pipeline.chunks != config.pipeline.stages
+    ):
+        yield ("remat", "policy"), f"remat.policy {config.remat.policy} with several stages per device"
+    has_model_axis = config.mesh is not None and config.mesh.model_size > 1
+    if has_model_axis and config.pipeline is not None and config.pipeline.form == "loop":
+        yield ("mesh", "model"), "mesh.model above 1 with stages in a loop (pipeline.form)"

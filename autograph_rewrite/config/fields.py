@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from autograph_rewrite.config.split_parts import read_parts
-from autograph_rewrite.diagnostics.patterns import check_pattern
+from autograph_rewrite.diagnostics.limits import check_pattern
 from autograph_rewrite.ir.types.device_names import canonical
 
 _UNITS = {"": 1, "b": 1}

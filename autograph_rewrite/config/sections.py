@@ -7,26 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from autograph_rewrite.config import fields
 from autograph_rewrite.config.compressor_names import CompressorName
-from autograph_rewrite.config.fields import (
-    Address,
-    Aggregation,
-    Count,
-    DeviceName,
-    Flag,
-    FunctionName,
-    MeshAxis,
-    Natural,
-    NotNegative,
-    Parts,
-    Pattern,
-    Positive,
-    RematPolicy,
-    Share,
-    Size,
-    Synchronization,
-    Text,
-)
 from autograph_rewrite.config.strategy_names import BuilderName
 
 Mode = Literal["shared", "mirrored"]
@@ -50,18 +32,18 @@ class Section(BaseModel):
 class Network(Section):
     """The links between the machines, for the cost model and the size of buckets."""
 
-    bandwidth_gbps: Positive = 10.0
+    bandwidth_gbps: fields.Positive = 10.0
     """Gigabits per second of one link."""
-    latency_us: NotNegative = 50.0
+    latency_us: fields.NotNegative = 50.0
     """Microseconds that a message takes."""
 
 
 class Cluster(Section):
     """The processes of a job; TF_CONFIG, when it is set, overrides the addresses."""
 
-    workers: tuple[Address, ...]
+    workers: tuple[fields.Address, ...]
     """Addresses (host:port) of the workers, in the order of their parts of the global batch."""
-    ps: tuple[Address, ...] = ()
+    ps: tuple[fields.Address, ...] = ()
     """Addresses of the parameter servers."""
     network: Network | None = None
     """The links between them."""
@@ -75,7 +57,7 @@ class Strategy(Section):
     variables: Mode | None = None
     """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
     process and with micro-batches, mirrored across processes."""
-    bucket_bytes: Size = 4 * 1024**2
+    bucket_bytes: fields.Size = 4 * 1024**2
     """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone. Left out, where
     `cluster.network` is given: at most what a link carries in a millisecond."""
     compressor: CompressorName = "none"
@@ -89,7 +71,7 @@ class Strategy(Section):
 class Partition(Section):
     """Split a variable into nearly equal parts along one axis."""
 
-    axis: Natural | None = None
+    axis: fields.Natural | None = None
     """The axis that is split; left out: the first one, over `data` the first that the replicas divide evenly."""
     shards: Annotated[int, Field(strict=True, ge=2)] | None = None
     """How many parts; at least 2. Over `data` there is one for each replica."""
@@ -102,19 +84,19 @@ class Partition(Section):
 class Override(Section):
     """What is different for some variables; of several that match, the first counts."""
 
-    match: Pattern
+    match: fields.Pattern
     """Regular expression; it must match the whole name of a variable."""
     synchronizer: Literal["all_reduce", "ps"] | None = None
     """How its gradients meet; left out: as the strategy says."""
     partition: Partition | None = None
     """Split the variable."""
-    sync: Flag = True
+    sync: fields.Flag = True
     """Whether a parameter server waits for all replicas."""
-    staleness: Natural = 0
+    staleness: fields.Natural = 0
     """By how many steps a replica may be ahead."""
-    proxy: Flag = False
+    proxy: fields.Flag = False
     """Whether each worker reads a local copy that is refreshed once per step."""
-    bucket_bytes: Size | None = None
+    bucket_bytes: fields.Size | None = None
     """As in strategy."""
     compressor: CompressorName | None = None
     """As in strategy."""
@@ -131,25 +113,25 @@ class Override(Section):
 class Pipeline(Section):
     """Cut the model into stages that work on micro-batches one after another."""
 
-    stages: Count
+    stages: fields.Count
     """How many stages."""
-    microbatches: Count | None = None
+    microbatches: fields.Count | None = None
     """Into how many parts the batch is cut."""
-    microbatch_size: Count | None = None
+    microbatch_size: fields.Count | None = None
     """The other way to say it: examples in one micro-batch."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
     """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or alternating."""
     form: Literal["unrolled", "loop"] = "unrolled"
     """A copy of each stage for each micro-batch (unrolled), or a loop in each iteration of which all stages work."""
-    circular_repeat: Count = 1
+    circular_repeat: fields.Count = 1
     """How many stages each device holds, in rounds (interleaved, circular): the model has `stages` times as many."""
-    boundaries: tuple[Text, ...] | None = None
+    boundaries: tuple[fields.Text, ...] | None = None
     """Tensors after which a new stage begins; left out: balanced by cost."""
-    names: tuple[Pattern, ...] | None = None
+    names: tuple[fields.Pattern, ...] | None = None
     """Another way to say it: one regular expression per stage, which the whole names of its nodes match."""
     assign: Literal["auto", "device"] = "auto"
     """Where neither is given: balanced by cost (auto), or as the devices that the graph itself names (device)."""
-    devices: tuple[DeviceName, ...] | None = None
+    devices: tuple[fields.DeviceName, ...] | None = None
     """The device of each stage; left out: those of the configuration if they are as many, else CPU:0, CPU:1, ..."""
     layout: Literal["contiguous", "interleaved"] = "contiguous"
     """Which rows of the batch make up a micro-batch."""
@@ -174,15 +156,15 @@ class Accumulation(Section):
 class Remat(Section):
     """Recompute activations in the backward part instead of keeping them."""
 
-    policy: RematPolicy = "none"
+    policy: fields.RematPolicy = "none"
     """none, sqrt (cut where least is kept), hierarchical (segments within segments), every:N (keep every N-th of the
     single values between layers), save_matmuls (keep products and convolutions), names, scopes, collection (keep the
     graph's collection of checkpoints), or budget:SIZE (as little again as lets a step fit a device)."""
-    names: tuple[Pattern, ...] = ()
+    names: tuple[fields.Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
-    scopes: tuple[Pattern, ...] = ()
+    scopes: tuple[fields.Pattern, ...] = ()
     """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
-    stages: tuple[Natural, ...] = ()
+    stages: tuple[fields.Natural, ...] = ()
     """With `pipeline`: the stages in which something is computed again; left out: all."""
     offload: Literal["none", "names", "auto"] = "none"
     """What goes from an accelerator to the host's memory until gradients need it: nothing, what `names` match, or what
@@ -196,7 +178,7 @@ AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-
 class PassSection(Section):
     """A pass of the user's own."""
 
-    file: FunctionName
+    file: fields.FunctionName
     """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
     after: Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
     """The pass that it follows."""
@@ -205,7 +187,7 @@ class PassSection(Section):
 class OpsSection(Section):
     """Custom ops of the user's own."""
 
-    file: Text
+    file: fields.Text
     """A Python file that loads their library and calls `ar.register_op` for each; it runs only where that is allowed
     (--allow-code, or ar.allow_code)."""
 
@@ -213,11 +195,11 @@ class OpsSection(Section):
 class Mesh(Section):
     """The sizes of the device axes; devices are numbered data-major, then stage, then model."""
 
-    data: Count | None = None
+    data: fields.Count | None = None
     """How many replicas; left out: what `devices` makes of it."""
-    model: Count | tuple[Count, ...] = 1
+    model: fields.Count | tuple[fields.Count, ...] = 1
     """How many devices share the tensors of a replica, or of a stage of one; [2, 2] for a mesh of two dimensions."""
-    stage: Count | None = None
+    stage: fields.Count | None = None
     """How many devices hold the stages of a replica; left out: pipeline.stages."""
 
     @property
@@ -247,7 +229,7 @@ class DeviceAssignment(Section):
     """How many devices along each dimension a replica has; left out: one."""
     stride: tuple[Whole, ...] | None = None
     """How far apart they are along each dimension; left out: neighbours."""
-    num_replicas: Count | None = None
+    num_replicas: fields.Count | None = None
     """How many replicas; left out: as many as fit."""
     core_assignment: tuple[tuple[tuple[Whole, ...], ...], ...] | None = None
     """The coordinates of each replica's logical devices themselves, instead of what follows from the three above."""
@@ -256,23 +238,23 @@ class DeviceAssignment(Section):
 class Sharding(Section):
     """Where the tensors of one name lie on the model axis."""
 
-    match: Pattern
+    match: fields.Pattern
     """Regular expression; it must match the whole name of a tensor or variable."""
-    split: tuple[Parts, ...] | None = None
+    split: tuple[fields.Parts, ...] | None = None
     """Into how many parts each dimension is cut; `model`: as many as the model axis has devices. A `?` leaves a
     dimension open: it is cut or not, as follows from other tensors (Shardy's open dimensions). Of several axes of
     mesh.model, the first ones cut the first dimensions that are cut."""
-    axes: tuple[MeshAxis, ...] | None = None
+    axes: tuple[fields.MeshAxis, ...] | None = None
     """Which axis of mesh.model cuts each dimension, counted from 0; -1: none."""
-    replicate: Flag = False
+    replicate: fields.Flag = False
     """Every device holds the whole."""
-    device: Natural | None = None
+    device: fields.Natural | None = None
     """The one logical device of each replica that makes it."""
-    assign: Natural | None = None
+    assign: fields.Natural | None = None
     """The same, by `xla_sharding`'s name."""
-    strict: Flag = False
+    strict: fields.Flag = False
     """Refuse a dimension that cannot be divided into equal parts, as `semantics.strict` does everywhere."""
-    optional: Flag = False
+    optional: fields.Flag = False
     """Let it be where nothing has such a name, with a note."""
 
     @property
@@ -284,23 +266,23 @@ class Sharding(Section):
 class VariablePolicy(Section):
     """What an update of a variable means where each replica has a value of its own; the first match counts."""
 
-    match: Pattern
+    match: fields.Pattern
     """Regular expression; it must match the whole name of a variable."""
-    synchronization: Synchronization = "auto"
+    synchronization: fields.Synchronization = "auto"
     """When replicas' values become one: at each write (on_write; auto, where an aggregation is given), or when the
     variable is read from outside, each replica having a component of its own (on_read); none: there is one copy."""
-    aggregation: Aggregation = "none"
+    aggregation: fields.Aggregation = "none"
     """How they become one: their sum, their mean, or that of replica 0; none: not at all."""
 
 
 class LocalSgd(Section):
     """Every replica trains by itself, on its part of the batch; every so many steps their variables are averaged."""
 
-    period: Count
+    period: fields.Count
     """After how many steps variables are averaged; 1: after each."""
-    warmup_steps: Natural = 0
+    warmup_steps: fields.Natural = 0
     """How many steps in the beginning are averaged one by one (post-local SGD)."""
-    average_slots: Flag = True
+    average_slots: fields.Flag = True
     """Whether what the optimizer keeps for a variable (momentum, moments) is averaged, too; else each has its own."""
 
 
@@ -312,8 +294,8 @@ class Semantics(Section):
     micro-batch's part (local)."""
     random: Literal["exact", "independent"] = "exact"
     """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
-    strict: Flag = False
+    strict: fields.Flag = False
     """Refuse a graph with an op that no rule covers, which otherwise runs once on the whole batch."""
-    min_coverage: Share = 0.0
+    min_coverage: fields.Share = 0.0
     """Refuse a rewrite in which a smaller share of the step's floating-point work outside of updates is divided over
     the devices."""

@@ -24,7 +24,7 @@ from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, f
 from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.diagnostics.amounts import duration
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.plan.parts.messages import EdgePlan

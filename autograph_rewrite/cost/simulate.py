@@ -25,18 +25,17 @@ from autograph_rewrite.cost.tasks.result import Event, ExchangeUse, LinkUse, Sim
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, simulate_events
 from autograph_rewrite.cost.tasks.task_graph import LINK, Built, build
 from autograph_rewrite.diagnostics.faults import raise_if_any
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
+from autograph_rewrite.plan.parts.names import exchanged_bytes
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import require
-from autograph_rewrite.plan.verify.variables import VARIABLE_CHECKS
+from autograph_rewrite.plan.verify import VARIABLE_CHECKS, require
 from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.training_graph import TrainingGraph
 

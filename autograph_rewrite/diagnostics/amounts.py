@@ -1,6 +1,6 @@
 """Bytes, times, counts and lists as people write them: three digits that count, and always a unit.
 
-The page of a report has the same rules (`inspect/report/page/data.js`).
+The page of a report has the same rules (`inspect/page/data.js`).
 """
 
 from __future__ import annotations

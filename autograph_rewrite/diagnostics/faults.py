@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +15,7 @@ SHOWN = 50
 
 
 @dataclass(frozen=True)
-class Fault:
+class FileFault:
     """One thing that is wrong, the place where it stands and, if there is one, the way out."""
 
     where: str
@@ -25,7 +27,7 @@ class Fault:
         return f"{self.where}: {self.message}" + (f" ({self.hint})" if self.hint else "")
 
 
-def raise_if_any(faults: Iterable[Fault], *, error: type[RewriteError], title: str) -> None:
+def raise_if_any(faults: Iterable[FileFault], *, error: type[RewriteError], title: str) -> None:
     """Raise one `error` that lists all `faults`; do nothing when there are none.
 
     Args:
@@ -38,7 +40,7 @@ def raise_if_any(faults: Iterable[Fault], *, error: type[RewriteError], title: s
         raise failure(listed, error=error, title=title)
 
 
-def failure(faults: Sequence[Fault], *, error: type[RewriteError], title: str = "") -> RewriteError:
+def failure(faults: Sequence[FileFault], *, error: type[RewriteError], title: str = "") -> RewriteError:
     """The error that tells these faults.
 
     Args:
@@ -78,3 +80,20 @@ def either(words: Sequence[str]) -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+# Warnings that name the line of the user's program, however deep in the package they are given.
+
+PACKAGE = __name__.partition(".")[0]
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line that is not the package's own."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{PACKAGE}: {message}", stacklevel=level)
+
+
+def _is_own(module: str) -> bool:
+    return module == PACKAGE or module.startswith(f"{PACKAGE}.")

@@ -13,10 +13,9 @@ from types import MappingProxyType
 
 import yaml
 
-from autograph_rewrite.diagnostics.faults import Fault, failure
+from autograph_rewrite.diagnostics.faults import FileFault, failure
 from autograph_rewrite.diagnostics.files import read_whole
-from autograph_rewrite.diagnostics.limits import limit
-from autograph_rewrite.diagnostics.time_limit import in_time
+from autograph_rewrite.diagnostics.limits import in_time, limit
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]
@@ -50,7 +49,7 @@ class Source:
         line = self._line(path)
         return f"{self.name}:{line}" if line else self.name
 
-    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> Fault:
+    def fault(self, path: KeyPath, message: str, hint: str | None = None) -> FileFault:
         """A fault at `path`.
 
         Args:
@@ -58,7 +57,7 @@ class Source:
             message: what is wrong.
             hint: what to write instead.
         """
-        return Fault(self.at(path), message, hint, self._line(path))
+        return FileFault(self.at(path), message, hint, self._line(path))
 
     def also(self, path: KeyPath, written: KeyPath) -> Source:
         """This source, in which what is said of `path` is said of another key that is written.
@@ -82,7 +81,7 @@ class Located:
 
     data: object
     source: Source
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[FileFault, ...] = ()
 
 
 def dotted(path: KeyPath) -> str:
@@ -114,7 +113,7 @@ def _load(path: str | os.PathLike[str], shown: str, error: type[RewriteError]) -
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
-        raise failure([Fault(f"{shown}:{line}", "this is not UTF-8 text")], error=error) from None
+        raise failure([FileFault(f"{shown}:{line}", "this is not UTF-8 text")], error=error) from None
     return parse_yaml(text, file=shown, error=error)
 
 
@@ -160,12 +159,12 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _syntax(file: str, problem: yaml.YAMLError) -> Fault:
+def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
     """What is wrong as YAML."""
     if isinstance(problem, yaml.MarkedYAMLError) and problem.problem_mark is not None:
         said = " ".join(part for part in (problem.context, problem.problem) if part)
-        return Fault(f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}")
-    return Fault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
+        return FileFault(f"{file}:{problem.problem_mark.line + 1}", f"this is not YAML: {said}")
+    return FileFault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
 
 
 class _DeepError(Exception):
@@ -182,7 +181,7 @@ class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.places: dict[KeyPath, Place] = {}
-        self.faults: list[Fault] = []
+        self.faults: list[FileFault] = []
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
         self._read: set[int] = set()
         self._aliased = 0
@@ -254,7 +253,7 @@ class _Reader:
 
     def _fault(self, node: yaml.Node, message: str) -> None:
         line = _place(node).line
-        self.faults.append(Fault(f"{self.file}:{line}", message, line=line))
+        self.faults.append(FileFault(f"{self.file}:{line}", message, line=line))
 
 
 def _place(node: yaml.Node) -> Place:

@@ -1,9 +1,9 @@
-r"""The line of progress: what long work is at, on standard error, and for how long it has run.
+"""The line of progress: what long work is at, on standard error, and for how long it has run.
 
     ⠹ 12 s  insert-reshards (41,203 nodes)      on a terminal, from the second second on; gone when a result is printed
     ... 10 s: insert-reshards (41,203 nodes)    elsewhere, after ten seconds and then at twice the time, a line each
 
-The work itself says what it is at to a logger of Python (`diagnostics.stages`) and knows nothing of who listens.
+The work itself says what it is at to a logger of Python (`diagnostics.progress_line`) and knows nothing of who listens.
 AUTOGRAPH_REWRITE_QUIET=1 in the environment silences it.
 """
 
@@ -17,8 +17,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
-
-from autograph_rewrite.diagnostics.stages import LOGGER
 
 FIRST_SHOWN, FIRST_LINE, EVERY = 1.0, 10.0, 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -121,3 +119,21 @@ def progress_on(stream: TextIO | None, *, lines: bool = True) -> Iterator[Progre
         logger.setLevel(level)
         logger.propagate = passes_on
         line.end()
+
+
+# Stages of long work, said to a logger of Python: the command line shows the last one, a program may listen, too.
+#
+# logging.getLogger("autograph_rewrite.stages").setLevel(logging.DEBUG)
+
+LOGGER = "autograph_rewrite.stages"
+_log = logging.getLogger(LOGGER)
+
+
+def stage(text: str, *details: object) -> None:
+    """Say what begins now.
+
+    Args:
+        text: in a few words, with `%s` for details.
+        details: what stands in it.
+    """
+    _log.debug(text, *details)

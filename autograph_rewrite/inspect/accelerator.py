@@ -20,7 +20,7 @@ from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import ancestors, topological_order
@@ -182,8 +182,8 @@ def accelerator_use(source: Source, before: Source | None = None, batch: int | N
         batch: examples that a dimension of unknown size counts; left out, 32.
     """
     item, examples = _flat(as_item(source)), batch or EXAMPLES
-    found = _Step(item)
-    base = _Step(_flat(as_item(before))) if before is not None else None
+    found = _PlacedStep(item)
+    base = _PlacedStep(_flat(as_item(before))) if before is not None else None
     return AcceleratorUse(
         tuple(dict.fromkeys(placed.device for placed in found.placed.values() if is_accelerator(placed.device))),
         tuple(_host_nodes(found, base)),
@@ -201,7 +201,7 @@ def _flat(item: TrainingGraph) -> TrainingGraph:
         return item
 
 
-class _Step:
+class _PlacedStep:
     """One step of an item, placed.
 
     Args:
@@ -260,7 +260,7 @@ def _kind(node: Node) -> tuple[str, str]:
     return node.op, f"{', '.join(dict.fromkeys(given))} -> {', '.join(dict.fromkeys(made))}"
 
 
-def _host_nodes(found: _Step, base: _Step | None) -> list[HostNode]:
+def _host_nodes(found: _PlacedStep, base: _PlacedStep | None) -> list[HostNode]:
     usual = Counter(_node_key(node) for node in base.without_kernel()) if base is not None else Counter()
     groups: dict[tuple[str, str], list[Node]] = {}
     for node in found.without_kernel():
@@ -280,7 +280,7 @@ def _node_key(node: Node) -> tuple[str, str]:
     return origin_of(node), node.op
 
 
-def _moved(found: _Step, base: _Step | None, batch: int) -> list[Moved]:
+def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Moved]:
     usual = Counter(_origin(one) for one in base.crossings) if base is not None else Counter()
     groups: dict[tuple[str, bool], list[Crossing]] = {}
     for one in found.crossings:
@@ -326,7 +326,7 @@ def _prefix(node: Node) -> str:
     return node.name.removesuffix(common_name(node.name))
 
 
-def _seconds(found: _Step, batch: int) -> float:
+def _seconds(found: _PlacedStep, batch: int) -> float:
     """Return how long the busiest link between a host and an accelerator is used."""
     busy: Counter[str] = Counter()
     link = Machine().host

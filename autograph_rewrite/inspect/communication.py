@@ -10,8 +10,8 @@ from typing import Any
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.table import drawn, table
-from autograph_rewrite.inspect.report_view import Edge, edges_of, plan_of
+from autograph_rewrite.inspect.report_view import ShownEdge, edges_of, plan_of
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.format.printer import static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.types import device_specs, dtypes
@@ -169,7 +169,7 @@ def _total(found: Sequence[Meeting], role: str) -> str:
 
 def _meeting(
     members: tuple[Node, ...],
-    edges: Sequence[Edge],
+    edges: Sequence[ShownEdge],
     *,
     order: int | None = None,
     keys: tuple[int, int | str] | None = None,
@@ -214,7 +214,7 @@ def _stores(node: Node) -> bool:
     return has(node.op, "stores") and node.attr(PASS_ATTR, b"expand") != b"expand"
 
 
-def _stores_of(graph: Graph, edges: Sequence[Edge]) -> Iterator[Meeting]:
+def _stores_of(graph: Graph, edges: Sequence[ShownEdge]) -> Iterator[Meeting]:
     """Yield one meeting for the stores of each value, with the nodes of this process that put in or take out."""
     by_value = {edge.node: edge for edge in edges}
     groups: dict[str, list[Node]] = {}

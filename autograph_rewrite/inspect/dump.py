@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect import export
+from autograph_rewrite.inspect.export import Form, item_data
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
-from autograph_rewrite.inspect.render import export
-from autograph_rewrite.inspect.render.export import item_data
-from autograph_rewrite.inspect.render.forms import Form
-from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.inspect.values import Values, conversion_data, over, results
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.annotations import Annotations
@@ -37,7 +36,7 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 def to_html(item: TrainingGraph, nodes: Collection[Node] | None = None) -> str:
     """Return a page that needs no network: data, style and script are in it."""
-    template = Path(__file__).with_name("render").joinpath("page.html").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("page").joinpath("graph.html").read_text(encoding="utf-8")
     data = json.dumps(item_data(item, nodes), ensure_ascii=False, separators=(",", ":"))
     safe = data.replace("<", "\\u003c")  # so that no value can close the script element
     title = ", ".join(item.targets) or f"{len(item.graph)} nodes"

@@ -18,7 +18,7 @@ def as_item(source: Source) -> TrainingGraph:
     if isinstance(source, TrainingGraph):
         return source
     if isinstance(source, (str, Path)):
-        from autograph_rewrite.load.sources import files  # only a path needs the loaders
+        from autograph_rewrite.load import files  # only a path needs the loaders
 
         return files.load(Path(source))
     return TrainingGraph(source if isinstance(source, Graph) else EncodedGraph(source))

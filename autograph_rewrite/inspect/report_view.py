@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.render.table import without_ranking
+from autograph_rewrite.inspect.table import without_ranking
 from autograph_rewrite.plan.codecs import shown
-from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
-from autograph_rewrite.plan.parts.ranking import row_of
+from autograph_rewrite.plan.parts.names import exchanged_bytes
+from autograph_rewrite.plan.parts.notes import row_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
 from autograph_rewrite.training_graph import TrainingGraph
 
-__all__ = ["STEP", "Account", "Edge", "account_of", "edges_of", "model_edges_of", "plan_of"]
+__all__ = ["STEP", "Account", "ShownEdge", "account_of", "edges_of", "model_edges_of", "plan_of"]
 
 
 @dataclass(frozen=True)
-class Edge:
+class ShownEdge:
     """A value whose placement was changed, and how; `where` is its place in the plan."""
 
     where: str
@@ -88,7 +88,7 @@ class Account:
     replicas: int
     mode: str
     passes: tuple[tuple[str, float, int, int], ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[ShownEdge, ...]
     notes: tuple[tuple[str, str, str], ...]
     before: int
     after: int
@@ -99,7 +99,7 @@ class Account:
     covered: Coverage = NOT_MEASURED
     batch: int = 0
     model_axes: tuple[int, ...] = ()
-    model_edges: tuple[Edge, ...] = ()
+    model_edges: tuple[ShownEdge, ...] = ()
     devices: tuple[tuple[str, ...], ...] = ()
     exchanged_bytes: int = 0
     ranking: tuple[str, ...] = ()
@@ -150,21 +150,21 @@ def plan_of(item: TrainingGraph, plan: Plan | None = None) -> Plan | None:
     return None if item.plan_bytes is None else Plan.from_bytes(item.plan_bytes)
 
 
-def edges_of(item: TrainingGraph, plan: Plan | None = None) -> tuple[Edge, ...]:
+def edges_of(item: TrainingGraph, plan: Plan | None = None) -> tuple[ShownEdge, ...]:
     """Return the reshards of a plan, or of an item's own; none when neither is at hand."""
     found = plan_of(item, plan)
     return () if found is None else tuple(_edges(found, "edges"))
 
 
-def model_edges_of(plan: Plan) -> tuple[Edge, ...]:
+def model_edges_of(plan: Plan) -> tuple[ShownEdge, ...]:
     """Return the conversions of a plan on the model axis."""
     return tuple(_edges(plan, "model_edges"))
 
 
-def _edges(plan: Plan, key: Literal["edges", "model_edges"]) -> Iterator[Edge]:
+def _edges(plan: Plan, key: Literal["edges", "model_edges"]) -> Iterator[ShownEdge]:
     for index, edge in enumerate(getattr(plan, key)):
         place = plan.source.at((key, index))
-        yield Edge(
+        yield ShownEdge(
             place if ":" in place else f"{key}[{index}] of the plan",
             edge.value,
             edge.from_,

@@ -12,10 +12,10 @@ from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, v
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.export import signature_data
 from autograph_rewrite.inspect.graph_source import Source, as_item
-from autograph_rewrite.inspect.render.export import signature_data
-from autograph_rewrite.inspect.render.table import drawn, table
 from autograph_rewrite.inspect.report_view import plan_of
+from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import Node

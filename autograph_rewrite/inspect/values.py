@@ -15,7 +15,7 @@ from typing import Any
 from autograph_rewrite.diagnostics.amounts import few, size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
-from autograph_rewrite.inspect.report_view import Edge, edges_of, model_edges_of, plan_of
+from autograph_rewrite.inspect.report_view import ShownEdge, edges_of, model_edges_of, plan_of
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.printer import static_shape, type_text
 from autograph_rewrite.ir.graph import PASS_ATTR, Node, Value
@@ -38,7 +38,7 @@ def over(placement: Placement | str, axis: str = DATA) -> str:
     return f"{text}[{axis}]" if text.startswith(("split", "partial")) else text
 
 
-def conversion(edge: Edge) -> str:
+def conversion(edge: ShownEdge) -> str:
     """Return what a conversion gives its readers, and how: `-> replicated by collective_reduce, 96 bytes, bucket 1`."""
     axis = DATA if edge.axis is None else f"{MODEL} {edge.axis}"
     before = "" if edge.axis is None else f"{over(edge.before, axis)} "
@@ -48,7 +48,7 @@ def conversion(edge: Edge) -> str:
     return ", ".join(parts)
 
 
-def conversion_data(edge: Edge) -> dict[str, Any]:
+def conversion_data(edge: ShownEdge) -> dict[str, Any]:
     """Return a conversion as plain data."""
     return {
         "from": edge.before,
@@ -81,7 +81,7 @@ class Described:
     placement: Annotation | None
     span: str
     devices: tuple[str, ...]
-    conversions: tuple[Edge, ...] = ()
+    conversions: tuple[ShownEdge, ...] = ()
 
     def __str__(self) -> str:
         placement = over(self.placement.placement) if self.placement is not None else ""
@@ -123,9 +123,9 @@ class Values:
         return cls(item, plan_of(item, plan))
 
     @cached_property
-    def edges(self) -> Mapping[str, tuple[Edge, ...]]:
+    def edges(self) -> Mapping[str, tuple[ShownEdge, ...]]:
         """The conversions of the plan, by the name of the original value."""
-        found: dict[str, list[Edge]] = {}
+        found: dict[str, list[ShownEdge]] = {}
         known = () if self.plan is None else (*edges_of(self.item, self.plan), *model_edges_of(self.plan))
         for edge in known:
             if edge.after != SIZES:  # how long something is, not the value itself
@@ -144,7 +144,7 @@ class Values:
                 continue
         return None
 
-    def conversions(self, value: Value) -> tuple[Edge, ...]:
+    def conversions(self, value: Value) -> tuple[ShownEdge, ...]:
         """Return the edges of the plan that start at a value, or at the value that it is an instance of."""
         name = bare(value.name)
         edges = self.edges.get(name) or self.edges.get(name.removesuffix(INSTANCE_SUFFIX), ())

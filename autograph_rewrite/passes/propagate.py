@@ -48,7 +48,7 @@ PROPAGATE = Pass("propagate", _propagate, gives=(Propagation,))
 #     concat([real, f(noise)])             nothing says that there is as much noise as there is real data: whole
 #
 # Static sizes are known, and a job feeds all inputs alike; elsewhere the runtime refuses sizes that meet and differ
-# (`runtime.session.batch_sizes`), so nothing that one device takes may be made to meet for want of a reason.
+# (`runtime.engine.batch_sizes`), so nothing that one device takes may be made to meet for want of a reason.
 
 
 def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Propagation:

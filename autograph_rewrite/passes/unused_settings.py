@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override
+from autograph_rewrite.diagnostics.faults import warn_user
+from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath, dotted
-from autograph_rewrite.diagnostics.patterns import matches
-from autograph_rewrite.diagnostics.user_warning import warn_user
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors

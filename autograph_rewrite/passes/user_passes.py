@@ -17,7 +17,7 @@ from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_cod
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.user_passes import PassFunction, function_of
+from autograph_rewrite.plan.user_extensions import PassFunction, function_of
 
 
 def with_user_passes(passes: Sequence[Pass], plan: Plan) -> tuple[Pass, ...]:

@@ -18,29 +18,14 @@ from google.protobuf.message import DecodeError, Message
 
 from autograph_rewrite.diagnostics.faults import either, failure
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
+from autograph_rewrite.diagnostics.limits import in_time
 from autograph_rewrite.diagnostics.located_yaml import Located, Source, load_yaml, parse_yaml
-from autograph_rewrite.diagnostics.time_limit import in_time
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.replica_marks import AVERAGES
 from autograph_rewrite.notebook import NotebookView, table, text
-from autograph_rewrite.plan import proto_form, yaml_form
-from autograph_rewrite.plan.parts.messages import (
-    Axis,
-    BatchInput,
-    EdgePlan,
-    LocalSgd,
-    Micro,
-    Model,
-    Options,
-    OwnOp,
-    OwnPass,
-    Pipeline,
-    Policy,
-    Remat,
-    Semantics,
-    VariableRequest,
-)
+from autograph_rewrite.plan import file_forms
+from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
 
 # What is shown of a plan in a line, and in a notebook: its edges.
@@ -51,7 +36,7 @@ class PlanView(NotebookView):
 
     strategy: str
     mode: str
-    edges: tuple[EdgePlan, ...]
+    edges: tuple[messages.EdgePlan, ...]
     notes: Sequence[str]
 
     @property
@@ -107,27 +92,27 @@ class Plan(PlanView):
     id: str = ""
     strategy: str = ""
     graph_digest: str = ""
-    mesh: tuple[Axis, ...] = ()
-    semantics: Semantics = field(default_factory=Semantics)
+    mesh: tuple[messages.Axis, ...] = ()
+    semantics: messages.Semantics = field(default_factory=messages.Semantics)
     timeout_seconds: float = 60.0
-    batch_inputs: tuple[BatchInput, ...] = ()
-    default: Options = field(default_factory=Options)
-    variables: tuple[VariableRequest, ...] = ()
-    edges: tuple[EdgePlan, ...] = ()
+    batch_inputs: tuple[messages.BatchInput, ...] = ()
+    default: messages.Options = field(default_factory=messages.Options)
+    variables: tuple[messages.VariableRequest, ...] = ()
+    edges: tuple[messages.EdgePlan, ...] = ()
     notes: tuple[str, ...] = ()
-    micro: Micro | None = None
-    pipeline: Pipeline | None = None
-    remat: Remat | None = None
-    passes: tuple[OwnPass, ...] = ()
+    micro: messages.Micro | None = None
+    pipeline: messages.Pipeline | None = None
+    remat: messages.Remat | None = None
+    passes: tuple[messages.OwnPass, ...] = ()
     batch: int = 0
     steps_per_run: int = 0
     padding: str = "longest"
-    model: Model | None = None
-    model_edges: tuple[EdgePlan, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    local_sgd: LocalSgd | None = None
+    model: messages.Model | None = None
+    model_edges: tuple[messages.EdgePlan, ...] = ()
+    policies: tuple[messages.Policy, ...] = ()
+    local_sgd: messages.LocalSgd | None = None
     bucket_order: tuple[str, ...] = ()
-    ops: tuple[OwnOp, ...] = ()
+    ops: tuple[messages.OwnOp, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
 
     @property
@@ -235,7 +220,7 @@ class Plan(PlanView):
         each = self.replicas_each if crosses else 1
         return self.model.devices[logical :: self.model.size * each]
 
-    def options_of(self, owner: str) -> Options:
+    def options_of(self, owner: str) -> messages.Options:
         """The options of an edge's owner: a variable, or `messages.STEP`."""
         return self._options.get(owner, self.default)
 
@@ -272,20 +257,20 @@ class Plan(PlanView):
         They meet by ordinary ops: collectives of one name would meet those of the other workers.
         """
         own = self.devices_of(task)
-        return replace(self, devices=own, mode="shared", mesh=(Axis("data", len(own)),))
+        return replace(self, devices=own, mode="shared", mesh=(messages.Axis("data", len(own)),))
 
     def without_stages(self) -> Plan:
         """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
         whole = replace(self, micro=None, pipeline=None, remat=None, local_sgd=None)
         if self.pipeline is not None and self.model is not None:
-            whole = replace(whole, model=None, mesh=(Axis("data", len(self.devices)),))
+            whole = replace(whole, model=None, mesh=(messages.Axis("data", len(self.devices)),))
         if not self.stage_hosts:
             return whole
         firsts = (next(d for d in self.part_devices if process_of(d) == host) for host in self.stage_hosts)
-        mesh = (Axis("data", len(self.stage_hosts)),)
+        mesh = (messages.Axis("data", len(self.stage_hosts)),)
         return replace(whole, devices=tuple(firsts), mode="mirrored", mesh=mesh, model=None, edges=())
 
-    def period_of(self, edge: EdgePlan) -> int:
+    def period_of(self, edge: messages.EdgePlan) -> int:
         """Once in how many steps an edge is exchanged."""
         is_average = self.local_sgd is not None and edge.node.startswith(f"{AVERAGES}/")
         return self.local_sgd.period if is_average and self.local_sgd is not None else 1
@@ -296,11 +281,11 @@ class Plan(PlanView):
         return any(o.compressor != "none" for o in (self.default, *self._options.values()))
 
     @cached_property
-    def _options(self) -> dict[str, Options]:
+    def _options(self) -> dict[str, messages.Options]:
         return {request.name: request.options for request in self.variables}
 
     def with_edges(
-        self, edges: Iterable[EdgePlan], *, graph_digest: str | None = None, notes: Iterable[str] = ()
+        self, edges: Iterable[messages.EdgePlan], *, graph_digest: str | None = None, notes: Iterable[str] = ()
     ) -> Plan:
         """This request, resolved: with the edges that follow from it on one graph.
 
@@ -328,8 +313,8 @@ class Plan(PlanView):
 
     def to_proto(self) -> Message:
         """The message of plan.proto."""
-        message: Message = proto_form.new("Plan")
-        proto_form.fill(message, self)
+        message: Message = file_forms.new("Plan")
+        file_forms.fill(message, self)
         return message
 
     @classmethod
@@ -344,18 +329,18 @@ class Plan(PlanView):
             written = f"version {message.version}" if message.version else "no version"
             fault = source.fault(("version",), f"this plan has {written}; only version {VERSION} can be read")
             raise failure([replace(fault, hint="build it anew with build_plan")], error=PlanError)
-        known = proto_form.new("Plan")
+        known = file_forms.new("Plan")
         known.CopyFrom(message)
         known.DiscardUnknownFields()
         if known.ByteSize() != message.ByteSize():
             problem = f"{source.name}: this plan has fields that are not known here"
             raise PlanError(problem, hint="build it anew with build_plan")
         for request in known.variables:  # what its options leave out is as in `default`
-            said = proto_form.new("Options")
+            said = file_forms.new("Options")
             said.CopyFrom(known.default)
             said.MergeFrom(request.options)
             request.options.CopyFrom(said)
-        return replace(proto_form.read(cls, known), source=source)
+        return replace(file_forms.read(cls, known), source=source)
 
     def to_bytes(self) -> bytes:
         """The binary form."""
@@ -363,7 +348,7 @@ class Plan(PlanView):
 
     def to_yaml(self) -> str:
         """The YAML form."""
-        return yaml_form.dump(self.to_proto())
+        return file_forms.dump(self.to_proto())
 
     @classmethod
     def from_yaml(cls, text: str, *, name: str = "plan") -> Plan:
@@ -388,7 +373,7 @@ class Plan(PlanView):
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:
         """Read the binary form; `name` is what error messages call it."""
-        message = proto_form.new("Plan")
+        message = file_forms.new("Plan")
         try:
             message.ParseFromString(data)
         except DecodeError:
@@ -409,8 +394,8 @@ class Plan(PlanView):
 
     @classmethod
     def _parse(cls, located: Located) -> Plan:
-        message = proto_form.new("Plan")
-        yaml_form.parse(located, message)
+        message = file_forms.new("Plan")
+        file_forms.parse(located, message)
         return cls.from_proto(message, source=located.source)
 
 

@@ -13,22 +13,20 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.fields import read_size
 from autograph_rewrite.config.sections import Override, Pipeline, Sharding
 from autograph_rewrite.config.split_parts import MODEL, OPEN
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, raise_if_any
+from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
-from autograph_rewrite.diagnostics.patterns import matches
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types.device_names import canonical, on_task, short
+from autograph_rewrite.load import sharding_marks
 from autograph_rewrite.load.marks import has_segments
-from autograph_rewrite.load.op_sharding import MAXIMAL, OTHER, REPLICATED, TUPLE, OpSharding, read_op_sharding
-from autograph_rewrite.load.sharding_marks import OPEN_DIMS, PLACE, XLA_SHARDING, mark_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, NodeLike, graph_digest
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.user_ops import own_ops
-from autograph_rewrite.plan.user_passes import own_passes
+from autograph_rewrite.plan.user_extensions import own_ops, own_passes
 from autograph_rewrite.plan.variable_policies import policies_of, unmatched
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
@@ -306,7 +304,7 @@ class Wish:
     strict: bool
 
 
-def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[Fault], list[str]]:
+def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
     """Return what is placed, what is wrong with it, and what is to be said of it.
 
     Args:
@@ -314,7 +312,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
         config: the user's settings.
     """
     found: dict[str, Wish] = {}
-    faults: list[Fault] = []
+    faults: list[FileFault] = []
     notes: list[str] = []
     for wish in _wishes(item, config, faults, notes):
         earlier = found.get(wish.subject)
@@ -331,7 +329,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
     return tuple(wish.sharding for wish in found.values()), faults, notes
 
 
-def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str]) -> Iterator[Wish]:
+def _wishes(item: ItemLike, config: Config, faults: list[FileFault], notes: list[str]) -> Iterator[Wish]:
     """Yield what is asked for: by the graph first, then by the configuration, entry by entry."""
     assert config.mesh is not None
     count, strict = config.mesh.model_size, config.semantics.strict
@@ -367,7 +365,7 @@ def _wishes(item: ItemLike, config: Config, faults: list[Fault], notes: list[str
             yield Wish(sharding, name, said, path, strict or entry.strict)
 
 
-def _axes(one: Annotation, sizes: Sequence[int]) -> tuple[int, ...]:
+def _axes(one: VariableAnnotation, sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the axes that XLA's tiles stand for; none where `split` says as much, or no axes do."""
     devices, copies = one.tiles
     if not one.split or not devices or (copies == 1 and devices == tuple(range(len(devices)))):
@@ -375,7 +373,7 @@ def _axes(one: Annotation, sizes: Sequence[int]) -> tuple[int, ...]:
     return axes_of_tiles(one.split, devices, sizes) or ()
 
 
-def _order_of_tiles(one: Annotation) -> str:
+def _order_of_tiles(one: VariableAnnotation) -> str:
     """Return a note where tiles are given to devices in another order than that of logical devices."""
     devices, copies = one.tiles
     if copies > 1 or not one.split or devices == tuple(range(len(devices))):
@@ -515,7 +513,7 @@ def axes_of_tiles(tiles: Sequence[int], devices: Sequence[int], sizes: Sequence[
 
 
 @dataclass(frozen=True)
-class Annotation:
+class VariableAnnotation:
     """What a graph says of a variable or a tensor.
 
     Attributes:
@@ -535,7 +533,7 @@ class Annotation:
     tiles: tuple[tuple[int, ...], int] = ((), 1)
 
 
-def annotations_of(item: ItemLike) -> Iterator[Annotation]:
+def annotations_of(item: ItemLike) -> Iterator[VariableAnnotation]:
     """Yield what a graph says of its tensors, in its order.
 
     Args:
@@ -544,35 +542,41 @@ def annotations_of(item: ItemLike) -> Iterator[Annotation]:
     variables = {variable.handle: name for name, variable in item.variables.items()}
     nodes = item.graph.nodes
     for name, node in nodes.items():
-        mark = mark_of(name) if node.op == "Identity" else None
-        said = node.attr(XLA_SHARDING)
+        mark = sharding_marks.mark_of(name) if node.op == "Identity" else None
+        said = node.attr(sharding_marks.XLA_SHARDING)
         if mark is None and said is None:
             continue
         variable = _variable(node, nodes, variables)
         if mark is not None:
-            place = node.attr(PLACE, b"").decode() or f"'{name}'"
-            yield Annotation(variable or name, variable or _value(node.inputs[0].name), place, *mark)
+            place = node.attr(sharding_marks.PLACE, b"").decode() or f"'{name}'"
+            yield VariableAnnotation(variable or name, variable or _value(node.inputs[0].name), place, *mark)
         elif said is not None:
-            yield from _said_to_xla(node, read_op_sharding(said), variable)
+            yield from _said_to_xla(node, sharding_marks.read_op_sharding(said), variable)
 
 
-def _said_to_xla(node: NodeLike, sharding: OpSharding, variable: str | None) -> Iterator[Annotation]:
+def _said_to_xla(
+    node: NodeLike, sharding: sharding_marks.OpSharding, variable: str | None
+) -> Iterator[VariableAnnotation]:
     """Yield what XLA is told of the outputs of a node; nothing where that is that it is to find out."""
     outputs = range(1 if variable is not None else len(node.output_dtypes))
     for index in outputs:
         one = sharding.of(index)
-        if one.type not in (REPLICATED, MAXIMAL, OTHER) or (sharding.type == TUPLE and one.type == REPLICATED):
+        if one.type not in (sharding_marks.REPLICATED, sharding_marks.MAXIMAL, sharding_marks.OTHER) or (
+            sharding.type == sharding_marks.TUPLE and one.type == sharding_marks.REPLICATED
+        ):
             continue  # of an op with several outputs, those that nobody spoke of are REPLICATED
         name = variable or _value(f"{node.name}:{index}")
-        said = f"{XLA_SHARDING} of {node.op} '{node.name}'"
-        if one.type == MAXIMAL:
+        said = f"{sharding_marks.XLA_SHARDING} of {node.op} '{node.name}'"
+        if one.type == sharding_marks.MAXIMAL:
             if not one.devices:
                 raise GraphError("the sharding names no device", node=node)
-            yield Annotation(name, name, said, device=one.devices[0])
+            yield VariableAnnotation(name, name, said, device=one.devices[0])
             continue
-        tiles = [OPEN if dim in node.attr(OPEN_DIMS, ()) else tiles for dim, tiles in enumerate(one.tiles)]
+        tiles = [
+            OPEN if dim in node.attr(sharding_marks.OPEN_DIMS, ()) else tiles for dim, tiles in enumerate(one.tiles)
+        ]
         split = tuple(tiles) if any(count != 1 for count in tiles) else ()
-        yield Annotation(name, name, said, split, tiles=(one.devices, one.copies))
+        yield VariableAnnotation(name, name, said, split, tiles=(one.devices, one.copies))
 
 
 def _variable(node: NodeLike, nodes: Mapping[str, NodeLike], variables: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ import sys
 
 from autograph_rewrite.cluster.launchers import CONFIG as VARIABLE
 from autograph_rewrite.config.config import Config, ConfigLike
-from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.plan import Plan
 

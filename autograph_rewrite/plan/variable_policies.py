@@ -14,8 +14,8 @@ from typing import Literal
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, VariablePolicy
-from autograph_rewrite.diagnostics.faults import Fault, did_you_mean
-from autograph_rewrite.diagnostics.patterns import matches
+from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean
+from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.plan.parts.graph_digest import ItemLike, VariableLike
@@ -23,7 +23,7 @@ from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.plan import Plan
 
 
-def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], list[Fault]]:
+def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], list[FileFault]]:
     """Return the policies of an item's variables, in its order, and the faults of the configured ones.
 
     Args:
@@ -67,7 +67,9 @@ def described(plan: Plan, variables: Mapping[str, VariableLike]) -> dict[str, st
     return found
 
 
-def unmatched(item: ItemLike, config: Config, section: Literal["variables", "variable_policies"]) -> Iterator[Fault]:
+def unmatched(
+    item: ItemLike, config: Config, section: Literal["variables", "variable_policies"]
+) -> Iterator[FileFault]:
     """Yield the entries of a section that match no variable: misspelt, most likely.
 
     Args:

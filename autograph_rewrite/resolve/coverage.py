@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.diagnostics.user_warning import warn_user
+from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.plan.plan import Plan
 

@@ -19,11 +19,11 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ops.facts.placement import PARTIAL
+from autograph_rewrite.plan import verify
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify import check_plan
-from autograph_rewrite.plan.verify.edges import Finding
+from autograph_rewrite.plan.verify import Finding
 from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph
@@ -36,7 +36,7 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
         given: by the caller, perhaps edited.
         resolved: the same request, with the edges of this graph.
         state: the placements.
-        item: the graph, for `plan.verify.check_plan`.
+        item: the graph, for `plan.verify`.
 
     Raises:
         PlanError: the plan was resolved on another graph or under other choices, or an edge cannot be what it says.
@@ -44,7 +44,7 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
     if not given.edges:
         return resolved
     _require_the_same_edges(given, resolved)
-    check_plan.require(replace(given, graph_digest=""), item)
+    verify.require(replace(given, graph_digest=""), item)
     faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
     raise_if_any(faults, error=PlanError, title=given.source.name)
     return given if given.batch in (0, resolved.batch) else _counted(given, resolved)

@@ -1,1 +1,1 @@
-"""Running a rewritten item: Session, tf.function, Keras, and the numeric check against the original."""
+"""Running a rewritten item: Session, tf.function, Keras, in one process or as one of a job."""

@@ -6,23 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autograph_rewrite.cluster.local_devices import with_local_devices
-from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.cluster.membership import Membership, with_local_devices
 from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.load.signature.keras_library import is_legacy, is_model
+from autograph_rewrite.load.keras_library import is_legacy, is_model
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import needed_devices, run_devices
 from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.resolve import coverage
-from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory, require_alike
-from autograph_rewrite.runtime.elastic.keras_fit import make_elastic, seed
-from autograph_rewrite.runtime.elastic.own_loop import keep_steps
 from autograph_rewrite.runtime.function.function import DistributedFunction
 from autograph_rewrite.runtime.function.session_step import (
     stand_alone,
@@ -30,12 +25,13 @@ from autograph_rewrite.runtime.function.session_step import (
     without_servers,
     without_shards,
 )
+from autograph_rewrite.runtime.job.job_memory import JobMemory, require_alike
 from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_devices
+from autograph_rewrite.runtime.job.own_loop import FunctionSteps, keep_steps, kept_loop
+from autograph_rewrite.runtime.job.parameter_server import serve_if_server
 from autograph_rewrite.runtime.job.tf_server import be_patient, join
-from autograph_rewrite.runtime.keras.multi_worker import KerasJob
-from autograph_rewrite.runtime.preemption.elastic_loop import kept_loop
-from autograph_rewrite.runtime.preemption.keras_fit import make_preemptible, saved_at_the_end
-from autograph_rewrite.runtime.servers.serve import serve_if_server
+from autograph_rewrite.runtime.keras_fit import make_elastic, make_preemptible, seed
+from autograph_rewrite.runtime.keras_workers import KerasJob
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 ORDERED = "buckets of gradients are filled in the order in which worker 0 had them ready in the first steps"
@@ -94,8 +90,7 @@ def _described(target: Any) -> str:
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
     """Return the model, whose `fit` survives the loss of workers in an elastic job."""
-    from autograph_rewrite.runtime.keras.average_variables import average_in_fit
-    from autograph_rewrite.runtime.keras.model import distribute_keras
+    from autograph_rewrite.runtime.keras_model import average_in_fit, distribute_keras
 
     memory = JobMemory.here()
     if memory is not None:
@@ -110,7 +105,7 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
     if rewriter.trains_alone:
         average_in_fit(model)
     if memory is not None:
-        make_elastic(model, memory, rewriter.snapshot_steps, saved_at_the_end)
+        make_elastic(model, memory, rewriter.snapshot_steps)
         kept_loop()  # one around `train_on_batch`
     elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
         make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
@@ -129,7 +124,7 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     if isinstance(target, DistributedFunction):
         functions, kind = [target], "function"
     elif is_model(target):
-        from autograph_rewrite.runtime.keras.model import functions_of
+        from autograph_rewrite.runtime.keras_model import functions_of
 
         functions, kind = functions_of(target), "model"
     else:

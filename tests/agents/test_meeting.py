@@ -11,19 +11,18 @@ from contextlib import suppress
 
 import pytest
 
-from autograph_rewrite.runtime.elastic.job_memory import OwnedMemory
-from autograph_rewrite.tools.launcher.agents import meeting
-from autograph_rewrite.tools.launcher.agents.meeting import Meeting
-from autograph_rewrite.tools.launcher.agents.state import State, Way
-from autograph_rewrite.tools.launcher.agents.view import Bounds, Seat
+from autograph_rewrite.runtime.job.job_memory import OwnedMemory
+from autograph_rewrite.tools.launcher import agent_meeting
+from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, AgentState, Way
+from autograph_rewrite.tools.launcher.agent_view import Bounds, Seat
 
 HERE = "127.0.0.1:29871"
 
 
-def state_of(endpoint: str, owned: OwnedMemory) -> State:
+def state_of(endpoint: str, owned: OwnedMemory) -> AgentState:
     """Return what the agent of a host knows that meets others at an endpoint."""
     way = Way((endpoint,), b"of this job only", "127.0.0.1", patience=60.0)
-    return State(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count)
+    return AgentState(way, Bounds(2, 3, 1.0), Seat("", "", 1), owned, lambda count: [0] * count)
 
 
 @pytest.mark.parametrize(
@@ -34,10 +33,10 @@ def state_of(endpoint: str, owned: OwnedMemory) -> State:
     ],
 )
 def test_a_host_that_waits_for_others_says_so(endpoint: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_QUIET", 0.1)
+    monkeypatch.setattr(agent_meeting, "_QUIET", 0.1)
     heard: list[str] = []
     with OwnedMemory() as owned:
-        one, end = Meeting(state_of(endpoint, owned), heard.append), time.monotonic() + 20
+        one, end = AgentMeeting(state_of(endpoint, owned), heard.append), time.monotonic() + 20
         try:
             assert one.meet(None, lambda: bool(heard) or time.monotonic() > end) is None
         finally:
@@ -59,7 +58,7 @@ def test_a_host_that_leaves_while_others_call_leaves_no_task(caplog: pytest.LogC
 
     with OwnedMemory() as owned, caplog.at_level(logging.ERROR, "asyncio"):
         state = state_of(HERE, owned)
-        one, port = Meeting(state), int(state.own.address.rpartition(":")[2])
+        one, port = AgentMeeting(state), int(state.own.address.rpartition(":")[2])
         callers = [threading.Thread(target=call_on, args=(port,)) for _ in range(4)]
         for caller in callers:
             caller.start()

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from autograph_rewrite.tools.launcher.agents.peers import Answer, Door
-from autograph_rewrite.tools.launcher.agents.snapshots import Snapshots
-from autograph_rewrite.tools.launcher.agents.wire import CHUNK, Message, Wire, WireError
+from autograph_rewrite.tools.launcher.agent_peers import (
+    CHUNK,
+    CallAnswer,
+    Door,
+    HostSnapshots,
+    Message,
+    Wire,
+    WireError,
+)
 
 TOKEN = b"of this job only"
 HERE = "127.0.0.1"
@@ -91,7 +97,7 @@ def test_a_call_tells_who_is_there_who_is_not_and_who_is_silent() -> None:
 
         door = Door(TOKEN, 0.5, answer)
         port = await door.open(HERE, [])
-        assert await door.call(f"{HERE}:{port}", "knock") == Answer("see", None, "me", "knock")
+        assert await door.call(f"{HERE}:{port}", "knock") == CallAnswer("see", None, "me", "knock")
         assert (await Door(b"x" * 16, 0.5, answer).call(f"{HERE}:{port}", "knock")).kind == "silent"
         mute = await asyncio.start_server(lambda *_: asyncio.sleep(9), HERE, 0)
         assert (await door.call(f"{HERE}:{mute.sockets[0].getsockname()[1]}", "knock")).kind == "silent"
@@ -119,7 +125,7 @@ class Sent:
 
 
 def test_a_snapshot_comes_whole_or_not_at_all(tmp_path: Path) -> None:
-    here, there = (Snapshots(tmp_path / name) for name in ("here", "there"))
+    here, there = (HostSnapshots(tmp_path / name) for name in ("here", "there"))
     for one in (here, there):
         one.folder.mkdir()
     content = bytes(range(256)) * (CHUNK // 100)

@@ -13,9 +13,8 @@ import pytest
 
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.ir.format import serde
-from autograph_rewrite.tools import cli
+from autograph_rewrite.tools import cli, output_pipes
 from autograph_rewrite.tools.cli import of_the_graph
-from autograph_rewrite.tools.terminal import output_pipes
 from tests.support.small_items import regression
 
 
@@ -214,7 +213,7 @@ def test_help_lists_every_verb_in_a_group_with_an_example_of_it() -> None:
 
 def test_log_lines_of_tensorflow_wait_until_something_goes_wrong(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom autograph_rewrite.tools.terminal.tensorflow_log import quiet_tensorflow\n"
+        "import os, sys\nfrom autograph_rewrite.tools.output_pipes import quiet_tensorflow\n"
         "with quiet_tensorflow() as show:\n"
         "    os.write(2, b'I0000 00:00:1.0 7 port.cc:1] on\\nE0000 00:00:1.0 7 a.cc:1] bad\\n')\n"
         "    print('told', file=sys.stderr)\n"

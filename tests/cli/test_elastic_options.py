@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autograph_rewrite.tools.cli import main
-from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
+from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
 
 HOSTS = ["--rdzv-endpoint", "127.0.0.1:29400", "--nproc-per-node", "1"]
 

@@ -21,7 +21,7 @@ import pytest
 COMMAND = [sys.executable, "-m", "autograph_rewrite.tools.cli", "launch"]
 STEPS = """\
 import json, os, sys, time, types
-from autograph_rewrite.runtime.progress.report import note_saved, requested
+from autograph_rewrite.runtime.job.progress import note_saved, requested
 task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 observer = requested()
 trace = types.SimpleNamespace(rewritten=types.SimpleNamespace(report=types.SimpleNamespace(task=task)))

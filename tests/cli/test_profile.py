@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autograph_rewrite.inspect.profile.profile import Profile
+from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.tools.cli import main
 
 TRAINS = """

@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 
 from autograph_rewrite.config import presets
-from autograph_rewrite.diagnostics.progress_line import EVERY, ProgressLine, progress_on
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import EVERY, ProgressLine, progress_on, stage
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.tools import cli
-from autograph_rewrite.tools.terminal import output_pipes
-from autograph_rewrite.tools.terminal.output_pipes import painted
-from autograph_rewrite.tools.verbs.shell.completion import SHELLS
+from autograph_rewrite.tools import cli, output_pipes
+from autograph_rewrite.tools.output_pipes import painted
+from autograph_rewrite.tools.verbs.completion import SHELLS
 from tests.support.small_items import regression
 
 Command = Callable[..., tuple[int, bytes, str]]

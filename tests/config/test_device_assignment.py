@@ -106,7 +106,7 @@ def test_devices_that_no_replica_has_are_named() -> None:
 def test_explain_and_the_report_show_the_devices_of_each_replica(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from autograph_rewrite.inspect.report.overview import of_rewrite
+    from autograph_rewrite.inspect.report import of_rewrite
     from autograph_rewrite.inspect.report_view import account_of
     from autograph_rewrite.tools.cli import main
 

@@ -11,7 +11,7 @@ from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.parts.messages import Options, Server, VariableRequest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.plan.verify import check
 from tests.support.plan_items import TWO_DEVICES, mirrored_plan, reduce_edge, small_item
 
 ITEM = small_item()

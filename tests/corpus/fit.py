@@ -74,8 +74,7 @@ def compared(expected: Trained, found: Trained, nudged: Trained, rtol: float) ->
         nudged: of one that began with variables that differ in the last bit.
         rtol: the tolerance.
     """
-    from autograph_rewrite.runtime.verify.error_norm import deviation
-    from autograph_rewrite.runtime.verify.report import NOISE_FACTOR
+    from autograph_rewrite.check.report import NOISE_FACTOR, deviation
 
     if set(expected) != set(found):
         return {"outcome": "wrong", "reason": f"these are not there in both: {sorted(set(expected) ^ set(found))[:4]}"}
@@ -101,7 +100,7 @@ def train(name: str, *, nudge: bool = False) -> Trained:
     import tensorflow as tf
 
     import autograph_rewrite as ar
-    from autograph_rewrite.load.signature.keras_library import is_model
+    from autograph_rewrite.load.keras_library import is_model
     from tests.corpus.catalogue import programs
     from tests.corpus.judge import SEED
     from tests.corpus.program import mapped

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.report import ComparedTensor, rows_of
+from autograph_rewrite.check.verify import pin
 from autograph_rewrite.ir.verify.expanded import check_expanded
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.parts.lowerings import Operation
-from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.verify.prepare import pin
-from autograph_rewrite.runtime.verify.report import Row, rows_of
+from autograph_rewrite.runtime.function.session_step import unbind
 from tests.corpus import fit, training
 from tests.corpus.configurations import Configuration
 from tests.corpus.program import Built, Program
@@ -182,7 +182,7 @@ def is_optimised(original: Original, configuration: Configuration) -> bool:
     return zlib.crc32(f"{original.program.name} {configuration.name}".encode()) % OPTIMISED == 0
 
 
-def figures(rows: Sequence[Row], original: Original) -> Line:
+def figures(rows: Sequence[ComparedTensor], original: Original) -> Line:
     """Return the largest error within the tolerance with the noise of its tensor, and what is over it by rounding."""
     within = [row for row in rows if row.error <= original.rtol]
     row = max(within, key=lambda row: row.error, default=rows[0])

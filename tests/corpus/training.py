@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.verify.error_norm import Deviation, deviation, epsilon
-from autograph_rewrite.runtime.verify.side_by_side import invent
-from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
+from autograph_rewrite.check.report import Deviation, deviation, epsilon
+from autograph_rewrite.check.side_by_side import TrainedGraph, invent
 
 Array = np.ndarray[Any, Any]
 Values = dict[str, list[Array]]

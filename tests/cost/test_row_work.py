@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 
 TEXT = """
 # input %ids, batch axis 0

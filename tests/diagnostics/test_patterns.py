@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from autograph_rewrite.diagnostics.patterns import check_pattern, first_match, matches
+from autograph_rewrite.diagnostics.limits import check_pattern, first_match, matches
 from autograph_rewrite.errors import ConfigError
 
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.diagnostics.limits import VARIABLE
-from autograph_rewrite.diagnostics.time_limit import in_time
+from autograph_rewrite.diagnostics.limits import VARIABLE, in_time
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.load.sources import files
+from autograph_rewrite.load import files
 
 
 def endless() -> None:

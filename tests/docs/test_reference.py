@@ -14,7 +14,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 from autograph_rewrite.strategies import STRATEGIES
 from autograph_rewrite.tools.cli import VERBS
-from autograph_rewrite.tools.dev.reference.pages import (
+from autograph_rewrite.tools.dev.reference import (
     PAGES,
     messages,
     pages,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.session.open_session import open_session
+from autograph_rewrite.runtime.engine.session import open_session
 from tests.fuzz.net import D, Net
 from tests.fuzz.optimizers import GRAPH, by_hand
 from tests.fuzz.program import Program, Stretch, grow, zero

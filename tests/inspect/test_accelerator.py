@@ -11,7 +11,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.inspect.accelerator import SIZE, AcceleratorUse, accelerator_use
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 
 PROGRAM = """\
 # input %x, batch axis 0

@@ -12,7 +12,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.diagnostics.amounts import size
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import Meeting, meetings, report
-from autograph_rewrite.inspect.reasons.why import why
+from autograph_rewrite.inspect.why import why
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes.base.report import PassRecord, Report
 from autograph_rewrite.plan.parts.messages import EdgePlan

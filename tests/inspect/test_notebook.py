@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.bisect import Bisection
+from autograph_rewrite.check.reduce import Reduction
+from autograph_rewrite.check.report import ComparedTensor, VerifyReport
 from autograph_rewrite.notebook import MOST, NotebookView, table
-from autograph_rewrite.runtime.bisect.bisection import Bisection
-from autograph_rewrite.runtime.reduce.reduce import Reduction
-from autograph_rewrite.runtime.verify.report import Row, VerifyReport
 from tests.support.small_items import regression
 
 HOSTILE = "<script>alert(1)</script>&\"'"
@@ -27,7 +27,7 @@ def views() -> dict[str, NotebookView]:
     new = ar.rewrite(item, "all_reduce_mirrored")
     renamed = replace(item, inputs={HOSTILE: replace(item.inputs["x"], name=HOSTILE)})
     plan = new.report.plan
-    row = Row(HOSTILE, "variable", 0.5, 1.0, "step 1", ok=False)
+    row = ComparedTensor(HOSTILE, "variable", 0.5, 1.0, "step 1", ok=False)
     config = {"strategy": HOSTILE, "mode": "shared", "devices": ["CPU:0"]}
     return {
         "item": renamed,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.inspect import report
 from autograph_rewrite.inspect.communication import EXCHANGE, counted_batch, meetings
 from autograph_rewrite.inspect.explain import text_of
-from autograph_rewrite.inspect.report import build
 from autograph_rewrite.inspect.report_view import account_of
-from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
 from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.plan.parts.names import exchanged_bytes
 from tests.support.small_items import regression
 
 NAMES = (
@@ -47,8 +47,8 @@ def told_by_all(item: ar.GraphItem, config: dict[str, Any], batch: int | None = 
         sum(edge.bytes for edge in account.edges if edge.kind != "local"),
         sum(one.bytes or 0 for one in listed),
         simulation.exchanged_bytes,
-        sum(row["bytes"] for row in build.exchanges(new, plan) if row["for"] and row["role"] == EXCHANGE),
-        sum(row["bytes"] for row in build.reshards(new, plan) if row["kind"] != "local"),
+        sum(row["bytes"] for row in report.exchanges(new, plan) if row["for"] and row["role"] == EXCHANGE),
+        sum(row["bytes"] for row in report.reshards(new, plan) if row["kind"] != "local"),
     }
 
 

@@ -8,23 +8,32 @@ from pathlib import Path
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.profile.attribution import Attribution
-from autograph_rewrite.inspect.profile.device_time import union, within, without
-from autograph_rewrite.inspect.profile.profile import Profile, aligned, estimated
-from autograph_rewrite.inspect.profile.rank_trace import Ran, RankTrace, Source, Step
+from autograph_rewrite.inspect.profile import Profile, aligned, estimated
+from autograph_rewrite.inspect.rank_trace import (
+    Attribution,
+    MeasuredStep,
+    Ran,
+    RankTrace,
+    RunSource,
+    union,
+    within,
+    without,
+)
 from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
-MATMUL = Source("replica_0/y", "MatMul", "CPU:0", "y", "expand")
-EXCHANGE = Source("dw/all_reduce", "CollectiveReduceV2", "CPU:0", "dw", "insert-reshards", "all_reduce dw", "0 dw")
-OTHER = Source("Iterator", "Batch", "", "")
+MATMUL = RunSource("replica_0/y", "MatMul", "CPU:0", "y", "expand")
+EXCHANGE = RunSource("dw/all_reduce", "CollectiveReduceV2", "CPU:0", "dw", "insert-reshards", "all_reduce dw", "0 dw")
+OTHER = RunSource("Iterator", "Batch", "", "")
 
 
 def rank(number: int, ahead: int = 0, clock: str = "") -> RankTrace:
     """Return a rank that computes, and reduces until both are there; rank 1 comes 100 later."""
     late = 100 * number
     ran = (Ran(0, 1_000, 1_500 + late), Ran(1, 1_400 + late, 1_900), Ran(2, 1_950, 1_980))
-    made = RankTrace(number, clock or f"clock {number}", (Step(1_000, 2_000, 4),), (MATMUL, EXCHANGE, OTHER), ran)
+    made = RankTrace(
+        number, clock or f"clock {number}", (MeasuredStep(1_000, 2_000, 4),), (MATMUL, EXCHANGE, OTHER), ran
+    )
     return made.shifted(ahead)
 
 
@@ -51,7 +60,7 @@ def test_ranks_that_read_one_clock_stay_as_they_are() -> None:
 
 
 def test_a_clock_that_nothing_bounds_is_said_to_be_unknown() -> None:
-    alone = RankTrace(1, "elsewhere", (Step(1_000, 2_000),), (MATMUL,), (Ran(0, 1_000, 1_500),))
+    alone = RankTrace(1, "elsewhere", (MeasuredStep(1_000, 2_000),), (MATMUL,), (Ran(0, 1_000, 1_500),))
     assert Profile.of([rank(0), alone]).notes == ("rank 1's clock could not be compared: it is shown as it was",)
 
 
@@ -83,7 +92,7 @@ def test_a_saved_profile_is_the_same_and_a_timeline_of_all_ranks(tmp_path: Path)
 def test_kernels_are_found_under_the_names_that_tensorflow_gives_them() -> None:
     new = ar.rewrite(regression(), CONFIG)
     found = Attribution([new])
-    assert found.source("replica_1/y", "_MklMatMul") == Source("replica_1/y", "_MklMatMul", "CPU:1", "y", "expand")
+    assert found.source("replica_1/y", "_MklMatMul") == RunSource("replica_1/y", "_MklMatMul", "CPU:1", "y", "expand")
     exchange = found.source("replica_0/gradient/all_reduce", "CollectiveReduceV2")
     assert (exchange.origin, exchange.made_by) == ("gradient", "insert-reshards")
     assert exchange.exchange == "CollectiveReduceV2 gradient for w"
@@ -96,7 +105,7 @@ def test_kernels_are_found_under_the_names_that_tensorflow_gives_them() -> None:
     received = found.source("replica_0/gradient/all_reduce_S17", "_Recv")  # between processes
     assert (received.origin, received.made_by) == ("gradient", "")
     assert received.exchange.startswith("send gradient")
-    assert found.source("TensorSlice/Batch", "Cast") == Source("TensorSlice/Batch", "Cast", "", "")
+    assert found.source("TensorSlice/Batch", "Cast") == RunSource("TensorSlice/Batch", "Cast", "", "")
 
 
 def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:

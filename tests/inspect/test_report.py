@@ -12,9 +12,9 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.communication import meetings
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.inspect.report.build import page
-from autograph_rewrite.inspect.report.graph_states import COLUMNS, GraphStates
+from autograph_rewrite.inspect.pass_states import COLUMNS, GraphStates
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.report import page
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode

@@ -9,9 +9,9 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.diagnostics.amounts import duration, size
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.inspect.report.build import Shown, page, report_data
-from autograph_rewrite.inspect.report.graph_states import GraphStates
+from autograph_rewrite.inspect.pass_states import GraphStates
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.report import Reported, page, report_data
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types import dtypes
 from tests.inspect.test_profile import rank
@@ -207,7 +207,7 @@ def layered(count: int, per_scope: int) -> Graph:
 def test_a_hundred_thousand_nodes_open_and_fold_at_once(tmp_path: Path, per_scope: int) -> None:
     states = GraphStates()
     states.keep("graph", layered(100_000, per_scope))
-    small = report_data(Shown(GraphStates(), regression()))
+    small = report_data(Reported(GraphStates(), regression()))
     large = {**small, "graph": states.data(), "step-0": states.steps[0].data()}
     file = tmp_path / "large.html"
     file.write_text(page("large", large), encoding="utf-8")

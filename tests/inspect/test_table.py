@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autograph_rewrite.inspect.render.table import drawn, table
+from autograph_rewrite.inspect.table import drawn, table
 
 LONG = table("names", ("name", "#count"), [("layer/" * 60, 3)])
 

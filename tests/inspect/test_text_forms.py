@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.render.table import ranking_text, without_ranking
-from autograph_rewrite.plan.parts.ranking import ranking
+from autograph_rewrite.inspect.table import ranking_text, without_ranking
+from autograph_rewrite.plan.parts.notes import ranking
 from tests.support.golden_text import check_golden
 from tests.support.small_items import regression
 

@@ -10,7 +10,7 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.dump import dump
-from autograph_rewrite.inspect.reasons.why import why
+from autograph_rewrite.inspect.why import why
 from autograph_rewrite.tools import cli
 from tests.support.golden_text import check_golden
 from tests.support.small_items import regression

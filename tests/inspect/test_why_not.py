@@ -11,7 +11,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.inspect.reasons.why_not import why_not
+from autograph_rewrite.inspect.why import why_not
 from autograph_rewrite.tools import cli
 from tests.support.golden_text import check_golden
 from tests.support.small_items import regression

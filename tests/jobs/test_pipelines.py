@@ -16,8 +16,8 @@ import pytest
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.runtime.consensus import broadcast_queue
 from autograph_rewrite.runtime.function.session_step import stand_alone
+from autograph_rewrite.runtime.job import exchanges
 from tests.jobs.programs.fixtures import Jobs, Once, ended, free_ports, tf_config, until
 from tests.jobs.programs.job import Results
 from tests.jobs.programs.nursery import ROOT, Nursery, Worker
@@ -144,13 +144,13 @@ def test_the_state_of_an_optimizer_stays_with_its_variable_though_gradients_are_
 
 
 def test_a_message_is_sent_in_pieces_that_are_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast_queue, "PIECE", 10)
+    monkeypatch.setattr(exchanges, "PIECE", 10)
     texts = [b"head", b"x" * 7, b"", b"y" * 25, b"z"]
-    pieces = list(broadcast_queue.pieces(texts))
+    pieces = list(exchanges.pieces(texts))
     assert [text for piece, _ in pieces for text in piece] == texts
     assert [len(piece) for piece, _ in pieces] == [1, 2, 1, 1]
     assert [is_last for _, is_last in pieces] == [False, False, False, True]
-    assert list(broadcast_queue.pieces([b"head"])) == [([b"head"], True)]
+    assert list(exchanges.pieces([b"head"])) == [([b"head"], True)]
 
 
 def test_verify_runs_the_stages_of_a_job_in_one_process() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from autograph_rewrite.inspect.profile.profile import Profile
+from autograph_rewrite.inspect.profile import Profile
 from autograph_rewrite.tools.verbs.profile import collected
 from tests.jobs.programs.fixtures import Jobs, ended
 

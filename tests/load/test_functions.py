@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources.keras_models import from_keras
+from autograph_rewrite.load.keras_models import from_keras
 from autograph_rewrite.normalize.normalize import normalise
 from tests.zoo import FUNCTIONS, MODELS
 

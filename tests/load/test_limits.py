@@ -21,7 +21,7 @@ from autograph_rewrite.diagnostics.limits import VARIABLE
 from autograph_rewrite.errors import ConfigError, GraphError
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import decode
-from autograph_rewrite.load.sources import archive
+from autograph_rewrite.load import files
 
 v1 = tf.compat.v1
 FLOAT, INT32, INT64 = 1, 3, 9
@@ -208,7 +208,7 @@ def bundle(path: Path, **members: str) -> None:
             target.writestr(member, members.get(member.partition(".")[0], source.read(member)))
 
 
-@pytest.mark.parametrize("manifest", ["[]", "null", '"text"', "[" * 100_000, json.dumps({"format": archive.FORMAT})])
+@pytest.mark.parametrize("manifest", ["[]", "null", '"text"', "[" * 100_000, json.dumps({"format": files.FORMAT})])
 def test_a_manifest_of_another_form_is_refused(tmp_path: Path, manifest: str) -> None:
     good(tmp_path)
     bundle(tmp_path / "bad.ar", manifest=manifest)

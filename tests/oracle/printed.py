@@ -10,7 +10,7 @@ _REMARK = re.compile(r"  # .*$", re.MULTILINE)
 
 def observer(forms: list[tuple[str, str]]) -> Any:
     """An observer that appends each pass and the form after it, with the placements that are known by then."""
-    from autograph_rewrite.inspect.placements import placements_of
+    from autograph_rewrite.inspect.pass_states import placements_of
     from autograph_rewrite.ir.format.printer import render
     from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 

@@ -14,9 +14,8 @@ import pytest
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.compile import request
 from autograph_rewrite.errors import PassError, RewriteError, VerifyError
-from autograph_rewrite.inspect.optimize import optimize, text_of
-from autograph_rewrite.inspect.placements import placements_of
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.inspect.pass_states import optimize, placements_of, text_of
+from autograph_rewrite.load.files import from_printed
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.pass_manager import Pass, always

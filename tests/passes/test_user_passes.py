@@ -13,7 +13,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.config.sections import AFTER
 from autograph_rewrite.ir.graph import PASS_ATTR
 from autograph_rewrite.ir.patterns import Op, find
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
 
@@ -103,7 +103,7 @@ def test_a_plan_records_the_pass_and_runs_only_where_it_is_registered(tmp_path: 
     loaded = Plan.load(tmp_path / "plan.yaml")
     assert [(one.name, one.after, len(one.code)) for one in loaded.passes] == [("fuse-scalings", "propagate", 12)]
     assert "replica_0/fused" in ar.rewrite(item(), loaded).graph.nodes
-    from autograph_rewrite.plan.user_passes import unregister_pass
+    from autograph_rewrite.plan.user_extensions import unregister_pass
 
     unregister_pass("fuse-scalings")
     with pytest.raises(PlanError, match="'fuse-scalings', which is not registered"):

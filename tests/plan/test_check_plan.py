@@ -13,7 +13,7 @@ from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check, require
+from autograph_rewrite.plan.verify import check, require
 from tests.support.plan_items import mirrored_plan, reduce_edge, small_item
 
 ITEM = small_item()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
+from autograph_rewrite.plan.parts.names import named_exchanges
 
 
 def edge(value: str, owner: str, key: int, order: int, bucket: int = 0, to: str = "replicated") -> EdgePlan:

@@ -8,14 +8,14 @@ import re
 
 import pytest
 
-from autograph_rewrite.plan import proto_form
+from autograph_rewrite.plan import file_forms
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.tools.dev.make_protos import plan_descriptor
 from tests.support.paths import ROOT
 
 PROTO = ROOT / "autograph_rewrite" / "plan" / "plan.proto"
-FILE = proto_form.new("Plan").DESCRIPTOR.file
+FILE = file_forms.new("Plan").DESCRIPTOR.file
 MIRRORS = {
     "Plan": Plan,
     "Policy": messages.Policy,
@@ -121,6 +121,6 @@ def test_what_the_configuration_names_and_the_plan_has_is_spelt_alike() -> None:
     from autograph_rewrite.config.compressor_names import Compressor
     from autograph_rewrite.config.sections import Hint, Mode
 
-    assert set(proto_form.new("Plan").Mode.keys()) - {"unset"} == set(get_args(Mode))
-    assert set(proto_form.new("Options").Hint.keys()) == set(get_args(Hint))
-    assert set(proto_form.new("Options").Compressor.keys()) - {"own"} == set(get_args(Compressor)) == {"none", *BUILTIN}
+    assert set(file_forms.new("Plan").Mode.keys()) - {"unset"} == set(get_args(Mode))
+    assert set(file_forms.new("Options").Hint.keys()) == set(get_args(Hint))
+    assert set(file_forms.new("Options").Compressor.keys()) - {"own"} == set(get_args(Compressor)) == {"none", *BUILTIN}

@@ -9,7 +9,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 from autograph_rewrite.resolve.edges import reshard_edges
 from tests.passes.collectives.test_lowerings import CASE
 

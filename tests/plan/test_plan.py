@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.plan import proto_form
+from autograph_rewrite.plan import file_forms
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import default_options
@@ -75,7 +75,7 @@ def refused(text: str) -> list[str]:
 def test_yaml_and_binary_forms_of_any_plan_are_equivalent_and_exact(plan: Plan) -> None:
     text = plan.to_yaml()
     assert Plan.from_yaml(text) == plan
-    assert Plan.from_proto(proto_form.new("Plan").FromString(plan.to_proto().SerializeToString())) == plan
+    assert Plan.from_proto(file_forms.new("Plan").FromString(plan.to_proto().SerializeToString())) == plan
     assert Plan.from_yaml(text).to_yaml() == text
     assert Plan.from_yaml(text).digest() == plan.digest()
 
@@ -173,7 +173,7 @@ mode: shared
 
 
 @pytest.mark.parametrize("wrong", ["true", "null", "[1]", "{a: 1}", "x", "1.5"])
-@pytest.mark.parametrize("key", [field.name for field in proto_form.new("Plan").DESCRIPTOR.fields])
+@pytest.mark.parametrize("key", [field.name for field in file_forms.new("Plan").DESCRIPTOR.fields])
 def test_no_value_of_a_wrong_kind_escapes_as_another_error(key: str, wrong: str) -> None:
     text = f"version: 1\n{key}: {wrong}\n" if key != "version" else f"version: {wrong}\n"
     with contextlib.suppress(PlanError):

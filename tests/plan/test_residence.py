@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.plan import verify
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import (
     REPLICATED,
@@ -22,7 +23,6 @@ from autograph_rewrite.plan.parts.residence import (
     split_axis,
 )
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify import check_plan
 from autograph_rewrite.strategies import builder_for
 from autograph_rewrite.strategies.builder import shard_sizes
 from tests.support.small_items import regression
@@ -96,7 +96,7 @@ def test_a_configuration_becomes_a_placement_with_sizes():
 
     request = plan.variables[0]
     assert (request.name, request.placement, request.sizes) == ("w", "split(0)", (2, 1))
-    assert check_plan.check(plan, regression()) == []
+    assert verify.check(plan, regression()) == []
     assert Plan.from_yaml(plan.to_yaml()) == plan
 
 

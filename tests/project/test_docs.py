@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autograph_rewrite.tools.dev.reference.pages import pages
+from autograph_rewrite.tools.dev.reference import pages
 from tests.docs.blocks import DOCS, OWN, PAGES, anchors, anchors_of, prose
 from tests.support.paths import ROOT
 

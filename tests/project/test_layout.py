@@ -31,7 +31,7 @@ LAYERS = (
     {"passes", "strategies", "configs"},
     {"compile"},
     {"cost"},
-    {"runtime", "inspect"},
+    {"runtime", "inspect", "check"},
     {"api", "views", "item"},
     {"tools"},
 )
@@ -290,7 +290,7 @@ def is_text(path: Path) -> bool:
 MAKES_NODES = (
     "autograph_rewrite/ir/",
     "autograph_rewrite/load/",
-    "autograph_rewrite/normalize/functions/bodies.py",  # copies of a function's nodes
+    "autograph_rewrite/normalize/lowering.py",  # copies of a function's nodes
     "autograph_rewrite/passes/tensor_parallel/",  # until the model axis is an axis of the mesh
     "autograph_rewrite/passes/variable_sharding/",  # until shards are placements
 )

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes
+from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes
 from tests.support.linear_step import Linear, assert_same_state, batch, config
 from tests.support.training import MODES, distributed, make_item, placeholder, variable
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autograph_rewrite.runtime.job.bind_address import Guard, _program, confine
+from autograph_rewrite.runtime.job.tf_server import PortGuard, _program, confine
 from tests.jobs.programs.fixtures import Python
 
 FOUR, SIX = st.ip_addresses(v=4), st.ip_addresses(v=6)
@@ -145,9 +145,9 @@ def test_nobody_gets_past_the_guard_before_the_server_is_confined(
     own_address: str, family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is no IPv6, the guard does as gRPC and listens at 0.0.0.0."""
-    monkeypatch.setattr("autograph_rewrite.runtime.job.bind_address._has_six", lambda: family is socket.AF_INET6)
+    monkeypatch.setattr("autograph_rewrite.runtime.job.tf_server._has_six", lambda: family is socket.AF_INET6)
     port = free_port()
-    guard = Guard(f"127.0.0.1:{port}")
+    guard = PortGuard(f"127.0.0.1:{port}")
     assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
     assert not reachable(own_address, port)
     is_dual = family is socket.AF_INET6
@@ -161,12 +161,12 @@ def test_nobody_gets_past_the_guard_before_the_server_is_confined(
 
 
 def test_a_guard_takes_no_port_that_another_has(own_address: str, port: int) -> None:
-    Guard(f"127.0.0.1:{port}").close()
+    PortGuard(f"127.0.0.1:{port}").close()
     assert reachable(own_address, port)
 
 
 def test_a_guard_without_a_server_tells_that_nothing_is_confined() -> None:
-    assert not Guard(f"127.0.0.1:{free_port()}").release()
+    assert not PortGuard(f"127.0.0.1:{free_port()}").release()
 
 
 def test_a_server_of_tensorflow_s_is_never_reached_elsewhere(own_address: str, forked_python: Python) -> None:
@@ -174,7 +174,7 @@ def test_a_server_of_tensorflow_s_is_never_reached_elsewhere(own_address: str, f
     code = f"""
 import time
 import tensorflow as tf
-from autograph_rewrite.runtime.job.bind_address import Guard, confine
+from autograph_rewrite.runtime.job.tf_server import Guard, confine
 from tests.runtime.test_bind_address import free_port, reachable, stranger
 
 def serve(port):

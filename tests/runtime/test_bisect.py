@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.bisect import bisect, is_explained
+from autograph_rewrite.check.side_by_side import Tolerance
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.runtime.bisect.bisect import bisect
-from autograph_rewrite.runtime.bisect.edges import is_explained
-from autograph_rewrite.runtime.verify.side_by_side import Tolerance
 from tests.seeded_mistakes.draws import Draw
 from tests.seeded_mistakes.miscompilations import MISCOMPILATIONS, Miscompilation
 from tests.support.small_items import regression

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import tf_private
-from autograph_rewrite.runtime.failures.watchdog import Watchdog
-from autograph_rewrite.runtime.native import call_by_name, function_def
-from autograph_rewrite.runtime.native.function_def import FunctionSignature
+from autograph_rewrite.runtime.engine import native
+from autograph_rewrite.runtime.engine.native import FunctionSignature
+from autograph_rewrite.runtime.job.watchdog import Watchdog
 from tests.support.linear_step import Linear, assert_same_state, batch, config
 
 
@@ -67,9 +67,7 @@ def lonely_collective() -> Any:
                 name="sum",
             )  # fmt: skip
     data = graph.as_graph_def().SerializeToString()
-    return call_by_name.Call(
-        function_def.build(data, call_by_name.new_name("lonely"), FunctionSignature(["x"], ["sum:0"]))
-    )
+    return native.Call(native.build(data, native.new_name("lonely"), FunctionSignature(["x"], ["sum:0"])))
 
 
 def test_a_replica_that_waits_for_ever_is_cancelled_and_the_process_goes_on(
@@ -103,4 +101,4 @@ def test_a_step_that_computes_for_long_is_not_cancelled() -> None:
 
 def test_a_missing_node_is_named_when_a_function_is_built() -> None:
     with pytest.raises(ar.GraphError, match="no node 'train'"):
-        function_def.build(b"", "f", FunctionSignature(targets=["train"]))
+        native.build(b"", "f", FunctionSignature(targets=["train"]))

@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.checkpoints import manager
-from autograph_rewrite.runtime.checkpoints.deal import WHOLE_BELOW, Extent, Piece, deal
-from autograph_rewrite.runtime.checkpoints.folder import CheckpointFolder, Label
-from autograph_rewrite.runtime.checkpoints.manager import JointSave, read
-from autograph_rewrite.runtime.checkpoints.targets import target_of
+from autograph_rewrite.runtime import checkpoints
+from autograph_rewrite.runtime.checkpoint_targets import WHOLE_BELOW, Extent, Piece, deal, target_of
+from autograph_rewrite.runtime.checkpoints import CheckpointFolder, JointSave, Label, read
 
 ROWS = 40_000
 
@@ -46,13 +44,13 @@ class Net(tf.Module):
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let parts be written once the event is set."""
-    go, write = threading.Event(), manager.write_part
+    go, write = threading.Event(), checkpoints.write_part
 
     def late(*args: Any) -> None:
         assert go.wait(60)
         write(*args)
 
-    monkeypatch.setattr(manager, "write_part", late)
+    monkeypatch.setattr(checkpoints, "write_part", late)
     return go
 
 
@@ -441,14 +439,14 @@ def test_a_worker_that_does_not_save_is_named_to_all(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_cannot_write_is_named_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = manager.write_part
+    write = checkpoints.write_part
 
     def full(prefix: Path, *args: Any) -> None:
         if prefix.name == "part-1":
             raise OSError(28, "No space left on device")
         write(prefix, *args)
 
-    monkeypatch.setattr(manager, "write_part", full)
+    monkeypatch.setattr(checkpoints, "write_part", full)
     errors = of_workers(tmp_path, [0, 1, 2], 3)
     assert all("No space left on device" in str(error) for error in errors)
     assert "worker 1 (10.0.0.1:2222)" in str(errors[0])

@@ -11,14 +11,13 @@ import pytest
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
-from autograph_rewrite.runtime.consensus import coordinator as coordinators
-from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
-from autograph_rewrite.runtime.consensus.divergence import Account
-from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
-from autograph_rewrite.runtime.failures import liveness
-from autograph_rewrite.runtime.failures import watchdog as watchdogs
-from autograph_rewrite.runtime.failures.liveness import PeerMonitor
-from autograph_rewrite.runtime.failures.watchdog import Watchdog
+from autograph_rewrite.runtime.job import coordinator as coordinators
+from autograph_rewrite.runtime.job import liveness
+from autograph_rewrite.runtime.job import watchdog as watchdogs
+from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
+from autograph_rewrite.runtime.job.digests import StepAccount
+from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.runtime.job.watchdog import Watchdog
 
 MEMBER = Membership(("127.0.0.1:2001", "127.0.0.1:2002"), (), "worker", 0)
 OTHER = "worker 1 (127.0.0.1:2002)"
@@ -136,11 +135,11 @@ def test_a_function_that_waited_for_somebody_can_be_called_again() -> None:
 
 def test_workers_that_were_not_given_the_same_have_to_agree_before_the_next_step() -> None:
     made, done = workers()
-    made.require_equal(Account("step 1"), np.array([[4, 7], [3, 7]]))  # the first column holds sizes
+    made.require_equal(StepAccount("step 1"), np.array([[4, 7], [3, 7]]))  # the first column holds sizes
     made.before_step()
     assert done == []
     with pytest.raises(ClusterError, match="not the same"):
-        made.require_equal(Account("step 2"), np.array([[4, 7], [4, 8]]))
+        made.require_equal(StepAccount("step 2"), np.array([[4, 7], [4, 8]]))
     made.before_step()
     assert done == ["agreed"]
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.function.step import Step
+from autograph_rewrite.runtime.function.step import BoundStep
 from tests.support.linear_step import Linear, assert_same_state, batch, config
 
 MODES = ("shared", "mirrored")
@@ -320,7 +320,7 @@ def test_an_item_that_was_not_rewritten_runs_as_the_original_does(pair: tuple[Li
     one, many = pair
     specs = (tf.TensorSpec([None, 4], tf.float64), tf.TensorSpec([None, 3], tf.float64))
     item = ar.GraphItem.from_function(many.step, *specs)
-    loss, prediction = Step(item, Mirrors())(list(batch(5)))
+    loss, prediction = BoundStep(item, Mirrors())(list(batch(5)))
     expected = one.step(*batch(5))
     np.testing.assert_allclose(loss, expected["loss"], rtol=1e-12)
     np.testing.assert_allclose(prediction, expected["prediction"], rtol=1e-12)

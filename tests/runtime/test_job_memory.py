@@ -17,21 +17,18 @@ import numpy as np
 import pytest
 
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.runtime.elastic.callback_state import Array, set_state, state_of
-from autograph_rewrite.runtime.elastic.fit_position import FitPosition
-from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
-from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
-from autograph_rewrite.runtime.elastic.keras_fit import make_elastic
-from autograph_rewrite.runtime.elastic.own_loop import OwnLoop
-from autograph_rewrite.tools.launcher.attempt import Outcome
-from autograph_rewrite.tools.launcher.launch_elastic import report_of
+from autograph_rewrite.runtime.job.job_memory import EXPELLED, JobMemory, OwnedMemory, Snapshot
+from autograph_rewrite.runtime.job.own_loop import Array, OwnLoop, set_state, state_of
+from autograph_rewrite.runtime.keras_fit import FitPosition, make_elastic
+from autograph_rewrite.tools.launcher.job import Outcome
+from autograph_rewrite.tools.launcher.launch_elastic import KeptSnapshots, report_of
 from tests.support.paths import ROOT
 
 FIRST = Snapshot({"epoch": 1}, [np.arange(3.0)])
 WRITER = """
 import sys, time
 from pathlib import Path
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory, Snapshot
+from autograph_rewrite.runtime.job.job_memory import JobMemory, Snapshot
 memory = JobMemory(Path(sys.argv[1]), 1, 0)
 {}
 print("it went on")
@@ -223,7 +220,7 @@ def test_a_program_is_told_how_many_steps_are_done(owned: OwnedMemory) -> None:
 def test_a_snapshot_that_waits_to_be_copied_says_so(
     owned: OwnedMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("autograph_rewrite.runtime.elastic.job_memory._TELL", 0.1)
+    monkeypatch.setattr("autograph_rewrite.runtime.job.job_memory._TELL", 0.1)
     memory = owned.begin(1, lease=60.0)
     memory.save("loop", FIRST)
     written = (owned.folder / "loop.npz").stat().st_mtime_ns

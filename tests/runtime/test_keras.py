@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.load.signature.keras_library import LIBRARIES, optimizer_variables, path_of
+from autograph_rewrite.load.keras_library import LIBRARIES, optimizer_variables, path_of
 from tests.support.keras_floats import keras_floats
 
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
@@ -402,7 +402,7 @@ def test_a_train_step_of_the_users_own_is_an_item_that_is_given_what_fit_gives_i
 
 
 def test_what_cannot_be_distributed_besides_training_runs_as_it_is_and_says_so() -> None:
-    from autograph_rewrite.runtime.keras.model import distribute_keras
+    from autograph_rewrite.runtime.keras_model import distribute_keras
 
     def refuse(item: Any, *, training: bool) -> Any:
         raise ar.PassError("not this one")

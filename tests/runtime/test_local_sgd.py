@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.runtime.function import guard
+from autograph_rewrite.runtime.function import mirrored_variables
 
 v1 = tf.compat.v1
 Trained = tuple[list[tf.Variable], Callable[[Any, Any], Any]]
@@ -112,7 +112,7 @@ def test_replicas_train_on_where_they_were_when_the_data_had_ended(
 ) -> None:
     """An epoch ends between two averages, so the replicas differ; a step without data does not count."""
     if not small:
-        monkeypatch.setattr(guard, "SMALL", -1)
+        monkeypatch.setattr(mirrored_variables, "SMALL", -1)
     variables, step = momentum()
     apart = Apart(momentum, 2, lambda n: n % 3 == 0)
     distributed = ar.distribute(lambda iterator: step(*next(iterator)), {**config(3), "steps_per_run": steps})
@@ -399,7 +399,7 @@ def test_bytes_and_seconds_are_those_of_a_step_on_the_average_and_averages_share
 
 
 def test_an_elastic_job_does_not_train_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from autograph_rewrite.runtime.elastic.job_memory import JobMemory
+    from autograph_rewrite.runtime.job.job_memory import JobMemory
 
     for name, value in JobMemory(tmp_path, 0, 0).environment.items():
         monkeypatch.setenv(name, value)

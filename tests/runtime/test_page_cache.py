@@ -11,7 +11,7 @@ from queue import Queue
 
 import pytest
 
-from autograph_rewrite.runtime.checkpoints import page_cache
+from autograph_rewrite.runtime import checkpoints
 
 
 def cached(file: Path) -> float:
@@ -31,17 +31,17 @@ def test_what_is_written_back_leaves_the_memory(tmp_path: Path) -> None:
     file = tmp_path / "part-0.data-00000-of-00001"
     file.write_bytes(bytes(2**22))
     before = cached(file)
-    page_cache._write_back(file)
+    checkpoints._write_back(file)
     assert cached(file) < 0.1 < 0.9 < before
 
 
 def test_a_file_is_written_back_again_and_again_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: Queue[int] = Queue()
-    monkeypatch.setattr(page_cache, "_CAN", True)
-    monkeypatch.setattr(page_cache, "_ENOUGH", 1000)
-    monkeypatch.setattr(page_cache, "be_patient", lambda: None)
-    monkeypatch.setattr(page_cache, "_write_back", lambda file: found.put(file.stat().st_size))
-    with page_cache.kept_small(tmp_path / "part-0"), (tmp_path / "part-0.data-x").open("wb", buffering=0) as file:
+    monkeypatch.setattr(checkpoints, "_CAN", True)
+    monkeypatch.setattr(checkpoints, "_ENOUGH", 1000)
+    monkeypatch.setattr(checkpoints, "be_patient", lambda: None)
+    monkeypatch.setattr(checkpoints, "_write_back", lambda file: found.put(file.stat().st_size))
+    with checkpoints.kept_small(tmp_path / "part-0"), (tmp_path / "part-0.data-x").open("wb", buffering=0) as file:
         (tmp_path / "part-1.data-x").write_bytes(bytes(5000))  # of another worker
         for size in (1000, 2000):
             file.write(bytes(1000))

@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 from autograph_rewrite.errors import ConfigError, Preempted
-from autograph_rewrite.runtime.checkpoints.folder import Manifest
-from autograph_rewrite.runtime.checkpoints.manager import Pace
-from autograph_rewrite.runtime.elastic.job_memory import Snapshot
-from autograph_rewrite.runtime.preemption.signals import DEFAULT_GRACE, GRACE, grace
-from autograph_rewrite.runtime.preemption.stop import Stop, is_wanted
+from autograph_rewrite.runtime.checkpoints import Manifest, Pace
+from autograph_rewrite.runtime.job.job_memory import Snapshot
+from autograph_rewrite.runtime.job.signals import DEFAULT_GRACE, GRACE, grace
+from autograph_rewrite.runtime.job.stop import Stop, is_wanted
 
 HEARS = """\
 import ctypes, os, signal, sys, threading
-from autograph_rewrite.runtime.preemption.signals import listen
+from autograph_rewrite.runtime.job.signals import listen
 heard = threading.Event()
 def told(number):
     print("heard", number, flush=True)
@@ -47,7 +46,7 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), heard.wait(0.
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Stop:
     """Return a stop that hears of no signals but those that a test makes up."""
-    monkeypatch.setattr("autograph_rewrite.runtime.preemption.stop.listen", lambda told: True)
+    monkeypatch.setattr("autograph_rewrite.runtime.job.stop.listen", lambda told: True)
     monkeypatch.setenv(GRACE, "100000")  # at the deadline this process would end
     return Stop()
 
@@ -129,7 +128,7 @@ def test_several_calls_can_count_as_one_step(stop: Stop) -> None:
 def test_the_deadline_ends_what_never_comes_to_its_next_step(tmp_path: Path) -> None:
     program = """
 import os, signal, time
-from autograph_rewrite.runtime.preemption.stop import Stop
+from autograph_rewrite.runtime.job.stop import Stop
 with Stop.here().step("train", None):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(30)
@@ -194,7 +193,7 @@ def test_after_a_restore_the_pace_is_that_of_the_checkpoint_until_the_program_sh
 
 
 def test_the_snapshot_of_a_fit_comes_back_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
-    from autograph_rewrite.runtime.preemption.fit_snapshot import SnapshotFile
+    from autograph_rewrite.runtime.keras_fit import SnapshotFile
 
     file = SnapshotFile(tmp_path / "backup" / "preempted-1.npz", None, 1.0)
     assert file.load("") is None

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.profile.profile import Profile
-from autograph_rewrite.runtime.tracing.requested import VARIABLE
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.runtime.engine.tracing import VARIABLE
 from tests.support.linear_step import Linear, batch, config
 from tests.support.small_items import regression
 

@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.reduce import FAILS, Judge, Known, plain, reduce, with_constant_starts, with_simpler
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.inspect.dump import dump
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.runtime.reduce.reduce import (
-    FAILS,
-    Judge,
-    Known,
-    plain,
-    reduce,
-    with_constant_starts,
-    with_simpler,
-)
 from tests.seeded_mistakes.draws import Draw
 from tests.seeded_mistakes.miscompilations import FIRST, MISCOMPILATIONS, Miscompilation
 from tests.support.small_items import regression

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
 
 
 class OfWorker1(Rendezvous):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autograph_rewrite.runtime.failures.sockets import break_connections
+from autograph_rewrite.runtime.job.liveness import break_connections
 
 
 @pytest.fixture

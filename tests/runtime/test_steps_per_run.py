@@ -12,7 +12,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import GraphError, PassError, PlanError
-from autograph_rewrite.runtime.keras.model import stacked
+from autograph_rewrite.runtime.keras_model import stacked
 
 v1 = tf.compat.v1
 EACH, STEPS, ROWS = 3, 7, 6

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.function import guard
+from autograph_rewrite.runtime.function import mirrored_variables
 from tests.support.linear_step import Linear, assert_same_state, batch, config
 
 
@@ -26,7 +26,7 @@ def pair() -> tuple[Linear, Linear]:
 @pytest.fixture(params=["contents", "buffers"])
 def watched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "buffers":
-        monkeypatch.setattr(guard, "SMALL", -1)
+        monkeypatch.setattr(mirrored_variables, "SMALL", -1)
 
 
 WRITES: dict[str, Callable[[Linear], Any]] = {
@@ -193,7 +193,7 @@ def test_a_table_and_the_slot_of_an_optimizer_of_v1_are_updated_as_on_one_device
 
 
 def test_a_table_of_which_rows_are_updated_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "SMALL", -1)
+    monkeypatch.setattr(mirrored_variables, "SMALL", -1)
     model = Table()
     step = ar.distribute(model.step, config("mirrored"))
     for _ in range(2):

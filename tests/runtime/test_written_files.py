@@ -11,11 +11,9 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.cluster.membership import Membership
-from autograph_rewrite.runtime.consensus import flags
-from autograph_rewrite.runtime.failures import failure_messages, liveness
-from autograph_rewrite.runtime.job import tf_server
-from autograph_rewrite.runtime.keras import multi_worker
-from autograph_rewrite.runtime.keras.multi_worker import WrittenFiles
+from autograph_rewrite.runtime import keras_workers
+from autograph_rewrite.runtime.job import exchanges, liveness, tf_server
+from autograph_rewrite.runtime.keras_workers import WrittenFiles
 
 WORKERS = ("10.0.0.1:2222", "10.0.0.2:2222")
 CHIEF = f"worker 0 ({WORKERS[0]})"
@@ -32,9 +30,9 @@ def batch() -> list[int]:
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return who does not answer."""
     names: list[str] = []
-    monkeypatch.setattr(multi_worker, "_ASK", 0.1)
+    monkeypatch.setattr(keras_workers, "_ASK", 0.1)
     monkeypatch.setattr(liveness.PeerMonitor, "lost", lambda _: names)
-    monkeypatch.setattr(failure_messages.liveness, "silent", lambda *_: names)
+    monkeypatch.setattr(liveness, "silent", lambda *_: names)
     return names
 
 
@@ -57,8 +55,8 @@ def pair(monkeypatch: pytest.MonkeyPatch, batch: list[int], lost: list[str]) -> 
         assert list(tasks) == [1]
         texts.append(text)
 
-    monkeypatch.setattr(flags, "Flags", Here)
-    monkeypatch.setattr(flags, "put", put)
+    monkeypatch.setattr(exchanges, "Flags", Here)
+    monkeypatch.setattr(exchanges, "put", put)
     monkeypatch.setattr(liveness, "ask", lambda addresses, *_: dict.fromkeys(addresses, "OK"))
     monkeypatch.setattr(tf_server, "next_channel", lambda: 1)
     members = [Membership(WORKERS, (), "worker", task) for task in range(2)]
@@ -106,7 +104,7 @@ def test_of_two_files_the_one_of_the_same_path_is_waited_for(pair: Pair) -> None
 
 
 def test_each_worker_may_give_a_path_of_its_own(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_worker, "_OTHER", 0.1)
+    monkeypatch.setattr(keras_workers, "_OTHER", 0.1)
     chief, other = pair
     chief.of_chief(nothing, "save")("0.keras")
     other.of_chief(nothing, "save")("1.keras")

@@ -18,7 +18,7 @@ from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
 from autograph_rewrite.strategies.auto import NODES, Auto
 from tests.support.plan_tables import tables

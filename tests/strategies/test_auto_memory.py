@@ -11,7 +11,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.strategies.memory_limit import RESERVE, Starts
+from autograph_rewrite.strategies.auto import RESERVE, Starts
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from benchmarks.auto_memory import by_hand, measured_peak, simulated
 from benchmarks.memory_limits import LIMITED

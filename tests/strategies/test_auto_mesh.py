@@ -14,10 +14,9 @@ from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.cost.simulate import Hardware
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.plan.parts.ranking import ranking
+from autograph_rewrite.plan.parts.notes import ranking
 from autograph_rewrite.strategies import STRATEGIES
-from autograph_rewrite.strategies.mesh_search import MeshSearch, on_mesh
-from autograph_rewrite.strategies.mesh_seeds import pattern_of
+from autograph_rewrite.strategies.mesh_search import MeshSearch, on_mesh, pattern_of
 from benchmarks.auto_memory import measured_peak
 from benchmarks.memory_limits import LIMITED
 from benchmarks.mesh_models import MODELS

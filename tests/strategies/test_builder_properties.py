@@ -13,7 +13,7 @@ from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.dtypes import FLOAT
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, named_builder
 from autograph_rewrite.strategies.builder import shard_sizes, smallest_divisor, smallest_non_divisor
 from autograph_rewrite.training_graph import TensorInfo, Variable

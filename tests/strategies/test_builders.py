@@ -15,7 +15,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, named_builder
 from autograph_rewrite.strategies.builder import Load, shard_sizes, smallest_divisor, smallest_non_divisor
 from tests.support.plan_tables import SHAPES, tables

@@ -14,7 +14,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.parts.messages import BatchInput, Options
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify.check_plan import check
+from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
 from tests.support.paths import CONFIGS
 from tests.support.plan_items import TWO_DEVICES, small_item

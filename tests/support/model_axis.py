@@ -11,7 +11,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.analysis.propagate import propagate
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.inspect.optimize import optimize
+from autograph_rewrite.inspect.pass_states import optimize
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.pass_pipeline import PIPELINE

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autograph_rewrite import GraphItem
-from autograph_rewrite.runtime.session.open_session import open_session
+from autograph_rewrite.runtime.engine.session import open_session
 from tests.support.training import placeholder, v1, variable
 
 Forward = Callable[[], Mapping[str, Any]]

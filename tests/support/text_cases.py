@@ -32,12 +32,11 @@ import yaml
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError
-from autograph_rewrite.inspect.optimize import optimize
-from autograph_rewrite.inspect.placements import placements_of
+from autograph_rewrite.inspect.pass_states import optimize, placements_of
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.pass_manager import run_passes
 from autograph_rewrite.passes.base.rewriting import Rewrite

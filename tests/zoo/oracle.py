@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autograph_rewrite.load.signature.keras_library import optimizer_variables, path_of
+from autograph_rewrite.load.keras_library import optimizer_variables, path_of
 
 from .case import Array, Built, BuiltFunction, BuiltModel
 from .data import stable_name

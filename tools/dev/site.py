@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from autograph_rewrite.tools.dev.reference.pages import pages
+from autograph_rewrite.tools.dev.reference import pages
 
 ROOT = Path(__file__).parents[2]
 PROJECT = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autograph_rewrite.tools.dev.reference.pages import table
+from autograph_rewrite.tools.dev.reference import table
 
 FOLDER = Path(__file__).parents[2] / "docs" / "strategy"
 _PLACE = re.compile(r"(<!-- measured: ([\w ]+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)

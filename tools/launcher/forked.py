@@ -25,9 +25,9 @@ from collections.abc import Callable
 from autograph_rewrite.cluster.membership import membership_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import CheckpointError, ClusterError, RewriteError
-from autograph_rewrite.runtime.elastic.job_memory import JobMemory
-from autograph_rewrite.runtime.failures import liveness
-from autograph_rewrite.runtime.failures.failure_messages import is_of_the_job
+from autograph_rewrite.runtime.job import liveness
+from autograph_rewrite.runtime.job.job_memory import JobMemory
+from autograph_rewrite.runtime.job.liveness import is_of_the_job
 from autograph_rewrite.tools.launcher.process import Task, libc, prepare
 from autograph_rewrite.tools.launcher.run_script import execute
 
@@ -42,7 +42,7 @@ def import_once() -> None:
     package = importlib.import_module(PACKAGE)
     importlib.import_module("tensorflow")
     importlib.import_module("keras")
-    importlib.import_module(f"{PACKAGE}.runtime.elastic.fit_position")
+    importlib.import_module(f"{PACKAGE}.runtime.keras.elastic_fit")
     for name in package.__all__:
         getattr(package, name)
 

@@ -9,25 +9,273 @@ start ──► wait ──► every worker ended with 0 ───────�
 
 from __future__ import annotations
 
+import os
+import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Protocol
 
-from autograph_rewrite.tools.launcher.attempt import USUAL, Attempt, Manner, Outcome, Signals, signal_name
-from autograph_rewrite.tools.launcher.output import Form, opened
-from autograph_rewrite.tools.launcher.process import Task
+from autograph_rewrite.tools.launcher.output import Form, Output, opened
+from autograph_rewrite.tools.launcher.process import Child, Task
+
+# One attempt to run a job: all processes started, until all have ended, one has failed, or a stop was requested.
+#
+# One thread and no callbacks: it waits for output, looks who has ended, and decides.
+
+# How long a death goes unnoticed where no pipe tells of it, and a signal to the launcher unanswered.
+_TICK_SECONDS = 0.05
+# How long to wait for the end of pipes when their processes are gone: one that left its group may hold them for ever.
+_DRAIN_SECONDS = 1.0
+_READ_BYTES = 1 << 16
+
+# What TensorFlow's server, and everybody else's, says when it cannot have its port.
+_PORT_TAKEN = ("could not start grpc server", "address already in use")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one start of a job ended."""
+
+    codes: dict[str, int]
+    """What each process returned; negative: the signal that killed it."""
+    failed: str | None = None
+    """The process that failed first, and so ended the others."""
+    last_lines: tuple[str, ...] = ()
+    """The end of what it wrote to stderr."""
+    late: tuple[str, ...] = ()
+    """Who was still running when time was up."""
+    reason: EndReason | None = None
+    """Why it was ended, if nobody failed."""
+    killed: tuple[str, ...] = ()
+    """Who did not end by itself when it was asked to."""
+
+    @property
+    def problem(self) -> str:
+        """What happened to the process that failed."""
+        if self.reason is not None:
+            return self.reason.words
+        assert self.failed is not None
+        code = self.codes[self.failed]
+        return f"{self.failed} " + (
+            f"failed with exit code {code}" if code > 0 else f"was killed by {signal_name(-code)}"
+        )
+
+    @property
+    def port_was_taken(self) -> bool:
+        """Whether a process failed because somebody else listens at its address."""
+        text = "\n".join(self.last_lines).lower()
+        return any(words in text for words in _PORT_TAKEN)
+
+
+class Started(Protocol):
+    """A process that was started."""
+
+    task: Task
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, once it was seen to have ended; negative: the signal that killed it."""
+
+    @property
+    def pipes(self) -> tuple[int, int]:
+        """The descriptors of its stdout and stderr."""
+
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+
+    def send(self, number: int) -> None:
+        """Send a signal to it and to whatever it started."""
+
+    def close(self) -> None:
+        """Wait until it has ended, and read no more of what it wrote."""
+
+
+@dataclass(frozen=True)
+class EndReason:
+    """Why an attempt is to be ended although nobody has failed."""
+
+    words: str
+    lost: str | None = None
+    """The process that is not there any more."""
+
+
+def _no_reason(_: Sequence[Started]) -> EndReason | None:
+    return None
+
+
+def _start_child(task: Task, pipes: bool) -> Started:
+    return Child(task, pipes=pipes)
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How processes are started, watched and ended."""
+
+    start: Callable[[Task, bool], Started] = _start_child
+    """Starts one, given whether the launcher reads what it writes."""
+    look: Callable[[Sequence[Started]], EndReason | None] = _no_reason
+    """Looks at those that run for a reason to end them."""
+    is_hasty: bool = False
+    """After a failure nobody is waited for: those that are left have nothing to save."""
+
+
+USUAL = Manner()
+
+
+class Signals:
+    """Notes a signal that asks the launcher to end, so that it never strikes between two statements."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def note(self, number: int, _frame: FrameType | None) -> None:
+        """Take a signal; the second one is in a hurry."""
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class Attempt:
+    """The processes of one start."""
+
+    def __init__(
+        self,
+        output: Output | None,
+        grace: float,
+        signals: Signals,
+        deadline: float | None,
+        manner: Manner = USUAL,
+    ) -> None:
+        """Prepare to run.
+
+        Args:
+            output: takes what the processes write; None: they write where the launcher does.
+            grace: how many seconds a process has to end by itself before it is killed.
+            signals: what the launcher is asked for meanwhile.
+            deadline: when time is up, by `time.monotonic`.
+            manner: how they are started, watched and ended.
+        """
+        self._children: list[Started] = []
+        self._manner = manner
+        self._reason: EndReason | None = None
+        self._killed: tuple[str, ...] = ()
+        self._selector = selectors.DefaultSelector()
+        self._output = output
+        self._grace = grace
+        self._signals = signals
+        self._deadline = deadline
+
+    def run(self, tasks: Sequence[Task]) -> Outcome:
+        """Start the processes and stay until all have ended."""
+        with ExitStack() as at_the_end:
+            at_the_end.callback(self._selector.close)
+            at_the_end.callback(self._kill)
+            for task in tasks:
+                self._start(task)
+            failed, late = self._wait()
+            if self._manner.is_hasty and (failed or self._reason) and self._signals.received is None:
+                self._grace = 0.0
+            self._stop(self._signals.received if self._signals.received == signal.SIGINT else signal.SIGTERM)
+        codes = {child.task.name: child.code for child in self._children if child.code is not None}
+        if self._reason is not None:
+            return Outcome(codes, self._reason.lost, reason=self._reason)
+        if failed is None:
+            return Outcome(codes, late=late, killed=self._killed)
+        last = tuple(self._output[failed.task.name].err.last) if self._output else ()
+        return Outcome(codes, failed.task.name, last)
+
+    def _start(self, task: Task) -> None:
+        child = self._manner.start(task, self._output is not None)
+        self._children.append(child)
+        if self._output is not None:
+            for pipe, writer in zip(child.pipes, self._output[task.name], strict=True):
+                self._selector.register(pipe, selectors.EVENT_READ, writer)
+
+    def _wait(self) -> tuple[Started | None, tuple[str, ...]]:
+        """Wait until there is a reason to stop; return who failed, or who is late."""
+        while self._signals.received is None:
+            ended = [child for child in self._children if child.has_ended()]
+            failures = [child for child in ended if child.code]
+            if failures:
+                # Of several within one tick, the others may have failed because one was killed.
+                return min(failures, key=lambda child: (child.code or 0) > 0), ()
+            if all(child in ended for child in self._children if not child.task.auxiliary):
+                return None, ()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                return None, tuple(child.task.name for child in self._children if child not in ended)
+            self._reason = self._manner.look([child for child in self._children if child not in ended])
+            if self._reason is not None:
+                return None, ()
+            self._pump()
+        return None, ()
+
+    def _stop(self, number: int) -> None:
+        """Ask all to end, then end them, and read what they have written last."""
+        patience = time.monotonic() + self._grace
+        workers = [child for child in self._children if not child.task.auxiliary]
+        for child in workers:
+            child.send(number)
+        asked = self._signals.received
+        self._await(workers, patience, asked)  # they may still save what servers hold
+        for child in self._children:
+            if child.task.auxiliary:
+                child.send(signal.SIGTERM)  # it has nothing to tidy up, and TensorFlow's does not hear Ctrl-C
+        self._await(self._children, patience, asked)
+        self._killed = tuple(child.task.name for child in self._children if not child.has_ended())
+        for child in self._children:
+            child.send(signal.SIGKILL)
+        while not _have_ended(self._children):
+            self._pump()
+        patience = time.monotonic() + _DRAIN_SECONDS
+        while self._selector.get_map() and time.monotonic() < patience:
+            self._pump()
+
+    def _await(self, children: Sequence[Started], patience: float, asked: int | None) -> None:
+        """Wait until some have ended, time is up, or another signal comes: the user is in a hurry."""
+        while not _have_ended(children) and time.monotonic() < patience and self._signals.received == asked:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Pass on what was written, or wait a tick for it."""
+        for key, _ in self._selector.select(_TICK_SECONDS):
+            data = os.read(key.fd, _READ_BYTES)
+            if data:
+                key.data.feed(data)
+            else:
+                key.data.close()
+                self._selector.unregister(key.fileobj)
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.send(signal.SIGKILL)
+        for child in self._children:
+            child.close()
+
+
+def _have_ended(children: Sequence[Started]) -> bool:
+    return all([child.has_ended() for child in children])  # a list: each of them is looked at
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # a real-time signal
+
 
 TIMED_OUT = 124  # as timeout(1) has it
 BY_SIGNAL = 128  # as shells have it: 130 for Ctrl-C
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """How a job is run."""
 
     title: str = "launch"
@@ -49,7 +297,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Summary:
+class JobSummary:
     """How a job ended."""
 
     exit_code: int
@@ -69,7 +317,7 @@ class Summary:
         }
 
 
-def supervise(tasks: Callable[[int], Sequence[Task]], options: Options) -> Summary:
+def supervise(tasks: Callable[[int], Sequence[Task]], options: LaunchOptions) -> JobSummary:
     """Run a job to its end.
 
     Args:
@@ -94,7 +342,7 @@ def supervise(tasks: Callable[[int], Sequence[Task]], options: Options) -> Summa
             else:
                 break
     explain(outcome, options, signals.received)
-    return Summary(exit_code(outcome, signals.received), restarts, time.monotonic() - began, outcome)
+    return JobSummary(exit_code(outcome, signals.received), restarts, time.monotonic() - began, outcome)
 
 
 @contextmanager
@@ -114,7 +362,7 @@ def noted_signals() -> Iterator[Signals]:
 
 def start(
     tasks: Sequence[Task],
-    options: Options,
+    options: LaunchOptions,
     signals: Signals,
     deadline: float | None,
     *,
@@ -136,7 +384,7 @@ def start(
         return Attempt(output, options.grace, signals, deadline, manner).run(tasks)
 
 
-def explain(outcome: Outcome, options: Options, received: int | None) -> None:
+def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> None:
     """Say why the job did not end well; what the failed process said last stands at the end, where it is seen.
 
     Args:
@@ -154,7 +402,7 @@ def explain(outcome: Outcome, options: Options, received: int | None) -> None:
         say(options, outcome.problem + ending, *(f"    {line}" for line in outcome.last_lines))
 
 
-def say(options: Options, *lines: str) -> None:
+def say(options: LaunchOptions, *lines: str) -> None:
     """Speak as the launcher."""
     print(f"[{options.title}]", "\n".join(lines), file=sys.stderr, flush=True)
 

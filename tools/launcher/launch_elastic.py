@@ -5,37 +5,32 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.cluster.membership import Membership, all_members
-from autograph_rewrite.runtime.elastic.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
-from autograph_rewrite.runtime.elastic.kept_snapshots import KeptSnapshots
-from autograph_rewrite.tools.launcher.agents.arguments import TOKEN
-from autograph_rewrite.tools.launcher.agents.part import Group, Part, Ports
-from autograph_rewrite.tools.launcher.agents.state import State, Way
-from autograph_rewrite.tools.launcher.agents.view import (
-    WORKER,
-    Bounds,
-    Report,
-    Seat,
-    View,
-    asked_for_more,
-    can_join,
-    following,
-    losses,
-)
-from autograph_rewrite.tools.launcher.attempt import Manner, Outcome, Reason, Signals, Started
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
+from autograph_rewrite.tools.launcher import agent_view
+from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
+from autograph_rewrite.tools.launcher.agent_meeting import AgentState, Way
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
-    Options,
-    Summary,
+    EndReason,
+    JobSummary,
+    LaunchOptions,
+    Manner,
+    Outcome,
+    Signals,
+    Started,
     exit_code,
     explain,
     noted_signals,
@@ -48,7 +43,9 @@ from autograph_rewrite.tools.launcher.script import environment
 Made = Callable[[Sequence[Membership], Mapping[str, str], tuple[str, ...]], list[Task]]
 
 
-def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Options) -> dict[str, Any]:
+def run_elastic(
+    args: argparse.Namespace, made: Made, ports: agent_view.Ports, options: LaunchOptions
+) -> dict[str, Any]:
     """Run a job that goes on without workers that are lost; return the summary.
 
     Args:
@@ -57,9 +54,9 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
         ports: finds free ones.
     """
     least, most = args.elastic
-    bounds = Bounds(least, most, args.heartbeat)
+    bounds = agent_view.Bounds(least, most, args.heartbeat)
 
-    def tasks(part: Part, memory: JobMemory) -> list[Task]:
+    def tasks(part: agent_view.Part, memory: JobMemory) -> list[Task]:
         given = {**environment(args, memory.generation - 1, args.grace), **memory.environment}
         everybody = all_members(part.workers, part.servers)
         mine = [m for m in everybody if (m.task in part.ranks if m.is_worker else part.serves)]
@@ -85,17 +82,23 @@ def run_elastic(args: argparse.Namespace, made: Made, ports: Ports, options: Opt
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
 
 
-def _group(args: argparse.Namespace, bounds: Bounds, ports: Ports, owned: OwnedMemory, options: Options) -> Group:
+def _group(
+    args: argparse.Namespace,
+    bounds: agent_view.Bounds,
+    ports: agent_view.Ports,
+    owned: OwnedMemory,
+    options: LaunchOptions,
+) -> agent_view.Group:
     """Return who decides."""
     if not args.rdzv_endpoint:
-        return Alone(bounds, args.restart, args.ps or 0, ports)
-    from autograph_rewrite.tools.launcher.agents.meeting import Meeting  # a network, for those who have one
+        return OnlyAgent(bounds, args.restart, args.ps or 0, ports)
+    from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting  # a network, for those who have one
 
     token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
     way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-    state = State(way, bounds, Seat("", "", args.nproc_per_node), owned, ports)
+    state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
     state.restarts, state.servers = args.restart, args.ps or 0
-    return Meeting(state, functools.partial(say, options))
+    return AgentMeeting(state, functools.partial(say, options))
 
 
 # Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
@@ -146,15 +149,15 @@ class Elastic:
 
     def __init__(
         self,
-        tasks: Callable[[Part, JobMemory], Sequence[Task]],
+        tasks: Callable[[agent_view.Part, JobMemory], Sequence[Task]],
         body: Callable[[Task], int],
-        options: Options,
-        bounds: Bounds,
+        options: LaunchOptions,
+        bounds: agent_view.Bounds,
     ) -> None:
         self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
         self.generations: list[Generation] = []
 
-    def run(self, group: Group, owned: OwnedMemory) -> Summary:
+    def run(self, group: agent_view.Group, owned: OwnedMemory) -> JobSummary:
         """Run the job to its end.
 
         Args:
@@ -170,9 +173,11 @@ class Elastic:
                 group.leave()
         explain(outcome, self._options, signals.received)
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
-        return Summary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
+        return JobSummary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
-    def _generations(self, group: Group, owned: OwnedMemory, signals: Signals, deadline: float | None) -> Outcome:
+    def _generations(
+        self, group: agent_view.Group, owned: OwnedMemory, signals: Signals, deadline: float | None
+    ) -> Outcome:
         outcome, report = Outcome({}), None
         while True:
             number = len(self.generations)
@@ -185,7 +190,7 @@ class Elastic:
                     return replace(outcome, late=("the other hosts",))
                 if group.why and outcome.failed is None and signals.received is None:
                     say(self._options, group.why)
-                    return replace(outcome, reason=Reason(group.why))
+                    return replace(outcome, reason=EndReason(group.why))
                 return outcome
             if number:
                 counted = _counted(len(part.workers))
@@ -195,8 +200,13 @@ class Elastic:
                 return outcome
 
     def _run(
-        self, part: Part, group: Group, memory: JobMemory, signals: Signals, deadline: float | None
-    ) -> tuple[Outcome, Report]:
+        self,
+        part: agent_view.Part,
+        group: agent_view.Group,
+        memory: JobMemory,
+        signals: Signals,
+        deadline: float | None,
+    ) -> tuple[Outcome, agent_view.HostReport]:
         """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
         mine = Generation(part.generation, len(part.workers))
         self.generations.append(mine)
@@ -209,7 +219,7 @@ class Elastic:
     def _fork(self, task: Task, _: bool) -> Started:
         return ForkedChild(task, self._body)
 
-    def _look(self, running: Sequence[Started], memory: JobMemory, group: Group) -> Reason | None:
+    def _look(self, running: Sequence[Started], memory: JobMemory, group: agent_view.Group) -> EndReason | None:
         """Return who gives no sign of life, what the others say, or that some can join."""
         for child in running:
             silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
@@ -217,14 +227,14 @@ class Elastic:
             if silence > (STOPPED if is_stopped else SILENT):
                 self.generations[-1].silent = silence * self._bounds.heartbeat
                 how = "is stopped" if is_stopped else "gives no sign of life"
-                return Reason(f"{child.task.name} {how}", child.task.name)
+                return EndReason(f"{child.task.name} {how}", child.task.name)
         told = group.look(memory)
         if told is not None:
-            return Reason(told)
-        return Reason("others can join") if memory.waits else None
+            return EndReason(told)
+        return EndReason("others can join") if memory.waits else None
 
 
-def report_of(outcome: Outcome, memory: JobMemory) -> Report:
+def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
     """Return what the other hosts are told of a part.
 
     Args:
@@ -234,24 +244,24 @@ def report_of(outcome: Outcome, memory: JobMemory) -> Report:
     reason = outcome.reason
     joins = reason is not None and memory.waits
     if reason is not None and reason.lost is None and not joins:
-        return Report(has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(has_stepped=memory.stepped is not None)
     failed = outcome.failed or ""
     if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
-        return Report(has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(has_stepped=memory.stepped is not None)
     if not failed and not joins:
-        return Report(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
     alive = [
-        int(name.removeprefix(WORKER))
+        int(name.removeprefix(agent_view.WORKER))
         for name, code in outcome.codes.items()
-        if name.startswith(WORKER) and code not in (-signal.SIGKILL, EXPELLED)
+        if name.startswith(agent_view.WORKER) and code not in (-signal.SIGKILL, EXPELLED)
     ]
     was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
     blames = {str(rank): memory.blamed(rank) for rank in alive}
-    return Report(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
+    return agent_view.HostReport(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
 
 
 @contextmanager
-def _noted_requests(group: Group) -> Iterator[None]:
+def _noted_requests(group: agent_view.Group) -> Iterator[None]:
     """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
     def note(_: int, __: FrameType | None) -> None:
@@ -275,7 +285,7 @@ def _counted(workers: int) -> str:
 # A job on one host: its launcher decides by itself who goes on.
 
 
-class Alone:
+class OnlyAgent:
     """The only agent of a job.
 
     Args:
@@ -285,38 +295,113 @@ class Alone:
         ports: finds free ones.
     """
 
-    def __init__(self, bounds: Bounds, restarts: int, servers: int, ports: Ports) -> None:
+    def __init__(self, bounds: agent_view.Bounds, restarts: int, servers: int, ports: agent_view.Ports) -> None:
         self._bounds, self._servers, self._ports = bounds, servers, ports
-        self._seat = Seat("", LOOPBACK, bounds.most)
-        self._view = View(restarts=restarts)
+        self._seat = agent_view.Seat("", LOOPBACK, bounds.most)
+        self._view = agent_view.GenerationHosts(restarts=restarts)
         self.why = ""
 
-    def meet(self, report: Report | None, impatient: Callable[[], bool]) -> Part | None:
+    def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
         """Decide how many go on."""
         self.why = ""
         if report is not None and not report.words:
             return None
-        lost = losses([report] if report is not None else [])
+        lost = agent_view.losses([report] if report is not None else [])
         self.why = lost.words
         has_stepped = report is not None and report.has_stepped
-        view = following(self._view, lost, has_stepped, [self._seat], self._bounds)
+        view = agent_view.following(self._view, lost, has_stepped, [self._seat], self._bounds)
         if view is None:
             return None
         self._view = view
         addresses = [f"{LOOPBACK}:{port}" for port in self._ports(view.workers + self._servers)]
-        return Part(
+        return agent_view.Part(
             view.generation, range(view.workers), tuple(addresses[: view.workers]), tuple(addresses[view.workers :])
         )
 
     def look(self, memory: JobMemory) -> str | None:
         """Let workers join if there are any."""
-        if not memory.lets_join and can_join(self._view, (), self._bounds):
+        if not memory.lets_join and agent_view.can_join(self._view, (), self._bounds):
             memory.let_join()
         return None
 
     def request(self) -> None:
         """Let all join that were lost."""
-        self._view = asked_for_more(self._view)
+        self._view = agent_view.asked_for_more(self._view)
 
     def leave(self) -> None:
         """Do nothing: nobody else is there."""
+
+
+# The folder in which an elastic job that has not come to its end leaves its snapshots, for the next one to go on from.
+#
+#     launch --elastic 2:4 --snapshot-dir kept train.py     SIGTERM ─► the last snapshot ─► kept/000001/loop.npz, seed
+#     the same command                                      begins at that step; at its end kept/ is empty
+#
+# A folder is written under another name and renamed, so what is there is whole; only then the one before it is removed.
+
+_COMING = ".coming"
+
+
+class KeptSnapshots:
+    """The folder.
+
+    Args:
+        path: where it is; it is made if need be.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the folder {path}: {error.strerror}", where="--snapshot-dir") from None
+        if not os.access(path, os.W_OK):
+            raise ConfigError(f"the folder {path} cannot be written", where="--snapshot-dir")
+
+    def restore(self, memory: Path) -> bool:
+        """Copy what an earlier job has left into the memory of this one; return whether there was anything.
+
+        Args:
+            memory: the folder of this job's memory.
+        """
+        whole = self._whole()
+        if not whole:
+            return False
+        for file in whole[-1].iterdir():
+            shutil.copyfile(file, memory / file.name)
+        return True
+
+    def keep(self, memory: Path) -> bool:
+        """Keep the snapshots of a job that has ended before its end, if it has taken any; return whether it has.
+
+        Args:
+            memory: the folder of its memory.
+        """
+        snapshots = [file for file in memory.glob("*.npz") if not file.name.startswith(("new-", "coming-"))]
+        if not snapshots:
+            return False
+        before = self._whole()
+        number = int(before[-1].name) + 1 if before else 1
+        coming = self._path / f"{number:06}{_COMING}"
+        shutil.rmtree(coming, ignore_errors=True)
+        coming.mkdir(mode=0o700)
+        for file in (*snapshots, memory / "seed"):
+            shutil.copyfile(file, coming / file.name)
+        coming.rename(self._path / f"{number:06}")
+        self._remove(before)
+        return True
+
+    def clear(self) -> None:
+        """Remove what is kept: the job has come to its end."""
+        self._remove([*self._whole(), *self._path.glob(f"*{_COMING}")])
+
+    def _whole(self) -> list[Path]:
+        """Return what is kept, the newest last."""
+        return sorted(entry for entry in self._path.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+    def _remove(self, entries: list[Path]) -> None:
+        for entry in entries:
+            shutil.rmtree(entry, ignore_errors=True)

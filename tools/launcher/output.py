@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
 
-from autograph_rewrite.tools.terminal.output_pipes import drop_the_rest
-from autograph_rewrite.tools.terminal.tensorflow_log import NOISE
+from autograph_rewrite.tools.output_pipes import NOISE, drop_the_rest
 
 # Enough for a traceback; who wants all of it reads up, or in the log.
 KEPT_LINES = 30

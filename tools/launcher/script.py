@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.config.presets import found
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.runtime.preemption.signals import GRACE
+from autograph_rewrite.runtime.job.signals import GRACE
 from autograph_rewrite.tools.launcher import run_script
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import GRAPH_HELP, add_names, load_graph, print_json
+from autograph_rewrite.tools.common_arguments import GRAPH_HELP, add_names, load_graph, print_found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the differences."""
     found = ar.diff(load_graph(args, args.a), load_graph(args, args.b))
-    if args.json:
-        print_json(found.data())
-    else:
-        print(found, end="")
+    print_found(found, args)
     return 1 if args.exit_code and found else 0

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.common_arguments import add_batch, add_graph, load_graph, print_json
+from autograph_rewrite.tools.common_arguments import add_batch, add_graph, load_graph, print_found
 
 if TYPE_CHECKING:
     from autograph_rewrite.inspect.accelerator import AcceleratorUse
@@ -43,8 +43,5 @@ def run(args: argparse.Namespace) -> int:
         found = accelerator_use(item, before, args.batch)
     else:
         found = summarise(item)
-    if args.json:
-        print_json(found.data())
-    else:
-        print(found, end="")
+    print_found(found, args)
     return 0

@@ -19,20 +19,12 @@ from typing import TYPE_CHECKING
 
 from autograph_rewrite.cluster.launchers import LOOPBACK
 from autograph_rewrite.errors import ClusterError, ConfigError
-from autograph_rewrite.tools.launcher.agents.arguments import add_elastic_arguments, check_elastic, seconds
-from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.tools.launcher import script
+from autograph_rewrite.tools.launcher.agent_arguments import add_elastic_arguments, check_elastic, seconds
+from autograph_rewrite.tools.launcher.job import LaunchOptions, supervise
 from autograph_rewrite.tools.launcher.output import Form
 from autograph_rewrite.tools.launcher.process import Task
-from autograph_rewrite.tools.launcher.script import (
-    add_script,
-    at_least,
-    command,
-    described,
-    environment,
-    require_script,
-)
-from autograph_rewrite.tools.launcher.show_status import ShowStatus, watched
-from autograph_rewrite.tools.launcher.status import StatusFolder
+from autograph_rewrite.tools.launcher.status import ShowStatus, StatusFolder, watched
 
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Membership
@@ -52,16 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", metavar="PORT", type=_port, help="answer Prometheus on loopback at this port")
     add_elastic_arguments(parser)
     add_process_arguments(parser)
-    add_script(parser)
+    script.add_script(parser)
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says how many processes there are, and how they are started."""
-    count = at_least(1)
+    count = script.at_least(1)
     parser.add_argument(
         "-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers"
     )
-    parser.add_argument("--ps", metavar="P", type=at_least(0), help="how many parameter servers run with them")
+    parser.add_argument("--ps", metavar="P", type=script.at_least(0), help="how many parameter servers run with them")
     parser.add_argument("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
     parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (exit code 124)")
     parser.add_argument(
@@ -76,7 +68,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the job; exit with 0, or with the code of the process that failed first."""
-    config = require_script(args)
+    config = script.require_script(args)
     if args.elastic is not None or args.rdzv_endpoint:
         return _run_elastic(args, config)
     if args.snapshot_dir is not None:
@@ -98,11 +90,11 @@ def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None
 
         def tasks(restarts: int) -> list[Task]:
             members = _members(workers, servers, args.port)
-            return _tasks(args, status, members, environment(args, restarts, args.grace), command(args))
+            return _tasks(args, status, members, script.environment(args, restarts, args.grace), script.command(args))
 
         summary = supervise(tasks, _options(args, status))
     if args.json:
-        print(json.dumps({**described(args), **summary.data()}))
+        print(json.dumps({**script.described(args), **summary.data()}))
     return summary.exit_code
 
 
@@ -116,7 +108,7 @@ def _run_elastic(args: argparse.Namespace, config: Config | None) -> int:
         ports = functools.partial(_ports, base=args.port)
         summary = run_elastic(args, made, ports, _options(args, status))
     if args.json:
-        print(json.dumps({**described(args), **summary}))
+        print(json.dumps({**script.described(args), **summary}))
     return int(summary["exit_code"])
 
 
@@ -152,8 +144,8 @@ def _members(workers: int, servers: int, base: int | None) -> tuple[Membership, 
     return all_members(addresses[:workers], addresses[workers:])
 
 
-def _options(args: argparse.Namespace, status: StatusFolder) -> Options:
-    return Options(
+def _options(args: argparse.Namespace, status: StatusFolder) -> LaunchOptions:
+    return LaunchOptions(
         restarts=args.restart,
         timeout=args.timeout,
         grace=args.grace,

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.common_arguments import (
-    GRAPH_HELP,
-    add_config,
-    add_names,
-    config_or_plan,
-    emit,
-    load_graph,
-    print_json,
-)
+from autograph_rewrite.tools import common_arguments as common
 from autograph_rewrite.tools.launcher.script import at_least
 
 if TYPE_CHECKING:
@@ -31,9 +23,9 @@ ALONE = {"devices": ["CPU:0"]}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=GRAPH_HELP)
-    add_names(parser)
-    add_config(parser, plan=True, required=False)
+    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=common.GRAPH_HELP)
+    common.add_names(parser)
+    common.add_config(parser, plan=True, required=False)
     parser.add_argument("--list", action="store_true", help="list all passes, and do nothing else")
     parser.add_argument("--passes", metavar="A,B,...", type=names, default=(), help="run these, in this order")
     parser.add_argument("--stop-after", metavar="PASS", help=f"the last pass to run (default: {FOLDED})")
@@ -58,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         return _list(as_json=args.json)
     if args.graph is None:
         raise GraphError("no graph is named", hint="autograph-rewrite opt GRAPH, or opt --list")
-    from autograph_rewrite.inspect.optimize import text_of
+    from autograph_rewrite.inspect.pass_states import text_of
 
     rewrite = _optimized(args)
     text = text_of(rewrite, full=args.full)
     if args.json:
-        print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
+        common.print_json({"passes": [_data(record) for record in rewrite.records], "text": text})
     else:
-        emit(text, args.out)
+        common.emit(text, args.out)
     if args.time_passes:
         print(_times(rewrite.records), file=sys.stderr, end="")
     return 0
@@ -75,7 +67,7 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     """Run the chosen passes on the graph."""
     from autograph_rewrite.analysis.propagate import Propagation
     from autograph_rewrite.compile import request, with_processes
-    from autograph_rewrite.inspect.optimize import Shown, optimize, require_unfolded
+    from autograph_rewrite.inspect.pass_states import PrintedPasses, optimize, require_unfolded
     from autograph_rewrite.normalize.normalize import normalise, normalise_original
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
     from autograph_rewrite.passes.selection import require_known, select
@@ -83,8 +75,8 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     from autograph_rewrite.tools.reproducer import reproducible
 
     stop = args.stop_after or (None if args.passes else FOLDED)
-    chosen = config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
-    loaded = load_graph(args)
+    chosen = common.config_or_plan(args) if args.config or args.plan else ar.Config.of(ALONE)
+    loaded = common.load_graph(args)
     require_unfolded(loaded)
     # What states placements may be what passes have left, so nodes that passes have made are no sign of a rewrite.
     item = normalise(loaded) if loaded.placements else normalise_original(loaded)
@@ -93,17 +85,17 @@ def _optimized(args: argparse.Namespace) -> Rewrite:
     given = (Propagation,) if item.placements else ()
     passes = select(known, only=args.passes, stop_after=stop, skip=args.skip, given=given)
     require_known((*args.print_before, *args.print_after), known)
-    shown = Shown(args.print_before, args.print_after, full=args.full)
+    shown = PrintedPasses(args.print_before, args.print_after, full=args.full)
     with reproducible(item, plan, args.task):
         return optimize(item, plan, passes, task=args.task, shown=shown, verify=not args.no_verify)
 
 
 def _list(*, as_json: bool) -> int:
-    from autograph_rewrite.inspect.render.table import drawn, table
+    from autograph_rewrite.inspect.table import drawn, table
     from autograph_rewrite.passes.pass_pipeline import PIPELINE
 
     if as_json:
-        print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
+        common.print_json([{"name": one.name, "summary": one.summary} for one in PIPELINE])
     else:
         print(drawn(table("passes", ("pass", "what it does"), [(one.name, one.summary) for one in PIPELINE])), end="")
     return 0
@@ -114,7 +106,7 @@ def _data(record: PassRecord) -> dict[str, object]:
 
 
 def _times(records: Sequence[PassRecord]) -> str:
-    from autograph_rewrite.inspect.render.table import drawn, table
+    from autograph_rewrite.inspect.table import drawn, table
 
     rows = [(one.name, f"{one.seconds * 1e3:.1f}", one.added, one.removed) for one in records]
     total = f"{sum(one.seconds for one in records) * 1e3:.1f}"

@@ -6,45 +6,35 @@ import argparse
 import json
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    PLAN_FORMS,
-    add_batch,
-    add_config,
-    add_graph,
-    check_form,
-    load_graph,
-    print_json,
-    read_config,
-    replacing,
-)
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
+from autograph_rewrite.tools import common_arguments as common
+from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser)
-    add_batch(parser)
+    common.add_graph(parser)
+    common.add_config(parser)
+    common.add_batch(parser)
     parser.add_argument("-o", dest="out", metavar="PLAN", help="write the plan there: .yaml or .pb; - prints it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Build the plan."""
-    from autograph_rewrite.inspect.render.table import ranking_text
-    from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
+    from autograph_rewrite.inspect.table import ranking_text
+    from autograph_rewrite.plan.parts.names import exchanged_bytes
 
     require_one_result(args)
-    config = read_config(args)
-    item = load_graph(args)
+    config = common.read_config(args)
+    item = common.load_graph(args)
     if args.out is None:
         plan = ar.build_plan(item, config, batch=args.batch)
     else:
-        check_form(args.out, PLAN_FORMS, "plan")
-        with replacing(args.out, PLAN_FORMS[0]) as partial:
+        common.check_form(args.out, common.PLAN_FORMS, "plan")
+        with common.replacing(args.out, common.PLAN_FORMS[0]) as partial:
             plan = ar.build_plan(item, config, batch=args.batch)
             plan.save(partial)
     if args.json:
-        print_json(as_data(plan))
+        common.print_json(as_data(plan))
     elif args.out is None:
         print("".join(f"# {line}\n" for line in ranking_text(plan.notes).splitlines()) + plan.to_yaml(), end="")
     else:
@@ -62,8 +52,8 @@ def as_data(plan: ar.Plan) -> object:
     """Return a plan as plain data: the JSON form of plan.proto, and how a search ranked it among others."""
     from google.protobuf import json_format
 
-    from autograph_rewrite.plan.parts.exchange_names import exchanged_bytes
-    from autograph_rewrite.plan.parts.ranking import ranking
+    from autograph_rewrite.plan.parts.names import exchanged_bytes
+    from autograph_rewrite.plan.parts.notes import ranking
 
     data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
     rows = ranking(plan.notes)

@@ -21,7 +21,7 @@ from autograph_rewrite.tools.verbs import launch
 from autograph_rewrite.tools.verbs import run as run_verb
 
 if TYPE_CHECKING:
-    from autograph_rewrite.inspect.profile.profile import Profile
+    from autograph_rewrite.inspect.profile import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +72,8 @@ def collected(folder: Path, script: str) -> Profile:
     Raises:
         GraphError: nobody has left one.
     """
-    from autograph_rewrite.inspect.profile.profile import Profile
-    from autograph_rewrite.inspect.profile.rank_trace import RankTrace
+    from autograph_rewrite.inspect.profile import Profile
+    from autograph_rewrite.inspect.rank_trace import RankTrace
 
     said = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank_*.json"))]
     if not said:
@@ -88,7 +88,7 @@ def collected(folder: Path, script: str) -> Profile:
 @contextmanager
 def _asked(args: argparse.Namespace, folder: str) -> Iterator[None]:
     """Ask the processes that are started for a profile."""
-    from autograph_rewrite.runtime.tracing.requested import VARIABLE
+    from autograph_rewrite.runtime.engine.tracing import VARIABLE
 
     wanted = {"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate}
     os.environ[VARIABLE] = json.dumps(wanted)

@@ -6,26 +6,16 @@ import argparse
 from pathlib import Path
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    add_batch,
-    add_config,
-    add_graph,
-    check_form,
-    load_graph,
-    optional_plan,
-    print_json,
-    read_config,
-    replacing,
-)
+from autograph_rewrite.tools import common_arguments as common
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, require_one_result
+from autograph_rewrite.tools.standard_streams import STANDARD, require_one_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser, plan=True, required=False)
-    add_batch(parser)
+    common.add_graph(parser)
+    common.add_config(parser, plan=True, required=False)
+    common.add_batch(parser)
     parser.add_argument(
         "-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html), or -"
     )
@@ -47,17 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rewrite once more if there is something to rewrite by, and write the file."""
     require_one_result(args)
-    check_form(args.out, (".html",), "report")
-    chosen = read_config(args) if args.config is not None else optional_plan(args)
-    item = load_graph(args)
+    common.check_form(args.out, (".html",), "report")
+    chosen = common.read_config(args) if args.config is not None else common.optional_plan(args)
+    item = common.load_graph(args)
     title = "standard input" if args.graph == STANDARD else Path(args.graph).name
     options = {"batch": args.batch, "task": args.task, "measured": args.measured, "verify": args.verify}
-    with replacing(args.out, ".html") as partial:
+    with common.replacing(args.out, ".html") as partial:
         ar.report(item, partial, chosen, **options, title=title)
     if args.out == STANDARD:
         return 0
     if args.json:
-        print_json({"out": args.out, "bytes": Path(args.out).stat().st_size})
+        common.print_json({"out": args.out, "bytes": Path(args.out).stat().st_size})
     else:
         print(f"{args.out}: {Path(args.out).stat().st_size:,} bytes, open it in a browser")
     return 0

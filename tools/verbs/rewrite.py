@@ -9,32 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    GRAPH_FORMS,
-    PLAN_FORMS,
-    add_batch,
-    add_config,
-    add_graph,
-    check_form,
-    config_or_plan,
-    load_graph,
-    print_json,
-    replacing,
-    whole_work,
-    write_item,
-)
+from autograph_rewrite.tools import common_arguments as common
 from autograph_rewrite.tools.launcher.script import at_least
-from autograph_rewrite.tools.terminal.standard_streams import STANDARD, aside, require_one_result
+from autograph_rewrite.tools.standard_streams import STANDARD, aside, require_one_result
 
 if TYPE_CHECKING:
-    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+    from autograph_rewrite.inspect.pass_states import PassSnapshots
     from autograph_rewrite.inspect.report_view import Account
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser, plan=True)
+    common.add_graph(parser)
+    common.add_config(parser, plan=True)
     text = "the result: .ar, .pb or .pbtxt, or - for standard output (as .ar)"
     parser.add_argument("-o", dest="out", metavar="OUT", required=True, help=text)
     parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
@@ -43,25 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
     )
-    add_batch(parser)
+    common.add_batch(parser)
     parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
 
 
 def run(args: argparse.Namespace) -> int:
     """Rewrite; files appear only when everything has succeeded."""
-    from autograph_rewrite.inspect.pass_snapshots import Changes
+    from autograph_rewrite.inspect.pass_states import Changes
     from autograph_rewrite.inspect.report_view import account_of
     from autograph_rewrite.tools.reproducer import reproducible
 
     require_one_result(args)
-    chosen = config_or_plan(args)
-    item = load_graph(args)
+    chosen = common.config_or_plan(args)
+    item = common.load_graph(args)
     stream, observers = aside(args), list[Any]()
     if args.print_changed:
         observers.append(Changes(item.graph, lambda text: print(text, file=stream)))
-    check_form(args.out, GRAPH_FORMS, "graph")
+    common.check_form(args.out, common.GRAPH_FORMS, "graph")
     with ExitStack() as stack:  # a path that cannot be written is found out before the work is done
-        out = stack.enter_context(replacing(args.out, GRAPH_FORMS[0]))
+        out = stack.enter_context(common.replacing(args.out, common.GRAPH_FORMS[0]))
         plan_out = stack.enter_context(_plan_file(args.plan_out))
         snapshots = stack.enter_context(_snapshots(args.dump_dir))
         observers += [] if snapshots is None else [snapshots]
@@ -69,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             new = ar.rewrite(
                 item, chosen, verify_each=not args.no_verify, observers=observers, task=args.task, batch=args.batch
             )
-        write_item(new, out)
+        common.write_item(new, out)
         if plan_out is not None:
             new.report.plan.save(plan_out)
         if snapshots is not None:
@@ -77,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             snapshots.publish()
     account = account_of(new)
     if args.json:
-        print_json(_data(account, args.out))
+        common.print_json(_data(account, args.out))
     else:
         print("standard output:" if args.out == STANDARD else f"{args.out}:", file=stream)
         print(new.report, file=stream)
@@ -89,19 +76,19 @@ def _plan_file(path: str | None) -> Iterator[Path | None]:
     if path is None:
         yield None
         return
-    check_form(path, PLAN_FORMS, "plan")
-    with replacing(path, PLAN_FORMS[0]) as partial:
+    common.check_form(path, common.PLAN_FORMS, "plan")
+    with common.replacing(path, common.PLAN_FORMS[0]) as partial:
         yield partial
 
 
 @contextmanager
-def _snapshots(folder: str | None) -> Iterator[Snapshots | None]:
+def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
     if folder is None:
         yield None
         return
-    from autograph_rewrite.inspect.pass_snapshots import Snapshots
+    from autograph_rewrite.inspect.pass_states import PassSnapshots
 
-    snapshots = Snapshots(Path(folder))
+    snapshots = PassSnapshots(Path(folder))
     try:
         yield snapshots
     finally:
@@ -122,7 +109,7 @@ def _data(account: Account, out: str) -> dict[str, Any]:
         ],
         "coverage": account.covered.share,
         "batch": account.covered.batch,
-        "whole": whole_work(account.covered),
+        "whole": common.whole_work(account.covered),
         "reshards": len(account.edges),
         "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
         "plan_notes": list(account.plan_notes),

@@ -14,8 +14,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autograph_rewrite.runtime.preemption.signals import GRACE, grace
-from autograph_rewrite.tools.launcher.job import Options, supervise
+from autograph_rewrite.runtime.job.signals import GRACE, grace
+from autograph_rewrite.tools.launcher.job import LaunchOptions, supervise
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.run_script import execute
 from autograph_rewrite.tools.launcher.script import add_script, chosen, command, described, environment, require_script
@@ -45,7 +45,7 @@ def run_supervised(args: argparse.Namespace) -> int:
         return [Task("the script", command(args), environment(args, restarts, seconds))]
 
     seconds = grace()
-    summary = supervise(tasks, Options("run", restarts=args.restart, grace=seconds, prefixed=False))
+    summary = supervise(tasks, LaunchOptions("run", restarts=args.restart, grace=seconds, prefixed=False))
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code

@@ -7,24 +7,14 @@ import json
 from dataclasses import replace
 
 import autograph_rewrite as ar
-from autograph_rewrite.tools.common_arguments import (
-    add_batch,
-    add_config,
-    add_graph,
-    check_form,
-    emit,
-    load_graph,
-    optional_plan,
-    print_json,
-    read_config,
-)
+from autograph_rewrite.tools import common_arguments as common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_graph(parser)
-    add_config(parser, plan=True)
-    add_batch(parser)
+    common.add_graph(parser)
+    common.add_config(parser, plan=True)
+    common.add_batch(parser)
     parser.add_argument("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
     parser.add_argument(
         "--memory",
@@ -41,34 +31,34 @@ def run(args: argparse.Namespace) -> int:
     from autograph_rewrite.cost.hardware.calibrate import calibrate
     from autograph_rewrite.cost.levers import levers
     from autograph_rewrite.cost.simulate import network_of, simulate
-    from autograph_rewrite.inspect.render import memory_chart
-    from autograph_rewrite.inspect.render.table import ranking_text
-    from autograph_rewrite.inspect.where_time_goes import where_time_goes
+    from autograph_rewrite.inspect import explain
+    from autograph_rewrite.inspect.explain import where_time_goes
+    from autograph_rewrite.inspect.table import ranking_text
     from autograph_rewrite.normalize.normalize import normalise
-    from autograph_rewrite.plan.parts.ranking import ranking
+    from autograph_rewrite.plan.parts.notes import ranking
     from autograph_rewrite.views import requested
 
     if args.memory is not None:
-        check_form(args.memory, (".svg", ".json"), "memory")
-    given = optional_plan(args) or read_config(args)
-    item = normalise(load_graph(args))
+        common.check_form(args.memory, (".svg", ".json"), "memory")
+    given = common.optional_plan(args) or common.read_config(args)
+    item = normalise(common.load_graph(args))
     config = given if isinstance(given, Config) else None
     plan, network = requested(item, given), network_of(config)
     machine = calibrate() if args.calibrate else None
     step = simulate(item, plan, network, batch=args.batch, machine=machine)
     found = step.found
     if args.trace is not None:
-        emit(json.dumps(found.trace()), args.trace)
+        common.emit(json.dumps(found.trace()), args.trace)
     if args.memory is not None:
         steps = {"after": found}
         if plan.remat is not None:
             kept = replace(plan, remat=None, edges=())
             steps = {"before": ar.simulate(item, kept, network, batch=args.batch, machine=machine), **steps}
         is_data = args.memory.lower().endswith(".json")
-        emit(json.dumps(memory_chart.data(steps)) if is_data else memory_chart.to_svg(steps), args.memory)
+        common.emit(json.dumps(explain.data(steps)) if is_data else explain.to_svg(steps), args.memory)
     if args.json:
         rows = ranking(plan.notes)
-        print_json({**found.data(), "ranking": rows} if rows else found.data())
+        common.print_json({**found.data(), "ranking": rows} if rows else found.data())
     else:
         print(found)
         print(where_time_goes(found, levers(step, config)).partition("\n")[2])

@@ -3,7 +3,7 @@
     CPU:0   /cpu:0   /device:CPU:0                 ->  /device:CPU:0
     /job:worker/task:1/GPU:0                       ->  /job:worker/replica:0/task:1/device:GPU:0
 
-Pure text: whether a device exists is for `plan.verify.check_plan` to say, which is told what there is.
+Pure text: whether a device exists is for `plan.verify` to say, which is told what there is.
 """
 
 from __future__ import annotations

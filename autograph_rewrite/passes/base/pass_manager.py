@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.diagnostics.stages import stage
+from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import add_note
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.verify.folded import check_folded

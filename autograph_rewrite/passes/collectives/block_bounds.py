@@ -10,7 +10,7 @@ exchanged once per step:
     parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
 
 With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
-what all have sent (`runtime.consensus.step_digest`). Where nothing in the step needs the sizes, both ride with a bucket
+what all have sent (`runtime.job.digests`). Where nothing in the step needs the sizes, both ride with a bucket
 of gradients (`resolve.buckets`).
 
 The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,

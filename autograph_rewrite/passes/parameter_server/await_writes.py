@@ -3,7 +3,7 @@
     written, fed ──► Switch ─┬─ false ──► Identity ──────────────────┬─► Merge ──^──► ResourceGather(w @ ps)
                              └─ true ───► Identity ◄──^── worker 0 has begun
 
-What a program writes between two steps each worker knows (`runtime.function.session_variables`), but it is worker 0
+What a program writes between two steps each worker knows (`runtime.function.session_step`), but it is worker 0
 that writes it on the server, before it begins its step. In all other steps nobody waits.
 """
 

@@ -1,10 +1,11 @@
-"""Notes: remarks on a plan or a rewrite, each about a node or a setting."""
+"""Notes: remarks on a plan or a rewrite, each about a node or a setting, and the plans that a search has compared."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 _STAYS_WHOLE = re.compile(r"'(?P<name>.+)' stays whole: (?P<why>.+)")
 
@@ -27,3 +28,60 @@ def kept_whole(notes: Iterable[str]) -> dict[str, str]:
     """Return, of a plan's notes, the variables that stay whole, with the reason for each."""
     found = (_STAYS_WHOLE.fullmatch(note) for note in notes)
     return {one["name"]: one["why"] for one in found if one is not None}
+
+
+# The ranking of plans that a search has compared: notes of the plan that it chose, one row each.
+#
+# rank 1 | 88.5 ms | 52.9 MiB | 1.25 MiB moved | fits | chosen | AllReduce (shared), mesh 1 x 2, inner/w split [1, 2]
+# rank 2 | 91.0 ms | 40.1 MiB | 3.5 MiB moved | fits | 2.8 % slower | FSDP (shared)
+
+_ROW = re.compile(
+    r"rank (\d+) \| (\S+) ms \| (\S+) MiB \| (\S+) MiB moved \| (fits|does not fit|-) \| ([^|]*) \| (.*)", re.DOTALL
+)
+CHOSEN = "chosen"
+SHOWN = 16
+"""So many plans are listed."""
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """One plan.
+
+    Attributes:
+        rank: 1 for the best.
+        milliseconds: of a step, predicted.
+        mebibytes: the predicted peak of a device.
+        moved: mebibytes that move in a step.
+        fits: whether there is room for it; None where nobody says how much there is.
+        verdict: "chosen", or why it was not.
+        plan: what it is.
+    """
+
+    rank: int
+    milliseconds: float
+    mebibytes: float
+    moved: float
+    fits: bool | None
+    verdict: str
+    plan: str
+
+    def __str__(self) -> str:
+        fits = "-" if self.fits is None else "fits" if self.fits else "does not fit"
+        return (
+            f"rank {self.rank} | {self.milliseconds:.4g} ms | {self.mebibytes:.4g} MiB | {self.moved:.4g} MiB moved | "
+            f"{fits} | {self.verdict} | {self.plan}"
+        )
+
+
+def ranking(notes: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows among the notes of a plan, as plain data."""
+    return [asdict(row) for row in map(row_of, notes) if row is not None]
+
+
+def row_of(note: str) -> RankedPlan | None:
+    """Return the row that a note is; None where it is none."""
+    found = _ROW.fullmatch(note)
+    if found is None:
+        return None
+    fits = None if found[5] == "-" else found[5] == "fits"
+    return RankedPlan(int(found[1]), float(found[2]), float(found[3]), float(found[4]), fits, found[6], found[7])

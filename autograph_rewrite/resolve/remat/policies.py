@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 from autograph_rewrite.diagnostics.faults import did_you_mean
-from autograph_rewrite.diagnostics.patterns import first_match, matches
+from autograph_rewrite.diagnostics.limits import first_match, matches
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.load.marks import AGAIN_SCOPE, CHECKPOINT_ATTR, CHECKPOINTS, SEGMENT_ATTR, names_given

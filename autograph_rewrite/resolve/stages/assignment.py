@@ -22,7 +22,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variables.uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
-from autograph_rewrite.diagnostics.patterns import first_match
+from autograph_rewrite.diagnostics.limits import first_match
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH

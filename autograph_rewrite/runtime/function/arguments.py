@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.load.signature.inputs import only_excludes
+from autograph_rewrite.load.inputs import only_excludes
 from autograph_rewrite.requires import tensorflow
 
 Shape = tuple[int | None, ...] | None
@@ -21,7 +21,7 @@ COMPOSITES = frozenset(("SparseTensorSpec", "RaggedTensorSpec", "IndexedSlicesSp
 """Specs of what has several tensors and one shape, of which dimensions may be open; others have to be equal."""
 
 
-class Leaf(NamedTuple):
+class ArgumentLeaf(NamedTuple):
     """One argument: a tensor's type and shape, or (`static`) a Python value or a spec that is part of the trace."""
 
     dtype: Any
@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
     static: Hashable = None
 
 
-Opens = Callable[[Sequence[Leaf], Sequence[str]], list[Leaf]]
+Opens = Callable[[Sequence[ArgumentLeaf], Sequence[str]], list[ArgumentLeaf]]
 """Opens more dimensions of leaves, given their paths."""
 
 
@@ -38,7 +38,7 @@ class Flat(NamedTuple):
 
     structure: Hashable
     values: list[Any]
-    leaves: list[Leaf]
+    leaves: list[ArgumentLeaf]
 
 
 class Arguments:
@@ -78,7 +78,7 @@ class Arguments:
         kind = type(value)
         if kind is self._eager:
             flat.values.append(value)
-            flat.leaves.append(Leaf(value.dtype, tuple(value.shape)))
+            flat.leaves.append(ArgumentLeaf(value.dtype, tuple(value.shape)))
             return None
         if isinstance(value, Mapping):
             return (kind, *((key, self._take(value[key], flat)) for key in sorted(value)))
@@ -99,17 +99,17 @@ class Arguments:
         if isinstance(value, tf.Tensor | tf.TensorSpec):
             rank = value.shape.rank
             flat.values.append(value)
-            flat.leaves.append(Leaf(value.dtype, None if rank is None else tuple(value.shape)))
+            flat.leaves.append(ArgumentLeaf(value.dtype, None if rank is None else tuple(value.shape)))
         elif isinstance(value, tf.TypeSpec) or hasattr(value, "_type_spec"):
             spec = value if isinstance(value, tf.TypeSpec) else value._type_spec
             flat.values.append(value)
-            flat.leaves.append(Leaf(None, None, spec))
+            flat.leaves.append(ArgumentLeaf(None, None, spec))
         else:
             # With its type: True and 1 are equal, but not the same argument.
-            flat.leaves.append(Leaf(None, None, (type(value), value if _is_hashable(value) else id(value))))
+            flat.leaves.append(ArgumentLeaf(None, None, (type(value), value if _is_hashable(value) else id(value))))
 
     def specs(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Leaf]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[ArgumentLeaf]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Return what to trace for arguments with these leaves.
 
@@ -162,11 +162,11 @@ class Arguments:
             found += leaf_paths(value, name)
         return found
 
-    def relaxed(self, leaves: Sequence[Leaf], paths: Sequence[str]) -> list[Leaf]:
+    def relaxed(self, leaves: Sequence[ArgumentLeaf], paths: Sequence[str]) -> list[ArgumentLeaf]:
         """Return leaves whose batch axis has any size."""
         return [_relax(leaf, self.axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
 
-    def opened(self, leaves: Sequence[Leaf], axes: Mapping[int, int]) -> list[Leaf]:
+    def opened(self, leaves: Sequence[ArgumentLeaf], axes: Mapping[int, int]) -> list[ArgumentLeaf]:
         """Return leaves of any size along some axes, given by the place of each among the tensors of all leaves."""
         found, at = [], 0
         for leaf in leaves:
@@ -176,7 +176,7 @@ class Arguments:
             at += leaf.dtype is not None
         return found
 
-    def axis(self, path: str, leaf: Leaf) -> int | None:
+    def axis(self, path: str, leaf: ArgumentLeaf) -> int | None:
         """Return which axis of an argument counts examples; None: none does."""
         if not leaf.shape:
             return None
@@ -220,7 +220,7 @@ def leaf_paths(value: Any, path: str) -> list[str]:
     return [path]
 
 
-def _relax(leaf: Leaf, axis: int | None) -> Leaf:
+def _relax(leaf: ArgumentLeaf, axis: int | None) -> ArgumentLeaf:
     if axis is None or not leaf.shape or not -len(leaf.shape) <= axis < len(leaf.shape):
         return leaf
     shape = list(leaf.shape)
@@ -233,12 +233,12 @@ def _is_composite(static: Any) -> bool:
     return type(static).__name__ in COMPOSITES
 
 
-def accepts(traced: Sequence[Leaf], given: Sequence[Leaf]) -> bool:
+def accepts(traced: Sequence[ArgumentLeaf], given: Sequence[ArgumentLeaf]) -> bool:
     """Return whether a trace for some leaves can be called with others."""
     return len(traced) == len(given) and all(map(_accepts, traced, given))
 
 
-def _accepts(traced: Leaf, given: Leaf) -> bool:
+def _accepts(traced: ArgumentLeaf, given: ArgumentLeaf) -> bool:
     if traced.dtype is None and given.dtype is None and traced.static != given.static:
         spec: Any = given.static
         return _is_composite(traced.static) and bool(spec.is_subtype_of(traced.static))
@@ -251,7 +251,7 @@ def _accepts(traced: Leaf, given: Leaf) -> bool:
     return all(a is None or a == b for a, b in zip(traced.shape, given.shape, strict=True))
 
 
-def common(traced: Sequence[Leaf], given: Sequence[Leaf]) -> list[Leaf] | None:
+def common(traced: Sequence[ArgumentLeaf], given: Sequence[ArgumentLeaf]) -> list[ArgumentLeaf] | None:
     """Return leaves that accept both, differing only in the size of some axes; None if there are none."""
     if len(traced) != len(given):
         return None

@@ -14,20 +14,26 @@ from typing import Any, NamedTuple
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.load.signature.nested_specs import output_leaves
-from autograph_rewrite.load.sources.functions import from_function
+from autograph_rewrite.load.functions import from_function, output_leaves
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.consensus.divergence import Telling, nothing
-from autograph_rewrite.runtime.elastic.function_steps import FunctionSteps
-from autograph_rewrite.runtime.function.arguments import COMPOSITES, Arguments, Flat, Leaf, Opens, accepts, common
+from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch
+from autograph_rewrite.runtime.engine.tracing import StepObserver, observers
+from autograph_rewrite.runtime.function.arguments import (
+    COMPOSITES,
+    ArgumentLeaf,
+    Arguments,
+    Flat,
+    Opens,
+    accepts,
+    common,
+)
 from autograph_rewrite.runtime.function.compressor_state import track, trackable
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
 from autograph_rewrite.runtime.function.session_step import SessionStep
-from autograph_rewrite.runtime.function.step import Step, batch_axes
-from autograph_rewrite.runtime.session.first_batch import FirstBatch
-from autograph_rewrite.runtime.tracing.recording import observers
-from autograph_rewrite.runtime.tracing.tracer import StepObserver
+from autograph_rewrite.runtime.function.step import BoundStep, batch_axes
+from autograph_rewrite.runtime.job.digests import Telling, nothing
+from autograph_rewrite.runtime.job.own_loop import FunctionSteps
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 Rewrite = Callable[..., TrainingGraph]
@@ -38,9 +44,9 @@ class _Traced(NamedTuple):
     """One trace: what it accepts, and how to run it."""
 
     structure: Hashable
-    leaves: list[Leaf]
+    leaves: list[ArgumentLeaf]
     original: TrainingGraph
-    step: Step | SessionStep
+    step: BoundStep | SessionStep
     pack: Callable[[list[Any]], Any]
     first: FirstBatch
 
@@ -110,7 +116,7 @@ class DistributedFunction(NotebookView):
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
-        self._ahead: Step | SessionStep | None = None  # what has run since variables were averaged
+        self._ahead: BoundStep | SessionStep | None = None  # what has run since variables were averaged
         self._known: dict[Hashable, _Traced] = {}
         self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         declared = getattr(function, "input_signature", None)
@@ -157,7 +163,7 @@ class DistributedFunction(NotebookView):
             ClusterError: somebody is missing.
         """
         ahead, self._ahead = self._ahead, None
-        if isinstance(ahead, Step):
+        if isinstance(ahead, BoundStep):
             ahead.average_variables()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +190,11 @@ class DistributedFunction(NotebookView):
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
-        if isinstance(traced.step, Step) and self._tf.executing_eagerly() and (order := traced.step.learnt_order()):
+        if (
+            isinstance(traced.step, BoundStep)
+            and self._tf.executing_eagerly()
+            and (order := traced.step.learnt_order())
+        ):
             traced = self._reordered(traced, traced.step, order)
         tensors = self._tensors(flat)
         if not traced.first.is_done:
@@ -251,12 +261,12 @@ class DistributedFunction(NotebookView):
         specs, named = self._arguments.specs(args, kwargs, leaves)
         return self._add(tuple(specs), named)
 
-    def _step(self, item: TrainingGraph) -> Step | SessionStep:
+    def _step(self, item: TrainingGraph) -> BoundStep | SessionStep:
         """Return what runs a rewritten item."""
         report = item.report
         is_on_server = report is not None and report.member is not None and (report.homes or report.plan.stage_hosts)
         what = f"'{getattr(self, '__name__', 'step')}'"
-        return SessionStep(item, self._mirrors) if is_on_server else Step(item, self._mirrors, what, self._telling)
+        return SessionStep(item, self._mirrors) if is_on_server else BoundStep(item, self._mirrors, what, self._telling)
 
     def _outside(self) -> Any:
         """Return a context outside of any function that is being traced: captures have to be eager tensors."""
@@ -279,10 +289,10 @@ class DistributedFunction(NotebookView):
         self._traces.append(traced)
         return traced
 
-    def _reordered(self, traced: _Traced, step: Step, order: Sequence[str]) -> _Traced:
+    def _reordered(self, traced: _Traced, step: BoundStep, order: Sequence[str]) -> _Traced:
         """Rewrite a step anew, with buckets in the order in which their members are ready; return its trace."""
         new = self._step(self._rewrite(traced.original, bucket_order=order))
-        assert isinstance(new, Step)
+        assert isinstance(new, BoundStep)
         new.follow(step)
         changed = traced._replace(step=new)
         self._traces = [changed if one is traced else one for one in self._traces]
@@ -290,14 +300,14 @@ class DistributedFunction(NotebookView):
         return changed
 
 
-def _listed(leaves: Sequence[Leaf]) -> str:
+def _listed(leaves: Sequence[ArgumentLeaf]) -> str:
     return ", ".join(
         f"{leaf.dtype.name}{list(leaf.shape) if leaf.shape is not None else ''}" if leaf.dtype else str(leaf.static)
         for leaf in leaves
     )
 
 
-def _packer(tf: Any, step: Step | SessionStep) -> Callable[[list[Any]], Any]:
+def _packer(tf: Any, step: BoundStep | SessionStep) -> Callable[[list[Any]], Any]:
     """Return how to nest flat results as the function returned them."""
     structure = step.binding.structured_outputs
     if structure is None:
@@ -328,7 +338,7 @@ def _packer(tf: Any, step: Step | SessionStep) -> Callable[[list[Any]], Any]:
 
 
 def one_of_several(
-    flat: Flat, paths: Sequence[str], arguments: Arguments, made_for: Sequence[Leaf] | None, most: int
+    flat: Flat, paths: Sequence[str], arguments: Arguments, made_for: Sequence[ArgumentLeaf] | None, most: int
 ) -> tuple[Flat, list[bool]]:
     """Return the arguments with the leaves that one step has, and for each tensor whether its rows are the steps'.
 
@@ -361,11 +371,11 @@ def one_of_several(
     return flat._replace(leaves=leaves), _of_tensors(flat, paths, has)
 
 
-def _row(leaf: Leaf) -> Leaf:
+def _row(leaf: ArgumentLeaf) -> ArgumentLeaf:
     return leaf._replace(shape=leaf.shape[1:] if leaf.shape else leaf.shape)
 
 
-def _has_rows(leaf: Leaf, holds_examples: bool, made_for: Leaf | None) -> bool:
+def _has_rows(leaf: ArgumentLeaf, holds_examples: bool, made_for: ArgumentLeaf | None) -> bool:
     if leaf.dtype is None or not leaf.shape:
         return False
     if made_for is not None:

@@ -22,10 +22,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from autograph_rewrite import tf_private
-from autograph_rewrite.load.signature.captures import Capture, FunctionBinding
+from autograph_rewrite.load.variables import Capture, FunctionBinding
 from autograph_rewrite.passes.parameter_server.await_writes import FLAG, PREFIX
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.session.session import DistributedSession
+from autograph_rewrite.runtime.engine.session import DistributedSession
 
 _SERVED = "_autograph_served"
 _HANDLE = "_handle"
@@ -39,7 +39,7 @@ _SHARE = 20
 """How many times as long as a look at all objects takes passes at least until the next one."""
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """What has the values of variables that are not here."""
 
     def bring(self, wanted: Sequence[Served]) -> None:
@@ -60,7 +60,7 @@ class Served:
     """
 
     def __init__(self, variable: Any, held: Held) -> None:
-        self.source: Source | None = None
+        self.source: ValueSource | None = None
         self.attributes, self.held = vars(variable), held
         self.attributes[_SERVED] = self
         kind: Any = type(variable)

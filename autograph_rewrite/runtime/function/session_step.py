@@ -11,26 +11,39 @@ left them: checkpoints, callbacks and `model.save` see that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.ir.graph import PASS_ATTR, Node
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.load.variables import Capture, FunctionBinding, SavedBinding, SavedCapture
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.parameter_server import turns
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
+from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
 from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import moved
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.function.session_variables import SessionVariables
+from autograph_rewrite.runtime.engine.native import Reader
+from autograph_rewrite.runtime.engine.session import DistributedSession
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
+from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
-from autograph_rewrite.runtime.session.session import DistributedSession
-from autograph_rewrite.training_graph import TrainingGraph
+from autograph_rewrite.runtime.job.digests import adopt_from_chief, described, session_name, written_between
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 TARGET = "autograph_step"
 OUT_OF_REACH = "functions and Keras models reach no shards in other processes; a session does"
@@ -136,3 +149,389 @@ class SessionStep:
             variables.ended()
         variables.after_step(reads, values)
         return [self._tf.constant(value) for value in outputs]
+
+
+# The user's variables in the session of a step: what it takes from them, and what they get back.
+#
+#     written from Python since the last step ──► copy on this worker, and on the server if this is worker 0
+#     the step has run ──► not here any more: read from the session when Python asks    (`served_variables`)
+#                      └─► or fetched with the step, where who asks cannot be seen
+#
+# What is on a server stays as it is from the end of a step here until this worker begins the next one: its update waits
+# for all workers, and so does what worker 0 writes there. So each worker may read it when it likes.
+
+
+class SessionVariables:
+    """The variables that a function has captured, in its session.
+
+    Args:
+        item: rewritten, stands alone.
+        binding: what the function has captured.
+        mirrors: what is known of the user's variables.
+        session: that of the item.
+
+    Attributes:
+        began: whether the other workers have begun the next step.
+    """
+
+    def __init__(
+        self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, session: DistributedSession
+    ) -> None:
+        self._tf = tensorflow()
+        self._item, self._session = item, session
+        self._is_chief = item.report.member.is_chief
+        self._is_driven = bool(item.report.plan.stage_hosts)
+        named = {capture.name: capture for capture in binding.captures if capture.name is not None}
+        self._variables = {
+            name: mirrors.of(capture.value, item.variables[name].dtype, None) for name, capture in named.items()
+        }
+        self._seen: dict[str, Any] = {}
+        self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
+        self._reads = self._readers([session.graph.get_operation_by_name(name) for name in item.targets])
+        self._asks = self._readers(())
+        session.fetch_apart(read.op for read in self._reads.values())
+        mirrors.held.add_binding(binding)
+        self._served: dict[str, Served] = {}
+        for name, capture in named.items():
+            if self._can_wait(name) and (one := served(capture, mirrors.held)) is not None:
+                self._served[name] = self._variables[name].served = one
+        mirrors.held.add_served(self._served.values())
+        self._names = {id(one): name for name, one in self._served.items()}
+        self._holders = mirrors.held
+        self._held = self._holders.others(self._served)
+        self._fixed = [name for name in self._variables if name not in self._served]
+        self._values = _reader([self._variables[name] for name in self._fixed])
+        self._lock = threading.RLock()
+        self._runs, self._at_once = False, 1
+        self.began = OthersBegan(session)
+        self._tables = TablesWritten(session)
+        self._written: set[str] = set()
+        self._start()
+
+    def _start(self) -> None:
+        """Let all workers begin with what worker 0 has."""
+        report = self._item.report
+        seconds = report.plan.timeout_seconds
+        if len(report.member.workers) > 1:
+            new = [variable for variable in self._variables.values() if variable.adopts]
+            values = [np.asarray(variable.value()) for variable in new]
+            for variable, value in zip(new, adopt_from_chief(report.member, seconds, values), strict=True):
+                variable.write(value)
+                variable.adopts = False
+        self._hand_over(self._changes({}))
+        session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+
+    def _handles(self, variable: Variable) -> list[Any]:
+        """Return what has to be written when the user's variable was."""
+        graph, item = self._session.graph, self._item
+        names = list(item.layout.instances(variable.handle))
+        if variable.name in item.report.homes:
+            names = [*(names if self._is_chief else ()), proxy_name(variable)]
+        found = []
+        for name in names:
+            try:
+                found.append(graph.get_tensor_by_name(f"{name}:0"))
+            except KeyError:
+                continue  # this process does not read it
+        return found
+
+    def _copies(self, variable: Variable) -> list[Copy]:
+        """Return the copies of a variable in pieces that have to be written when the user's was."""
+        graph, handles = self._session.graph, copies_of(self._item, variable)
+        if all(piece.name not in self._item.report.homes for piece in pieces_of(variable)):
+            return [Copy(graph, one, variable) for one in handles]
+        copies = [Copy(graph, one, variable) for one in handles if self._is_chief]
+        with suppress(KeyError):  # this process does not read it
+            copies.append(Copy(graph, tuple(map(proxy_of, handles[0])), variable))
+        return copies
+
+    def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
+        """Return a placeholder and the ops that write it."""
+        raw, v1 = self._tf.raw_ops, self._tf.compat.v1
+        with self._session.graph.as_default():
+            source = v1.placeholder(self._tf.as_dtype(variable.dtype))
+            writes = []
+            if variable.shards is not None:
+                writes += [copy.write(source) for copy in self._copies(variable)]
+                return source, writes
+            for handle in self._handles(variable):
+                with self._tf.device(handle.device):
+                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
+        return source, writes
+
+    def _read_from(self, name: str) -> Any:
+        """Return the handle from which a variable is read: that of this worker's copy, where it has one."""
+        item, variable = self._item, self._item.variables[name]
+        handles = {handle.op.name: handle for handle in self._handles(variable)}
+        if self._is_driven and self._is_only_read(name, handles.values()):
+            return None
+        own = handles.get(proxy_name(variable))
+        if own is not None:
+            return own
+        try:
+            return self._session.graph.get_tensor_by_name(f"{item.layout.instances(variable.handle)[0]}:0")
+        except (KeyError, IndexError):
+            return None  # the step has nothing to do with it
+
+    def _readers(self, done: Iterable[Any]) -> dict[str, Any]:
+        """Return what reads each variable once operations are done."""
+        graph, item = self._session.graph, self._item
+        reads = {}
+        with graph.as_default(), self._tf.control_dependencies(list(done)):
+            for name in self._variables:
+                variable = item.variables[name]
+                if variable.shards is not None:
+                    reads[name] = Copy(graph, copies_of(item, variable)[0], variable).read()
+                elif (handle := self._read_from(name)) is not None:
+                    with self._tf.device(handle.device):
+                        dtype = self._tf.as_dtype(variable.dtype)
+                        reads[name] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        return reads
+
+    def _is_only_read(self, name: str, handles: Iterable[Any]) -> bool:
+        """Return whether a step leaves a variable as it is: nobody has to send it back."""
+        own = set(self._writes[name][1])
+        users = {op for handle in handles for op in handle.consumers()} - own
+        return all(has(op.type, "reads", "inspects") for op in users)
+
+    def _can_wait(self, name: str) -> bool:
+        """Return whether a variable can be read later: from this process, or from a server, which stays to the end."""
+        if self._is_driven or name not in self._asks or self._item.variables[name].shards is not None:
+            return False
+        device = self._asks[name].op.inputs[0].device
+        own = f"/job:worker/replica:0/task:{self._item.report.member.task}/"
+        return self._variables[name].watchable and (not device or "/job:ps/" in device or own in f"{device}/")
+
+    def before_step(self) -> dict[str, str]:
+        """Hand over what somebody else has written since the last step; return what has changed, for the others."""
+        bring(one for one in self._served.values() if one.source is not self)  # another step's session has it
+        changed: dict[str, str] = {}
+        new = self._changes(changed)
+        if new:
+            self.began.wait()  # what is on the server they may still read
+            self._hand_over(new)
+        self._written = {self._item.variables[name].handle for name in new if written_between(name) in changed}
+        self._runs = True
+        for name, one in self._served.items():
+            one.source = self
+            self._seen.pop(name, None)
+        return changed
+
+    def feeds(self) -> dict[Any, Any]:
+        """Return what the next step is fed besides: whom it has to wait for."""
+        return self.began.feeds() | self._tables.feeds(self._written)
+
+    def _changes(self, changed: dict[str, str]) -> dict[str, Any]:
+        """Return the values that the session does not have, by name.
+
+        Args:
+            changed: is given a description of what is not equal to what the session has.
+        """
+        found = dict(zip(self._fixed, self._values(), strict=True))
+        found |= {name: self._variables[name].value() for name, one in self._served.items() if one.source is None}
+        new = {}
+        for name, now in found.items():
+            seen = self._seen.get(name)
+            if seen is not None and self._variables[name].watchable and is_same(seen, now):
+                continue
+            new[name] = now
+            if seen is None or not is_equal(seen, now):
+                changed[written_between(name)] = described(now)
+            self._seen[name] = now
+        return new
+
+    def _hand_over(self, new: dict[str, Any]) -> None:
+        feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
+        writes = [op for name in new for op in self._writes[name][1]]
+        if writes and (self._is_chief or not self._is_driven):
+            self._session.run_ops(writes, feeds, alone=self._is_driven)
+
+    @property
+    def fetches(self) -> dict[str, Any]:
+        """What a step reads when it is done, by name."""
+        return {name: read for name, read in self._reads.items() if name not in self._served or name in self._held}
+
+    def after_step(self, names: Iterable[str], values: Sequence[Any]) -> None:
+        """Give the user's variables what a step has left.
+
+        Args:
+            names: of those that the step has fetched.
+        """
+        self.ended()
+        self._give(list(names), values)
+        held = self._holders.others(self._served)
+        late = [name for name in held - self._held if self._served[name].source is self]
+        self._held = held
+        if late:
+            self._bring(late)
+
+    def ended(self) -> None:
+        """Take note that no step runs any more."""
+        self._runs, self._at_once = False, 1
+
+    def _give(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            variable = self._variables[name]
+            variable.write(value)
+            self._seen[name] = variable.value()
+
+    def bring(self, wanted: Sequence[Served]) -> None:
+        """Give variables their values; who reads several one by one gets more and more of them at once."""
+        with self._lock:
+            names = [self._names[id(one)] for one in wanted if one.source is self]
+            if not names:
+                return  # another thread has brought them
+            if len(names) == 1:
+                known = list(self._served)
+                at = known.index(names[0])
+                away = [name for name in (*known[at:], *known[:at]) if self._served[name].source is self]
+                names, self._at_once = away[: self._at_once], 2 * self._at_once
+            self._bring(names)
+
+    def _bring(self, names: Sequence[str]) -> None:
+        reads = [self._asks[name] for name in names]
+        # Another thread may ask while a step runs: what watches that one cannot watch two.
+        values = self._session.tf_session.run(reads) if self._runs else self._session.run_ops(reads)
+        with self._outside():
+            self._give(names, values)
+        if self._runs:  # it may be another value already
+            for name in names:
+                self._served[name].source = self
+
+    def _outside(self) -> Any:
+        return self._tf.__internal__.eager_context.eager_mode()
+
+
+def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
+    """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
+    if not variables:
+        return list
+    return Reader([variable.handle for variable in variables], [v.dtype.as_datatype_enum for v in variables])
+
+
+# Whether the other workers have begun the next step: what worker 0 waits for before it writes on a server.
+#
+# They may still read there what the last step has left. Each says so when it begins (`passes.parameter_server.turns`);
+# worker 0 takes that in the step, or, where it has something to write, before it.
+
+
+_TAKE = "QueueDequeueManyV2"
+
+
+class OthersBegan:
+    """Takes what the others say; does nothing where a step does not wait for it.
+
+    Args:
+        session: of a step.
+    """
+
+    def __init__(self, session: DistributedSession) -> None:
+        self._session = session
+        self._has_waited = False
+        ops = (
+            op for op in session.graph.get_operations() if op.type == _TAKE and op.name.startswith(f"{turns.PREFIX}/")
+        )
+        found = next((op for op in ops if PASS_ATTR in op.node_def.attr), None)
+        self._count, self._take = None, None
+        if found is None:
+            return
+        queue, self._count = found.inputs
+        # TensorFlow's own way to look into a constant forbids to feed it from then on.
+        self._others = int(tensorflow().make_ndarray(self._count.op.node_def.attr["value"].tensor))
+        with session.graph.as_default(), tensorflow().device(queue.device):
+            taken = tensorflow().raw_ops.QueueDequeueManyV2(
+                handle=queue, n=self._others, component_types=found.get_attr("component_types")
+            )
+        self._take = taken[0].op
+
+    def wait(self) -> None:
+        """Wait until the others have begun the next step.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._take is not None and not self._has_waited:
+            self._session.run_ops([self._take])
+            self._has_waited = True
+
+    def feeds(self) -> dict[Any, int]:
+        """Return what a step is fed besides: how many it still has to wait for."""
+        if self._count is None:
+            return {}
+        still = 0 if self._has_waited else self._others
+        self._has_waited = False
+        return {self._count: still}
+
+
+# Lift captures: a function's graph made self-contained, with captured variables as its own and constants inlined.
+#
+#     captured     w = Placeholder(dtype=resource)            the user's tf.Variable is passed in
+#     stand-alone  w = VarHandleOp(shared_name="captured/w")  a variable of the graph, and the value it starts from
+#
+# The user's variables are only read.
+
+
+class Unbound(NamedTuple):
+    """An item that needs nothing from outside, and the values that its variables start from."""
+
+    item: TrainingGraph
+    values: Mapping[str, Any]
+
+
+def unbind(item: TrainingGraph) -> Unbound:
+    """Return the item without captures; an item that has none is returned as it is.
+
+    Raises:
+        GraphError: it captures a resource that is no variable (a table, an iterator).
+    """
+    binding = item.binding
+    if not isinstance(binding, (FunctionBinding, SavedBinding)):
+        return Unbound(item, {})
+    graph = item.graph.clone()
+    values: dict[str, Any] = {}
+    for capture in binding.captures:
+        node = graph.nodes.get(capture.node)
+        if capture.name is not None:
+            values[capture.name] = _value(capture)
+            if node is not None:
+                _make_variable(node, item, capture.name, values[capture.name])
+        elif node is not None:
+            _make_constant(node, capture)
+    variables = {
+        name: replace(variable, captured=False) if name in values else variable
+        for name, variable in item.variables.items()
+    }
+    return Unbound(replace(item, source=graph, variables=variables, binding=None), values)
+
+
+def _value(capture: Capture | SavedCapture) -> Any:
+    """Return the value that a captured variable has now."""
+    if isinstance(capture, SavedCapture):
+        return capture.value
+    return capture.variable.numpy()
+
+
+def _make_variable(node: Node, item: TrainingGraph, name: str, value: Any) -> None:
+    variable = item.variables[name]
+    shape = variable.shape if variable.shape is not None else tuple(value.shape)
+    attrs = {
+        "dtype": dtypes.NUMBERS[variable.dtype],
+        "shape": shape,
+        "shared_name": f"captured/{node.name}",
+        "container": "",
+    }
+    become(node, "VarHandleOp", (), attrs)
+    node.drop_attr("_user_specified_name")
+
+
+def _make_constant(node: Node, capture: Capture | SavedCapture) -> None:
+    dtype = node.attr("dtype")
+    if dtype in (dtypes.RESOURCE, dtypes.VARIANT):
+        raise GraphError(
+            f"the function captures '{capture.node}', a resource that is no variable, so it cannot be run elsewhere",
+            node=node,
+            hint="pass it to the function as an argument, or verify the step without it",
+        )
+    value = capture.value if isinstance(capture, SavedCapture) else capture.value.numpy()
+    become(node, "Const", (), {"dtype": dtype, "value": value})
+    node.drop_attr("_user_specified_name")

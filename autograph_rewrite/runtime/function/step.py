@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,36 +19,34 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.dtypes import DOUBLE, NUMBERS
-from autograph_rewrite.load.signature.captures import FunctionBinding
+from autograph_rewrite.load.variables import FunctionBinding
 from autograph_rewrite.plan.parts.batch_split import DIGEST
-from autograph_rewrite.plan.parts.exchange_names import named_exchanges
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
+from autograph_rewrite.plan.parts.names import named_exchanges
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import first_devices, run_devices
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.resolve.buckets import BucketFiller
-from autograph_rewrite.runtime.consensus.agreement import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
-from autograph_rewrite.runtime.consensus.coordinator import Coordinator, SingleProcess, Workers
-from autograph_rewrite.runtime.consensus.divergence import Account, Telling, nothing
-from autograph_rewrite.runtime.consensus.failed_steps import FailedSteps
-from autograph_rewrite.runtime.consensus.rendezvous import Rendezvous
-from autograph_rewrite.runtime.consensus.replica_means import replica_means
-from autograph_rewrite.runtime.consensus.step_digest import Inputs, described, digest_of, written_between
-from autograph_rewrite.runtime.failures.liveness import PeerMonitor
-from autograph_rewrite.runtime.failures.watchdog import Watchdog, may_wait
-from autograph_rewrite.runtime.function.bound_captures import BoundCaptures, instances_of
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
-from autograph_rewrite.runtime.job import tf_server
-from autograph_rewrite.runtime.native import call_by_name, function_def
-from autograph_rewrite.runtime.native.steps_loop import Stacked, run_steps
-from autograph_rewrite.runtime.session.batch_sizes import check_batch_sizes, may_refuse
+from autograph_rewrite.runtime.engine import native
+from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_refuse
+from autograph_rewrite.runtime.engine.native import ReadAfter, Stack
+from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
+from autograph_rewrite.runtime.engine.variable_copies import copies_of
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors
+from autograph_rewrite.runtime.function.served_variables import bring
+from autograph_rewrite.runtime.job import digests, tf_server
+from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
+from autograph_rewrite.runtime.job.digests import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
+from autograph_rewrite.runtime.job.exchanges import Rendezvous, replica_means
+from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.runtime.job.watchdog import Watchdog, may_wait
 from autograph_rewrite.training_graph import TrainingGraph
 
 COMPARED = frozenset(NUMBERS) - {"resource", "variant"}
 """The types of captured constants that workers compare: a table's handle is each worker's own."""
 
 
-class Step:
+class BoundStep:
     """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
 
     Args:
@@ -59,7 +57,11 @@ class Step:
     """
 
     def __init__(
-        self, item: TrainingGraph, mirrors: Mirrors, what: str = "the function", telling: Telling = nothing
+        self,
+        item: TrainingGraph,
+        mirrors: Mirrors,
+        what: str = "the function",
+        telling: digests.Telling = digests.nothing,
     ) -> None:
         self._what, self._telling = what, telling
         self._tf = tensorflow()
@@ -70,15 +72,15 @@ class Step:
         self._plan = item.report.plan if item.report is not None else None
         self._batches, self._may_refuse = batch_axes(item, self.binding), may_refuse(item)
         self._digests = item.report.digests if self._member is not None else None
-        self._shared = Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
-        self._account = Account("")
+        self._shared = digests.Inputs(item, {f"{node}:0": i for i, node in enumerate(self.binding.inputs)}.get)
+        self._account = digests.StepAccount("")
         self._told: tuple[dict[str, str], Any] = {}, None
         self._captures = BoundCaptures(item, self.binding, mirrors, self._is_compared)
         self._guard = self._captures.guard
         devices = run_devices(self._plan, item.report.task) if self._plan is not None else ()
-        self._on_cpu = call_by_name.on_cpu(devices)
+        self._on_cpu = native.on_cpu(devices)
         function = self._make_function()
-        self._calls = [call_by_name.Call(function, on_cpu=self._on_cpu)]
+        self._calls = [native.Call(function, on_cpu=self._on_cpu)]
         firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
         self._fixed = self._captures.values(function.arguments, firsts)
         mirrors.held.add_binding(self.binding)
@@ -93,7 +95,7 @@ class Step:
         if self._member is not None:
             self._agree()
 
-    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> function_def.Function:
+    def _make_function(self, attempt: int = 0, timed: Timed | None = None) -> native.EncodedFunction:
         """Make the function of the item.
 
         Args:
@@ -102,7 +104,7 @@ class Step:
         """
         item, binding = self.item, self.binding
         own, everyones = self._digests or ("", "")
-        signature = function_def.FunctionSignature(
+        signature = native.FunctionSignature(
             arguments=[
                 *(name for node in binding.inputs for name in instances_of(item, node)),
                 *self._captures.nodes,
@@ -115,7 +117,7 @@ class Step:
         data = serde.to_bytes(item.graph) if item.report is None else timed.data if timed else item.graph_bytes
         is_alone = self._plan is None or len(self._plan.processes) == 1
         salt = None if is_alone else b"attempt %d" % attempt if attempt else b""
-        return function_def.build(data, call_by_name.new_name("step"), signature, salt=salt)
+        return native.build(data, native.new_name("step"), signature, salt=salt)
 
     def _agree(self, *, after_error: bool = False) -> None:
         """Make sure that all workers are about to run the same, on the same values of variables.
@@ -151,10 +153,10 @@ class Step:
         self._ready_order = None  # what it runs meets in the old groups
         self._agree(after_error=True)
         attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
-        self._calls.append(call_by_name.Call(self._make_function(attempt), on_cpu=self._on_cpu))
+        self._calls.append(native.Call(self._make_function(attempt), on_cpu=self._on_cpu))
 
     @property
-    def _call(self) -> call_by_name.Call:
+    def _call(self) -> native.Call:
         return self._calls[-1]
 
     def _is_compared(self, name: str) -> bool:
@@ -162,7 +164,7 @@ class Step:
         variable = self.item.variables[name]
         return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
-    def _make_coordinator(self, function: function_def.Function) -> Coordinator:
+    def _make_coordinator(self, function: native.EncodedFunction) -> Coordinator:
         """Return what watches replicas that wait for each other; nothing where one process may wait for input, too."""
         if self._plan is None:
             return Coordinator()
@@ -245,7 +247,7 @@ class Step:
 
     def _timed_call(self, timed: Timed) -> Callable[..., list[Any]]:
         """Return what runs the step and returns one result more, last of all."""
-        call = call_by_name.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
+        call = native.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
         at = len(self.binding.outputs) + (self._digests is not None)
 
         def run(args: list[Any], cancellation: Any) -> list[Any]:
@@ -269,7 +271,7 @@ class Step:
     def _has_learnt(self) -> bool:
         return self._ready_order is not None and self._number >= LAST
 
-    def follow(self, other: Step) -> None:
+    def follow(self, other: BoundStep) -> None:
         """Count on from the steps of another one, in whose place this one is."""
         self._number = other._number
 
@@ -316,12 +318,12 @@ class Step:
         """Send, with the step, the digest of what all workers have to be given alike."""
         given = self._shared.given(flat) | ({"the number of steps": steps} if steps else {})
         for variable, value in written:
-            given[written_between(str(self._captures.names[id(variable.handle)]))] = described(value)
-        told = self._telling() or Account("")
+            given[digests.written_between(str(self._captures.names[id(variable.handle)]))] = digests.described(value)
+        told = self._telling() or digests.StepAccount("")
         given |= told.given
-        self._account = Account(f"step {self._number} of {self._what}", given, hint=told.hint)
+        self._account = digests.StepAccount(f"step {self._number} of {self._what}", given, hint=told.hint)
         if given and given != self._told[0]:
-            self._told = given, self._tf.constant(digest_of(given))
+            self._told = given, self._tf.constant(digests.digest_of(given))
         if given:
             args[self._digest_at] = self._told[1]
 
@@ -514,3 +516,124 @@ def _leaves(buckets: Iterable[Sequence[EdgePlan]], ready: Mapping[str, float]) -
     listed = list(buckets)
     total = sum(edge.bytes for members in listed for edge in members)
     return sum(e.bytes * max(ready[m.value] for m in members) for members in listed for e in members) / max(total, 1)
+
+
+# What a function captured, bound to arguments of its rewritten graph once: variables, their copies, shards, constants.
+#
+# captured tf.Variable w ──► w                       replica 0 reads the user's own
+#                        └─► replica_1/w             the others a copy, which the guard keeps equal
+#                        └─► w/part_0, w/part_1      or shards of it
+
+
+class BoundCaptures:
+    """The captures of a function in its rewritten graph.
+
+    Args:
+        item: the rewritten item, or the original one.
+        binding: what the function captured.
+        mirrors: where copies of variables are kept.
+        is_compared: whether it is noticed if only some workers write a variable from Python.
+
+    Attributes:
+        nodes: the placeholders that stand for captures and for what the rewrite added.
+        guard: keeps the copies equal; None where there are none.
+        watched: handles whose values are read after each step.
+        names: of variables, by the id of their handles.
+    """
+
+    def __init__(
+        self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, is_compared: Callable[[str], bool]
+    ) -> None:
+        self._item, self._mirrors = item, mirrors
+        self._captured = [(capture, instances_of(item, capture.node)) for capture in binding.captures]
+        self._copied = {
+            names[0]: mirrors.of(capture.value, *kind_of(item, capture.name))
+            for capture, names in self._captured
+            if capture.name is not None and (len(names) > 1 or is_compared(capture.name))
+        }
+        for capture, names in self._captured:
+            if item.report is not None and capture.name in item.report.alone and names[0] in self._copied:
+                self._copied[names[0]].alone = True
+        self.names = {id(capture.value): capture.name for capture, _ in self._captured}
+        self._cut = [
+            (mirrors.in_shards(capture.value, variable, variable.shards), copies_of(item, variable))
+            for capture, _ in self._captured
+            if capture.name is not None and (variable := item.variables[capture.name]).shards is not None
+        ]
+        cut = [sharded for sharded, _ in self._cut]
+        self.guard = MirrorGuard(self._copied.values(), cut, mirrors) if self._copied or cut else None
+        self.watched = self._watched()
+        self._added = [(variable, instances_of(item, variable.handle)) for variable in item.state.values()]
+        self.nodes = [name for _, names in self._captured for name in names]
+        self.nodes += [name for _, names in self._added for name in names]
+        self.nodes += [name for _, copies in self._cut for names in copies for name in names]
+
+    def bring(self) -> None:
+        """Bring the values of variables that are on a server between the steps of another function."""
+        if self._mirrors.held.has_served:
+            bring(one.served for one in self.variables if one.served is not None)
+
+    def _watched(self) -> ReadAfter:
+        """Return what the guard is told after a step."""
+        if self.guard is None:
+            return ReadAfter()
+        node_of = {id(mirrored): node for node, mirrored in self._copied.items()}
+        single = {node_of[id(mirrored)]: mirrored.dtype.as_datatype_enum for mirrored in self.guard.single}
+        single |= {node: sharded.dtype.as_datatype_enum for sharded, copies in self._cut for node in copies[0]}
+        stacks = [
+            [Stack(tuple(node_of[id(one)] for one in rows), rows[0].dtype.as_datatype_enum) for rows in device]
+            for device in self.guard.stacks
+        ]
+        return ReadAfter(single, stacks)
+
+    @property
+    def variables(self) -> list[Mirrored]:
+        """The captured variables."""
+        return self.named([capture.name for capture, _ in self._captured if capture.name is not None])
+
+    def named(self, names: Collection[str]) -> list[Mirrored]:
+        """Return those of the captured variables that have one of these names."""
+        return [
+            self._mirrors.of(capture.value, *kind_of(self._item, capture.name))
+            for capture, _ in self._captured
+            if capture.name is not None and capture.name in names
+        ]
+
+    def values(self, arguments: Sequence[str], devices: Sequence[str]) -> list[Any]:
+        """Return what a call gives for each argument; None for what is no capture.
+
+        Args:
+            arguments: names of placeholders.
+            devices: the first one of each replica.
+        """
+        fixed = {}
+        for capture, names in self._captured:
+            for replica, name in enumerate(names):
+                if name in arguments:
+                    mirrored = self._copied.get(names[0]) if replica else None
+                    fixed[name] = mirrored.copy_on(devices[replica]) if mirrored is not None else capture.value
+        for variable, names in self._added:
+            for replica, name in enumerate(names):
+                index = self._item.report.first_replica + replica
+                fixed[name] = self._mirrors.extra.of(variable, index, devices[replica]).handle
+        for sharded, copies in self._cut:
+            for replica, names in enumerate(copies):
+                fixed |= dict(zip(names, sharded.copy_on(devices[replica]), strict=True))
+        return [fixed.get(name) for name in arguments]
+
+
+def instances_of(item: TrainingGraph, node: str) -> tuple[str, ...]:
+    """Return the instances of an original node; the node itself in an original graph."""
+    return (item.layout.instances(node) if item.layout is not None else ()) or (node,)
+
+
+def kind_of(item: TrainingGraph, name: str) -> tuple[str, Sequence[int | None] | None]:
+    """Return the element type and the shape of a variable.
+
+    Raises:
+        GraphError: nobody knows the type.
+    """
+    variable = item.variables[name]
+    if variable.dtype not in NUMBERS:
+        raise GraphError(f"the variable '{name}' has the unknown element type {variable.dtype}")
+    return variable.dtype, variable.shape

@@ -1,1 +1,1 @@
-"""Joining a job: TensorFlow's server, its address, its devices."""
+"""This process in its job: server, failures of others, agreement, exchanges, and where it stops and goes on."""

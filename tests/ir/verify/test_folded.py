@@ -171,10 +171,10 @@ def break_container(graph: Graph) -> None:
 
 def break_array(graph: Graph) -> None:
     size, x = graph.value("axis"), graph.value("x")
-    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=Span.EACH)
+    array = graph.add("TensorArrayV3", [size], name="array", attrs={"dtype": FLOAT}, span=EACH)
     for name in ("put", "put_again"):
         inputs = [array.output(0), size, x, array.output(1)]
-        graph.add("TensorArrayWriteV3", inputs, name=name, attrs={"T": FLOAT}, span=Span.EACH)
+        graph.add("TensorArrayWriteV3", inputs, name=name, attrs={"T": FLOAT}, span=EACH)
 
 
 def break_count(graph: Graph) -> None:

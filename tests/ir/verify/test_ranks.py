@@ -17,7 +17,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.collective_groups import KeyRange, contracted_order, key_range
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults
 from autograph_rewrite.ir.verify.ranks import check_ranks, verify_ranks
-from autograph_rewrite.runtime.consensus.session_digest import common_name
+from autograph_rewrite.runtime.job.digests import common_name
 from tests.seeded_mistakes.__main__ import table
 from tests.seeded_mistakes.job_bench import JobBench, in_loop
 from tests.seeded_mistakes.orders import chained, give_token

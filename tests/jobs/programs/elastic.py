@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.failures.sockets import sockets
+from autograph_rewrite.runtime.job.liveness import sockets
 from tests.zoo import ZOO
 
 RANK = int(os.environ.get("AUTOGRAPH_RANK", "-1"))

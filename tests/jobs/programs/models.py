@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.load.signature.keras_library import path_of
+from autograph_rewrite.load.keras_library import path_of
 from tests.jobs.programs.job import Array, Case, Job, Results
 from tests.support.chosen_keras import keras
 from tests.zoo import KERAS_OPTIMIZERS, ZOO

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.profile.profile import estimated
-from autograph_rewrite.runtime.tracing.requested import VARIABLE
+from autograph_rewrite.inspect.profile import estimated
+from autograph_rewrite.runtime.engine.tracing import VARIABLE
 from tests.jobs.programs.job import Job
 
 JOB = Job.here(Path(sys.argv[1]))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.runtime.consensus.agreement import common_name
+from autograph_rewrite.runtime.job.digests import session_name
 from tests.jobs.programs.job import Case, Job, Results
 from tests.jobs.programs.served_graphs import (
     WIDTH,
@@ -232,7 +232,7 @@ def by_themselves(staleness: int | None) -> Case:
                 time.sleep(0.01 * job.task)
             if job.is_rewritten:
                 assert ahead <= (staleness or 0), "who is ahead has to wait"
-                common_name(new.report.member, 30)  # all have ended
+                session_name(new.report.member, 30)  # all have ended
             return {"variable w": np.asarray(session.read_variable("w"))}
 
     return run

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.consensus.session_digest import ancestors
 from autograph_rewrite.runtime.function.session_step import SessionStep
+from autograph_rewrite.runtime.job.digests import ancestors
 from tests.jobs.programs import models
 from tests.jobs.programs.job import Array, Case, Job, Results
 

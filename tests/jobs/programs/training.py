@@ -21,7 +21,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.runtime.job.handshake import Meetings
+from autograph_rewrite.runtime.job.tf_server import Meetings
 from tests.jobs.programs import models
 from tests.jobs.programs.job import Array, Job
 from tests.zoo import ZOO

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.runtime.keras import multi_worker
+from autograph_rewrite.runtime import keras_workers
 from tests.jobs.programs.job import Job
 from tests.jobs.programs.worker import split_cpu
 
@@ -131,7 +131,7 @@ def data() -> tuple[Any, Any]:
 def keras_model() -> None:
     """Fit a model."""
     keras.utils.set_random_seed(1)
-    multi_worker._SMALL = int(os.environ.get("JOB_SMALL", multi_worker._SMALL))
+    keras_workers._SMALL = int(os.environ.get("JOB_SMALL", keras_workers._SMALL))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.1), "mse", jit_compile=False)
     model = ar.distribute(model, CONFIG)

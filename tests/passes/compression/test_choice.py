@@ -16,8 +16,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.codecs.powersgd import matrix
-from autograph_rewrite.codecs.topk import kept
+from autograph_rewrite.codecs.builtin import kept, matrix
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autograph_rewrite.codecs.cast16 import LARGEST, largest_of_sum
+from autograph_rewrite.codecs.builtin import LARGEST, largest_of_sum
 from autograph_rewrite.ir.types import dtypes
 from tests.support.compressing import COMPRESSORS, MODES, WITH_FEEDBACK, Sums, config, sums_item
 

@@ -224,7 +224,7 @@ def test_a_configuration_may_name_the_class_of_a_file_that_is_allowed(tmp_path: 
     monkeypatch.delenv("AUTOGRAPH_REWRITE_ALLOW_CODE", raising=False)
     path = tmp_path / "half.py"
     path.write_text(
-        "from autograph_rewrite.codecs.cast16 import Cast16\n"
+        "from autograph_rewrite.codecs.builtin import Cast16\n"
         "from autograph_rewrite.ir.types import dtypes\n\n"
         "class Half(Cast16):\n"
         "    def __init__(self):\n"

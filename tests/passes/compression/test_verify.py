@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.codecs.builtin import BUILTIN
-from autograph_rewrite.codecs.cast16 import Cast16
+from autograph_rewrite.codecs.builtin import BUILTIN, Cast16
 from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.mesh import EACH

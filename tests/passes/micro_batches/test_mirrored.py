@@ -14,11 +14,11 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.check.side_by_side import TrainedGraph
 from autograph_rewrite.errors import PassError, VerifyError
 from autograph_rewrite.ir.mesh import ONCE, PER_REPLICA, Span
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.collectives import local_ops
-from autograph_rewrite.runtime.verify.trained_graph import TrainedGraph
 from tests.matrix.run import FLOOR, compare, distributed, truth
 from tests.passes.micro_batches.test_accumulation import (
     FEEDS,

@@ -11,8 +11,8 @@ from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.runtime.consensus.session_digest import ancestors
-from autograph_rewrite.runtime.session.staleness_clock import FinishTogether
+from autograph_rewrite.runtime.engine.staleness_clock import FinishTogether
+from autograph_rewrite.runtime.job.digests import ancestors
 from autograph_rewrite.strategies import builder_for
 from tests.support.rank_jobs import item_of
 from tests.support.rewriting import run_pipeline

@@ -8,7 +8,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, PlanError, RewriteError
-from autograph_rewrite.load.sources.printed import from_printed
+from autograph_rewrite.load.files import from_printed
 
 LAYERS = 4
 

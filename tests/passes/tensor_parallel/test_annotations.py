@@ -14,7 +14,7 @@ from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import ConfigError, GraphError
-from autograph_rewrite.load.op_sharding import MAXIMAL, OTHER, REPLICATED, OpSharding, read_op_sharding
+from autograph_rewrite.load.sharding_marks import MAXIMAL, OTHER, REPLICATED, OpSharding, read_op_sharding
 from tests.support import split_models as models
 
 MESH = {"devices": ["CPU:0", "CPU:1"], "mesh": {"data": 1, "model": 2}}

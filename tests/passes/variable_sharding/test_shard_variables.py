@@ -15,7 +15,7 @@ import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.variable_sharding import emitter
-from autograph_rewrite.plan.verify import check_plan
+from autograph_rewrite.plan import verify
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering
 from tests.support.training import control_flow, make_item, placeholder, train, v1, variable
@@ -270,5 +270,5 @@ def test_the_plan_with_shards_round_trips_and_is_taken_again():
     again = ar.Plan.from_yaml(plan.to_yaml())
 
     assert again == plan
-    assert not [problem for problem in check_plan.check(again, normalise(item)) if "part_" in problem.message]
+    assert not [problem for problem in verify.check(again, normalise(item)) if "part_" in problem.message]
     assert ar.rewrite(item, again).graph_bytes == ar.rewrite(item, plan).graph_bytes

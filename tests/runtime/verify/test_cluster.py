@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.verify import in_one_process
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.rewriting import Request
-from autograph_rewrite.runtime.verify.cluster import in_one_process
 from autograph_rewrite.tools import cli
 from tests.support.rank_jobs import item_of
 from tests.support.small_items import regression

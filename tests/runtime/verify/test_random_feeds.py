@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.runtime.verify.random_feeds import batch_size, random_feeds
-from autograph_rewrite.runtime.verify.verify import verify
+from autograph_rewrite.check.random_feeds import batch_size, random_feeds
+from autograph_rewrite.check.verify import verify
 
 v1 = tf.compat.v1
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "timeout_seconds": 20}

@@ -14,15 +14,15 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.check.random_feeds import random_feeds
+from autograph_rewrite.check.report import VerifyReport
+from autograph_rewrite.check.side_by_side import Tolerance, Training
+from autograph_rewrite.check.verify import compare
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.item import GraphItem
-from autograph_rewrite.runtime.function.lift_captures import unbind
-from autograph_rewrite.runtime.verify.random_feeds import random_feeds
-from autograph_rewrite.runtime.verify.report import VerifyReport
-from autograph_rewrite.runtime.verify.side_by_side import Tolerance, Training
-from autograph_rewrite.runtime.verify.verify import compare
+from autograph_rewrite.runtime.function.session_step import unbind
 from autograph_rewrite.tools import cli
 from tests.zoo import ZOO, Options
 

@@ -1,0 +1,366 @@
+"""Train two graphs side by side: the largest deviation of every tensor, and what rounding alone explains.
+
+An error over the tolerance may still be rounding: where a gradient is zero in theory, Adam makes steps of full length
+out of its rounding errors. So then the original is also compared with itself, its variables changed in their last
+bit; an error counts only if it is far above what that does. The bit is that of the coarsest type that the graph
+computes in, half precision for example.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.check.report import Array, ComparedTensor, Deviation, deviation, epsilon, is_all_finite
+from autograph_rewrite.diagnostics.progress_line import stage
+from autograph_rewrite.errors import GraphError, VerifyError
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.engine.session import open_session
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
+from autograph_rewrite.training_graph import TrainingGraph, Variable
+
+Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
+
+TRIES = 3
+"""How often the original is compared with a copy of itself that differs in the last bits."""
+SLOWER = 10.0
+"""A rewritten step may take this many times the original's, beyond the time limit, before it counts as hung."""
+# Ops that give other values in another session, seed or not.
+
+
+_COARSE = {dtypes.HALF: 2.0**-10, dtypes.BFLOAT16: 2.0**-7}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a graph is trained on.
+
+    Attributes:
+        feeds: one dict of values by input name per step, used in turn, or one for all.
+        steps: how many to train.
+        values: initial values by variable; of the others, the initialisers give them.
+        seed: of initial values that nothing gives.
+    """
+
+    feeds: Feeds
+    steps: int = 3
+    values: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def feeds_of(self, step: int) -> Mapping[Any, Any]:
+        """Return what a step is fed."""
+        return self.feeds if isinstance(self.feeds, Mapping) else self.feeds[step % len(self.feeds)]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What error a tensor may have.
+
+    Attributes:
+        rtol: relative to its largest value.
+        atol: of a tensor that is all but zero; None: `rtol` times 0.01, for float64 times 1e-6.
+    """
+
+    rtol: float = 1e-5
+    atol: float | None = None
+
+
+class Comparison:
+    """Compares one original with others; every comparison trains both from the start.
+
+    Args:
+        original: an item without captures.
+        training: what both are trained on.
+        allowed: which error is none.
+        timeout: seconds that a run may take.
+
+    Attributes:
+        broken: where and how the other graph failed; empty if it did not.
+        is_meaningless: no variable of the original stays finite, so equality says nothing.
+    """
+
+    def __init__(self, original: TrainingGraph, training: Training, allowed: Tolerance, timeout: float) -> None:
+        self._original, self._training, self._allowed, self._timeout = original, training, allowed, timeout
+        if not isinstance(training.feeds, Mapping) and not training.feeds:
+            raise GraphError("feeds is empty", hint="give one dict of values by input name per step, or leave it out")
+        self._epsilon = _coarsest(original.graph)
+        self._deterministic = not any(has(node.op, "unrepeatable") for node in original.graph)
+        self._invented: list[str] = []
+        self._not_finite: set[str] = set()
+        self.broken = ""
+        self.is_meaningless = False
+
+    def against(self, other: TrainingGraph, change: Callable[[Array], Array] | None = None) -> dict[str, Deviation]:
+        """Return the worst deviation over all steps, by "variable NAME" and "output NAME".
+
+        Args:
+            other: the rewritten item, or the original again.
+            change: of the other's initial values.
+
+        Raises:
+            GraphError: the original fails.
+            ClusterError: a step hangs.
+        """
+        worst: dict[str, Deviation] = {}
+        self.broken = ""
+        with ExitStack() as stack:
+            left = stack.enter_context(TrainedGraph(self._original, self._timeout))
+            try:
+                right = stack.enter_context(TrainedGraph(other, self._timeout))
+            except VerifyError as error:
+                self.broken = f"import: {error.problem}"
+                return worst
+            self._train(left, right, change, worst)
+        return worst
+
+    def _train(
+        self,
+        left: TrainedGraph,
+        right: TrainedGraph,
+        change: Callable[[Array], Array] | None,
+        worst: dict[str, Deviation],
+    ) -> None:
+        """Train both from the start, and keep the worst deviations."""
+        given = self._start(left)
+        self._start_other(right, given)
+        if not self.broken and change is None and self._deterministic:
+            self._compare_variables(left, right, "at the start", worst, set(given))
+        initial = {name: copies[0] for name, copies in left.read()}
+        right.write(initial if change is None else {name: change(value) for name, value in initial.items()})
+        for step in range(self._training.steps):
+            if self.broken:
+                break
+            self._step(left, right, step, worst)
+
+    def noise(self) -> dict[str, float]:
+        """Return how far the original is from itself when its variables are changed in the last bit."""
+        found: dict[str, float] = {}
+        broken = self.broken
+        for attempt in range(TRIES):
+            rng = np.random.default_rng([self._training.seed, attempt])
+
+            def change(value: Array, rng: np.random.Generator = rng) -> Array:
+                if value.dtype.kind != "f":
+                    return value
+                step = max(epsilon(value), self._epsilon) * rng.choice((-1.0, 1.0), value.shape)
+                return np.asarray(value * (1 + step), value.dtype)
+
+            for name, each in self.against(self._original, change).items():
+                found[name] = max(found.get(name, 0.0), each.error)
+        self.broken = broken
+        return found
+
+    def notes(self, rows: Sequence[ComparedTensor]) -> list[str]:
+        """Say what limits the verdict."""
+        notes = []
+        if self._invented:
+            notes.append(f"without an initial value, so given a random one: {_few(self._invented)}")
+        if self._not_finite:
+            names = _few(sorted(self._not_finite))
+            notes.append(f"not finite in the original either: {names}; pass feeds that the model can be trained on")
+        rounding = [row.name for row in rows if row.ok and row.error > self._allowed.rtol]
+        if rounding:
+            notes.append(f"over the tolerance, but explained by rounding (compare in float64): {_few(rounding)}")
+        return notes
+
+    def _start(self, left: TrainedGraph) -> dict[str, Any]:
+        """Initialise the original; return the values that its initialisers did not give."""
+        try:
+            left.initialise()
+        except left.failures as error:
+            raise GraphError(f"the original graph cannot be initialised: {first_line(error)}") from error
+        rng = np.random.default_rng([self._training.seed, 1])
+        self._invented = sorted(left.unset - set(self._training.values))
+        values = {name: invent(self._original.variables[name], rng) for name in self._invented}
+        values = {**self._training.values, **values}
+        left.write(values)
+        return values
+
+    def _start_other(self, right: TrainedGraph, given: Mapping[str, Any]) -> None:
+        """Initialise the other graph, which has to give values to the variables that the original gives values to."""
+        self._other(right, right.initialise, "initialisation")
+        unset = sorted(right.unset - set(given))
+        if unset and not self.broken:
+            self.broken = f"initialisation: leaves {_few(unset)} without a value"
+        right.write(given)
+
+    def _step(self, left: TrainedGraph, right: TrainedGraph, step: int, worst: dict[str, Deviation]) -> None:
+        """Train both one step and compare."""
+        feeds, place = self._training.feeds_of(step), f"step {step + 1}"
+        stage("%s of %s, original and rewritten graph", place, self._training.steps)
+        began = time.perf_counter()
+        try:
+            expected = left.step(feeds)
+        except left.failures as error:
+            raise GraphError(
+                f"the original graph fails in {place}: {first_line(error)}",
+                hint="pass feeds that it can be trained on: feeds=[{'x': array, ...}, ...]",
+            ) from error
+        right.timeout = self._timeout + SLOWER * (time.perf_counter() - began)
+        actual = self._other(right, lambda: right.step(feeds), place)
+        if self.broken:
+            return
+        for name, value in expected.items():
+            _keep(
+                worst, f"output {name}", deviation(actual[name], value, self._allowed.rtol, self._allowed.atol), place
+            )
+        self._compare_variables(left, right, place, worst, set())
+
+    def _other(self, right: TrainedGraph, run: Callable[[], Any], place: str) -> Any:
+        """Run the other graph; that it fails where the original does not is a finding, no error."""
+        try:
+            return run()
+        except right.failures as error:
+            self.broken = f"{place}: {first_line(error)}"
+            return None
+
+    def _compare_variables(
+        self, left: TrainedGraph, right: TrainedGraph, place: str, worst: dict[str, Deviation], skip: set[str]
+    ) -> None:
+        finite = 0
+        for (name, (expected, *_)), (_, copies) in zip(left.read(), right.read(), strict=True):
+            if name in skip:
+                continue
+            if is_all_finite(expected):
+                finite += 1
+            else:
+                self._not_finite.add(name)
+            for replica, actual in enumerate(copies):
+                at = place if not replica else f"{place}, replica {replica}"
+                _keep(
+                    worst, f"variable {name}", deviation(actual, expected, self._allowed.rtol, self._allowed.atol), at
+                )
+        self.is_meaningless = self.is_meaningless or bool(self._not_finite and not finite)
+
+
+def _coarsest(graph: Graph) -> float:
+    """Return the relative distance of neighbouring numbers of the coarsest type that a graph casts to."""
+    types = {node.attr("DstT") for node in graph if node.op == "Cast"}
+    return max((size for dtype, size in _COARSE.items() if dtype in types), default=0.0)
+
+
+def _keep(worst: dict[str, Deviation], name: str, found: Deviation, place: str) -> None:
+    if name not in worst or found.error > worst[name].error:
+        worst[name] = found._replace(where=", ".join(filter(None, (place, found.where))) if found.error else "")
+
+
+def first_line(error: Any) -> str:
+    """Return what went wrong, without the Python stack that TensorFlow puts before it."""
+    lines = [line for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
+    said = [
+        line
+        for line in lines
+        if not line.startswith((" ", "\t", "Graph execution", "Detected at", "Node:", "Original"))
+    ]
+    return f"{type(error).__name__}: {(said or lines or [''])[0].strip()[:300]}"
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def invent(variable: Variable, rng: np.random.Generator) -> Array:
+    """Return values for a variable that nothing initialises; positive, as some slots have to be."""
+    if variable.shape is None or None in variable.shape:
+        raise GraphError(
+            f"the variable '{variable.name}' has neither an initial value nor a known shape",
+            hint="name the op that initialises the graph: init_op",
+        )
+    dtype = tensorflow().as_dtype(variable.dtype)
+    shape = tuple(size for size in variable.shape if size is not None)
+    values = rng.uniform(0.01, 0.1, shape) if dtype.is_floating or dtype.is_complex else np.zeros(shape)
+    return np.asarray(values).astype(dtype.as_numpy_dtype)
+
+
+# A graph under comparison: initialised, stepped, and all of its variables read and assigned at once.
+
+SCOPE = "autograph_rewrite_verify"
+
+
+class TrainedGraph:
+    """An original or rewritten item in a session of its own. Use it as a context manager.
+
+    Args:
+        item: the item.
+        timeout: seconds after which a run counts as hung.
+        config: a tf.compat.v1.ConfigProto for the session.
+
+    Attributes:
+        failures: what a run raises when the graph or a feed is wrong.
+        unset: the variables that initialising gave no value.
+    """
+
+    def __init__(self, item: TrainingGraph, timeout: float, config: Any = None) -> None:
+        self.item = item
+        self.timeout = timeout
+        self.unset: set[str] = set()
+        stage("opening a session of TensorFlow")
+        self._session = open_session(item, config=config)
+        self._session.first.done()
+        self._tf = tensorflow()
+        self.failures: tuple[type[Exception], ...] = (self._tf.errors.OpError, ValueError, TypeError)
+        self._outputs = {name: info.tensor for name, info in item.outputs.items()}
+        self._reads: dict[str, tuple[Any, ...]] = {}
+        self._writes: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+        self._are_set: dict[str, Any] = {}
+        with self._session.graph.as_default(), self._tf.name_scope(SCOPE):
+            for name in item.variables:
+                self._add_variable(name)
+
+    def __enter__(self) -> TrainedGraph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def _add_variable(self, name: str) -> None:
+        """Add what reads, writes and tests one variable, in all its copies."""
+        variable, graph = self.item.variables[name], self._session.graph
+        copies = [Copy(graph, handles, variable) for handles in copies_of(self.item, variable)]
+        source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
+        self._are_set[name] = copies[0].is_initialized()
+        self._reads[name] = tuple(copy.read() for copy in copies)
+        self._writes[name] = source, tuple(copy.write(source) for copy in copies)
+
+    def _run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
+        return self._session.run(fetches, feeds, timeout_ms=int(self.timeout * 1e3))
+
+    def initialise(self) -> None:
+        """Run the initialisers."""
+        names = [v.initializer for v in self.item.variables.values() if v.initializer is not None]
+        names = [self.item.init_op] if self.item.init_op is not None else list(dict.fromkeys(names))
+        if names:
+            self._run(names)
+        if self._are_set:
+            self.unset = {name for name, is_set in self._run(self._are_set).items() if not is_set}
+
+    def read(self) -> Iterator[tuple[str, list[Array]]]:
+        """Yield every variable with the values of its copies."""
+        values = self._run(self._reads) if self._reads else {}
+        for name in sorted(values):
+            yield name, [np.asarray(value) for value in values[name]]
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Set variables in all their copies."""
+        if values:
+            feeds = {self._writes[name][0]: value for name, value in values.items()}
+            self._run([self._writes[name][1] for name in values], feeds)
+
+    def step(self, feeds: Mapping[Any, Any]) -> dict[str, Array]:
+        """Train one step; return the declared outputs."""
+        outputs, _ = self._run([self._outputs, list(self.item.targets)], feeds)
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
+    def observe(self, feeds: Mapping[Any, Any], tensors: Sequence[str]) -> list[Array]:
+        """Train one step; return the values that tensors of the graph had in it."""
+        values, _ = self._run([list(tensors), list(self.item.targets)], feeds)
+        return [np.asarray(value) for value in values]

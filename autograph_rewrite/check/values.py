@@ -1,0 +1,226 @@
+"""Values of original and rewritten graph side by side: which can be looked at, and how instances come to one value.
+
+h   original h:0   rewritten replica_0/h:0, replica_1/h:0 @ split(0)   compared joined; sums added; replicated ones each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.check.report import Array, Deviation, deviation
+from autograph_rewrite.check.side_by_side import Tolerance
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.claims import Claims
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
+from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
+from autograph_rewrite.passes.base.pass_manager import RewriteObserver
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
+from autograph_rewrite.runtime.engine.fetches import Fetch, assemble
+from autograph_rewrite.training_graph import TrainingGraph
+
+_WITHOUT_VALUES = (dtypes.RESOURCE, dtypes.VARIANT)
+_Branch = frozenset[tuple[Value, int]]
+
+
+class Tap(NamedTuple):
+    """An original value, and the tensors of another graph that hold it.
+
+    Attributes:
+        name: of the original tensor, with its output.
+        tensors: the instances in the other graph.
+        placement: how they combine; replicated ones are all the same.
+        segments: of blocks, if they have some.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    placement: Placement = REPLICATED
+    segments: tuple[int, ...] = ()
+
+    def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
+        """Return how far the instances are from the original's value; of replicated ones, the worst.
+
+        Args:
+            got: of the instances, in order.
+            allowed: which error is none.
+        """
+        if self.placement.differs:
+            got = [assemble(Fetch(self.tensors, self.placement, self.segments), got)]
+        found = [deviation(one, expected, allowed.rtol, allowed.atol) for one in got]
+        return max(found, key=lambda one: one.error)
+
+
+def tensor_name(value: Value) -> str:
+    """Return the name of a value as TensorFlow writes it, `node:0`."""
+    return f"{value.node.name}:{value.index}"
+
+
+def has_value(value: Value) -> bool:
+    """Return whether a value is an array that a step can be asked for."""
+    return value.dtype not in _WITHOUT_VALUES and value.dtype < dtypes.REF_OFFSET
+
+
+def values_of_step(item: TrainingGraph) -> Iterator[Value]:
+    """Yield the values that every step of a flat item computes, producers first: none of loops and branches."""
+    graph = item.graph
+    step = _step(graph, item)
+    order = [node for node in topological_order(graph) if node in step]
+    frames = frames_of(order)
+    branches: dict[Node, _Branch] = {}
+    outputs = {graph.value(info.tensor) for info in item.outputs.values()}
+    for node in order:
+        branches[node] = _branch(node, branches)
+        if node in frames or node.op in SWITCHES or (branches[node] and node.op not in MERGES):
+            continue
+        read = [value for value in node.read_outputs if value in outputs or any(u.node in step for u in value.uses)]
+        yield from (value for value in read if has_value(value))
+
+
+def _step(graph: Graph, item: TrainingGraph) -> set[Node]:
+    names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
+    return ancestors(graph.nodes[name] for name in names if name in graph.nodes)
+
+
+def _branch(node: Node, known: dict[Node, _Branch]) -> _Branch:
+    """Return the decisions on which it depends whether a node runs: a predicate, and the side of the Switch."""
+    reads = [value for value in node.inputs if value.node.op not in BACK_EDGES]
+    each = [known.get(v.node, frozenset()) | _decides(v) for v in reads]
+    each_control = [known.get(control, frozenset()) for control in node.controls]
+    if node.op in MERGES and each:
+        return frozenset.intersection(*each)
+    return frozenset().union(*each, *each_control)
+
+
+def _decides(value: Value) -> _Branch:
+    node = value.node
+    return frozenset(((node.inputs[1], value.index),)) if node.op in SWITCHES else frozenset()
+
+
+def tap(item: TrainingGraph, value: Value) -> Tap | None:
+    """Return where a value of the flat original is in a rewritten item; None where it cannot be compared there.
+
+    Args:
+        item: a rewritten item, or a flat one that passes have edited.
+    """
+    name, layout = tensor_name(value), item.layout
+    if layout is None:
+        node = item.graph.nodes.get(value.node.name)
+        return Tap(name, (name,)) if node is not None and value.index < len(node.output_dtypes) else None
+    view = layout.find(name)
+    if view is None or not all(one.partition(":")[0] in item.graph.nodes for one in view.tensors):
+        return None
+    if len(view.tensors) > 1 and not view.placement.differs and not _is_replicated(item, value):
+        return None
+    return Tap(name, view.tensors, view.placement, view.segments)
+
+
+def _is_replicated(item: TrainingGraph, value: Value) -> bool:
+    """Return whether instances of a value of the folded graph are known to be alike: sizes of blocks are not."""
+    node = item.layout.graph.nodes.get(value.node.name)
+    if node is None:
+        return False
+    facts, raw = item.layout.state
+    found = node.output(value.index)
+    fact = raw.get(found, facts.get(found))
+    return fact is not None and fact.placement == REPLICATED
+
+
+# What each pass left: graphs of one device that can be run, and the first refusal of the certificate.
+#
+#   eliminate-dead-code ► propagate ► own passes ► decompose ► ... ► insert-reshards ► ... ► expand
+#   └───────── each state is a graph of one device ─────────────┘    └── folded: the certificate runs it on samples ─┘
+#
+# Passes of the user's own run among those whose results one device can run.
+
+CONVERTS = "assign-spans"
+"""The first pass after which one device cannot run the graph: nodes are those of several replicas."""
+MEANS_BLOCKS = frozenset(
+    ("slice-batch-inputs", "partition-model", "localize-indices", "localize-kept-rows", "local-batch-norm")
+)
+"""Passes whose result one device cannot run as it is: it speaks of blocks, or of devices of a replica."""
+
+
+@dataclass(frozen=True)
+class PassState:
+    """The item behind a pass."""
+
+    behind: str
+    item: TrainingGraph
+
+
+class PlainStates(RewriteObserver):
+    """Keeps the graph behind every pass that has changed it, for as long as one device can run it.
+
+    Args:
+        flat: where the passes begin.
+    """
+
+    def __init__(self, flat: TrainingGraph) -> None:
+        self.states = [PassState("normalise", flat)]
+        self._edits = -1
+        self._is_over = False
+
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Keep the graph behind the pass of that name."""
+        edited = rewrite.graph.edits != self._edits
+        self._edits = rewrite.graph.edits
+        self._is_over = self._is_over or name == CONVERTS or (name in MEANS_BLOCKS and edited)
+        if not edited or self._is_over:
+            return
+        graph, item = rewrite.graph.clone(), rewrite.item
+        for node in graph:
+            node.drop_attr("_class")  # what they stand beside may be gone; devices are assigned later
+        variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
+        values = dict(zip(item.outputs, rewrite.outputs, strict=True))
+        outputs = {
+            name: replace(info, tensor=f"{values[name].node.name}:{values[name].index}")
+            for name, info in item.outputs.items()
+        }
+        self.states.append(
+            PassState(name, replace(item, source=graph, outputs=outputs, variables=variables, stated_placements=None))
+        )
+
+
+class FirstRefusal:
+    """A certificate that notes its first refusal and lets the rewrite go on, so that its result can be run.
+
+    Attributes:
+        pass_name: behind which the graph is refused; empty where none is.
+        error: the refusal.
+        claims: what propagation has claimed.
+    """
+
+    def __init__(self) -> None:
+        self.certificate = Certificate()
+        self.pass_name = ""
+        self.error: VerifyError | None = None
+        self.claims: Claims | None = None
+
+    def begin(self, graph: Graph, targets: Sequence[str]) -> None:
+        """Take the normalised original."""
+        self.certificate.begin(graph, targets)
+
+    def claimed(self, graph: Graph, claims: Claims) -> None:
+        """Take the graph that placements are claimed of."""
+        self.claims = claims
+        self._note(CONVERTS, lambda: self.certificate.claimed(graph, claims))
+
+    def check(self, after: str, graph: Graph) -> None:
+        """Check behind a pass, unless something was refused already."""
+        self._note(after, lambda: self.certificate.check(after, graph))
+
+    def _note(self, name: str, check: Callable[[], None]) -> None:
+        if self.error is not None:
+            return
+        try:
+            check()
+        except VerifyError as error:
+            self.pass_name, self.error = name, error

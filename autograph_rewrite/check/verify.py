@@ -1,0 +1,444 @@
+"""verify: train the original and the rewritten graph side by side, and compare every variable and output.
+
+item ─┬─ original ──► session ─┐   same initial values, same feeds, same seeds
+      └─ rewritten ─► session ─┴─► error of each variable (all copies), slot and output after every step
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.check.compression import KIND as COMPRESSED
+from autograph_rewrite.check.compression import compressed_rows, with_compressed, without
+from autograph_rewrite.check.random_feeds import batch_size, random_feeds
+from autograph_rewrite.check.report import VerifyReport, rows_of
+from autograph_rewrite.check.side_by_side import Comparison, Feeds, Tolerance, Training
+from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
+from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.traversal import descendants
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types.replica_marks import COUNT, ID, replica_mark
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
+from autograph_rewrite.ir.verify.collective_groups import collect
+from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.ir.verify.ranks import check_ranks
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.traits import READS, has
+from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve import coverage
+from autograph_rewrite.runtime.function.session_step import unbind
+from autograph_rewrite.training_graph import TrainingGraph
+
+
+def verify(
+    item: TrainingGraph,
+    config_or_plan: ConfigLike | Plan,
+    *,
+    steps: int = 3,
+    feeds: Feeds | None = None,
+    rtol: float = 1e-5,
+    atol: float | None = None,
+    seed: int = 0,
+    batch: int | None = None,
+) -> VerifyReport:
+    """Rewrite an item, train it and the original on the same feeds from the same values, and compare.
+
+    Captured variables are copied: those of the user do not change. For several processes the graphs of all of them are
+    first shown to fit together, without being run; what is trained then has all replicas in this process.
+
+    Args:
+        steps: how many to train.
+        feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
+        rtol: allowed error, relative to the largest value of each tensor.
+        atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
+        seed: of random feeds, and of random ops that have none.
+        batch: examples per step of random feeds; by default an odd prime, so that replicas get uneven parts. The
+            coverage is that of this batch, by default of a usual one.
+
+    Returns:
+        The report; a mismatch is `ok == False`, no exception.
+
+    Raises:
+        RewriteError: the item cannot be rewritten, as for `rewrite`.
+        VerifyError: the rewritten graph breaks an invariant; nothing was run.
+        GraphError: the original itself cannot be trained on these feeds.
+        ClusterError: a step hangs.
+    """
+    began = time.perf_counter()
+    if steps < 1:
+        raise GraphError(f"there is nothing to compare after {steps} steps", hint="steps has to be at least 1")
+    ready = prepare(item, config_or_plan, seed)
+    flat, given, asked, plan = ready.flat, ready.given, ready.asked, ready.plan
+    fitting = _fitting(flat, asked)
+    certificate, exact = Certificate(), without(plan)
+    rewritten = _checked(flat, exact, certificate, batch)
+    covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
+    coverage.require(covered)
+    compressed = _checked(flat, plan, certificate, batch) if exact is not plan else None
+    size = None
+    if feeds is None:
+        feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
+    training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
+    report = compare(ready.original, rewritten, training, allowed, incomparable(flat, rewritten))
+    if compressed is not None:
+        report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
+    notes = (*fitting, *_semantics_notes(plan), *ready.notes, *_uncertain(certificate), *report.notes)
+    report = replace(report, config=_described(asked), batch=size, notes=notes, covered=covered)
+    report = replace(report, advice=_advice(report, plan, rewritten.report.inexact))
+    return replace(report, seconds=time.perf_counter() - began)
+
+
+def _advice(report: VerifyReport, plan: Plan, inexact: Sequence[Note]) -> tuple[str, ...]:
+    """Say what to try where something differs, the likely cause first."""
+    if report.ok:
+        return ()
+    sent = {row.name for row in report.wrong if row.kind == COMPRESSED}
+    found = [f"{note.op} '{note.node}' is not exact, as the configuration asks: {note.text}" for note in inexact]
+    if sent:
+        names = sorted({edge.compressor for edge in plan.edges if edge.compressor != "none"})
+        found.append(f"`compressor: none` shows whether {', '.join(names) or 'the compressor'} is what differs")
+    if len(sent) < len(report.wrong):
+        found.append("ar.bisect(item, config): the first pass, value and edge that are wrong")
+        found.append("ar.reduce(item, config): a graph of a few nodes that still fails, to report")
+    return tuple(found)
+
+
+def _uncertain(certificate: Certificate) -> list[str]:
+    return [f"not covered by the certificate: {what}" for what in certificate.not_covered]
+
+
+def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
+    """Show that the graphs of several processes fit together; return what there is to say of it."""
+    told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
+    if plan.steps_per_run > 1:
+        told.append(f"single steps were compared, of which a run does {plan.steps_per_run} in a loop")
+    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
+
+
+def _checked(flat: TrainingGraph, plan: Plan, certificate: Certificate, batch: int | None) -> TrainingGraph:
+    """Return the rewrite of a normalised item, whose every pass and result has been checked."""
+    looking = Instrumentation(certificate=certificate)
+    rewritten = compile_task(flat, plan, batch=batch, instrumentation=looking)
+    check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
+    return rewritten
+
+
+def compare(
+    original: TrainingGraph,
+    rewritten: TrainingGraph,
+    training: Training,
+    allowed: Tolerance,
+    apart: Collection[str] = frozenset(),
+) -> VerifyReport:
+    """Train two items side by side; see `verify`.
+
+    Args:
+        original: an item without captures.
+        rewritten: what `rewrite` made of it.
+        training: what both are trained on.
+        allowed: which error is none.
+        apart: what is not compared (`incomparable`).
+    """
+    began = time.perf_counter()
+    plan: Plan = rewritten.report.plan
+    comparison = Comparison(original, training, allowed, plan.timeout_seconds)
+    worst = unless(comparison.against(rewritten), apart)
+    over = any(found.error > allowed.rtol for found in worst.values())
+    rows = rows_of(original.variables, worst, allowed.rtol, comparison.noise() if over else {}, comparison.broken)
+    return VerifyReport(
+        ok=all(row.ok for row in rows) and not comparison.is_meaningless,
+        max_error=max((row.error for row in rows), default=0.0),
+        rows=rows,
+        config=_described(plan),
+        steps=training.steps,
+        batch=None,
+        rtol=allowed.rtol,
+        notes=(*said(apart), *comparison.notes(rows)),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _semantics_notes(plan: Plan) -> list[str]:
+    """Say what the plan wants to be different from one device."""
+    notes = []
+    if plan.semantics.random == "independent":
+        notes.append("semantics.random is independent: replicas draw their own numbers, so results differ by design")
+    if plan.local_sgd is not None:
+        notes.append("local_sgd lets each replica train by itself, so variables differ from one device's by design")
+    if plan.semantics.batch_norm == "local":
+        notes.append("semantics.batch_norm is local: replicas have their own statistics, so results differ by design")
+    return notes
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    return {
+        "strategy": plan.strategy or "plan",
+        "mode": plan.mode,
+        "devices": list(plan.devices),
+        "batch_norm": plan.semantics.batch_norm,
+        "random": plan.semantics.random,
+    }
+
+
+# What a comparison with one device says nothing about: whatever depends on a replica's number or own component.
+#
+# id ──► noise ──► loss ──► gradient ──► w        loss and w are not those of one device, and need not be
+
+Found = TypeVar("Found")
+SHOWN = 5
+
+
+def incomparable(item: TrainingGraph, rewritten: TrainingGraph) -> frozenset[str]:
+    """Return the keys ("variable NAME", "output NAME") of what differs from one device by design.
+
+    Args:
+        item: normalised.
+        rewritten: what was made of it; its report names the variables whose updates are merged from replicas' own.
+    """
+    graph = item.graph
+    handles = {graph.nodes[v.handle]: name for name, v in item.variables.items() if v.handle in graph.nodes}
+    reached: set[Node] = set()
+    pending = [node for node in graph if replica_mark(node.name) in (ID, COUNT)]
+    variables = {note.node for note in rewritten.report.inexact if note.node in item.variables}
+    pending += [read for handle, name in handles.items() if name in variables for read in _reads(handle)]
+    while pending:
+        reached |= descendants(pending, controls=False) | set(pending)
+        written = {handle_node(value) for node in reached if is_update(node) for value in node.inputs[:1]}
+        new = {handles[handle] for handle in written if handle in handles} - variables
+        variables |= new
+        pending = [read for handle, name in handles.items() if name in new for read in _reads(handle)]
+    outputs = {name for name, info in item.outputs.items() if graph.value(info.tensor).node in reached}
+    return frozenset({*(f"variable {name}" for name in variables), *(f"output {name}" for name in outputs)})
+
+
+def _reads(handle: Node) -> list[Node]:
+    return [use.node for use in handle_uses(handle) if use.node.op in READS]
+
+
+def unless(found: Mapping[str, Found], apart: Collection[str]) -> dict[str, Found]:
+    """Return what is compared.
+
+    Args:
+        found: by "variable NAME" and "output NAME".
+    """
+    return {key: one for key, one in found.items() if key not in apart}
+
+
+def said(apart: Collection[str]) -> list[str]:
+    """Say what was not compared."""
+    if not apart:
+        return []
+    names = sorted(apart)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    why = "they depend on the number of a replica, or on what replicas have alone (variable_policies)"
+    return [f"not compared with one device, from which they differ by design: {', '.join(names[:SHOWN])}{more}; {why}"]
+
+
+# `ar.verify` for several processes: their graphs are verified together, and their numerics in this process.
+#
+#     plan of 2 processes ──► graphs of rank 0, rank 1 ──► check_ranks            nothing is run
+#                         └─► the same replicas in one process ──► comparison     as for any other plan
+#
+# What only the processes' own exchange could get wrong in the numbers is not seen: train on the cluster for that.
+
+
+def fit_together(item: TrainingGraph, plan: Plan) -> str:
+    """Rewrite an item for every process, and check that the graphs fit together; say so in a sentence.
+
+    Args:
+        item: a normalised item; it is not changed.
+        plan: of several processes.
+
+    Raises:
+        VerifyError: they do not; names every broken invariant, with its rank.
+    """
+    count = len(plan.processes)
+    graphs = []
+    for task in range(count):
+        graph = serde.from_bytes(compile_task(item, plan, task).graph_bytes)
+        if task == 0 or not plan.homes:  # others leave the updates of servers to worker 0
+            check_expanded(graph, item, plan.all_devices, count)
+        graphs.append(graph)
+    check_ranks(graphs, item, plan.homes.values())
+    meeting, _ = collect(node for graph in graphs for node in graph)
+    members = sum(len(group.members) for group in meeting)
+    return (
+        f"the graphs of {count} processes fit together ({len(meeting)} collectives with {members} members); "
+        f"numbers were compared for their {plan.replicas} replicas in one process"
+    )
+
+
+def in_one_process(plan: Plan) -> Plan:
+    """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
+    if plan.stage_hosts:
+        return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
+    if len(plan.processes) <= 1:
+        return plan
+    if plan.model is not None:
+        return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
+    devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))
+    known = {device: here for device, here in zip(plan.devices, devices, strict=True)}
+    for one in plan.variables:
+        for server in one.servers:
+            known.setdefault(server, devices[len(known) % len(devices)])
+    variables = tuple(
+        replace(
+            request,
+            servers=tuple(known[server] for server in request.servers),
+            server=replace(request.server, sync=True, staleness=0) if request.server is not None else None,
+        )
+        for request in plan.variables
+    )
+    return replace(plan, devices=devices, variables=variables, edges=(), graph_digest="")
+
+
+def _with_parts(plan: Plan, devices: tuple[str, ...]) -> Plan:
+    """Return the request with the stages and logical devices of its replicas elsewhere."""
+    model, pipeline = plan.model, plan.pipeline
+    each = model.size if model is not None else 1
+    if model is not None:
+        model = replace(model, devices=devices)
+    if pipeline is not None:
+        pipeline = replace(pipeline, devices=devices[::each])
+    first = devices[:: len(devices) // plan.replicas]
+    return replace(plan, devices=first, pipeline=pipeline, model=model, edges=(), graph_digest="")
+
+
+# What is compared: an original without captures, its normal form with the same seeds, and the plan for one process.
+#
+# item ──unbind──► original ──normalise──► flat ──request──► plan, all of its replicas in this process
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison before anything is rewritten.
+
+    Attributes:
+        original: the item without captures, every random op seeded.
+        flat: its normal form, with the same seeds.
+        values: of captured variables, by name.
+        given: the configuration, with its processes, or the plan.
+        asked: the plan of the whole job.
+        plan: the same for as many replicas in this process, one step in a run.
+        notes: what to say about the seeds.
+    """
+
+    original: TrainingGraph
+    flat: TrainingGraph
+    values: Mapping[str, Any]
+    given: Config | Plan
+    asked: Plan
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
+    """Return what is compared.
+
+    Args:
+        item: a training graph; it is not changed.
+        config_or_plan: as for `rewrite`.
+        seed: of random ops that have none.
+
+    Raises:
+        RewriteError: there is no plan for it.
+    """
+    single, values = unbind(item)
+    flat = normalise_original(single)
+    given = config_or_plan if isinstance(config_or_plan, Plan) else with_processes(Config.of(config_or_plan))
+    asked = request(flat, given)
+    plan = replace(in_one_process(asked), steps_per_run=0)
+    original, notes = _with_seeds(single, flat, seed)
+    return Prepared(original, flat, values, given, asked, plan, tuple(notes))
+
+
+def _with_seeds(single: TrainingGraph, flat: TrainingGraph, seed: int) -> tuple[TrainingGraph, list[str]]:
+    """Seed the random ops of `flat`, in place; return the original with the same seeds, and what to say about it."""
+    hidden = set(unseeded(flat.graph)) - set(unseeded(single.graph))
+    pinned = pin(flat.graph, seed)
+    notes = []
+    if pinned:
+        ops = "1 random op without a seed was" if len(pinned) == 1 else f"{len(pinned)} random ops without a seed were"
+        notes.append(f"{ops} given one in both graphs ('{pinned[0]}')")
+    if hidden:
+        notes.append("random ops stand in functions, so the original was run with its functions inlined")
+        return flat, notes
+    graph = single.graph.clone()
+    pin(graph, seed)
+    return replace(single, source=graph), notes
+
+
+# Give every unseeded random op a seed of its own, so that two runs of one graph draw the same numbers.
+#
+# An op with `seed = seed2 = 0` asks for a fresh seed in every process. Datasets take their seeds as inputs.
+
+
+_MAX_SEED = 2**31 - 1
+
+
+def unseeded(graph: Graph) -> tuple[str, ...]:
+    """Return the names of the random ops that draw something else in every run (functions are not looked into)."""
+    return tuple(node.name for node in graph if _attrs_are_zero(node) or _inputs_are_zero(node))
+
+
+def pin(graph: Graph, seed: int) -> tuple[str, ...]:
+    """Seed the unseeded random ops of a graph in place, each by its name; return their names."""
+    names = unseeded(graph)
+    for name in names:
+        node = graph.node(name)
+        first, second = _seeds(name, seed)
+        if _attrs_are_zero(node):
+            node.set_attr("seed", first)
+            node.set_attr("seed2", second)
+        else:
+            for index, value in zip(_seed_inputs(node), (first, second), strict=True):
+                build = Builder(graph, f"{name}/seed", device=node.device)
+                node.set_input(index, build.const(value, dtypes.INT64))
+    return names
+
+
+def _seeds(name: str, seed: int) -> tuple[int, int]:
+    """Return two seeds above zero that depend on the op's name and on `seed` only."""
+    first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
+    return first, second
+
+
+def _attrs_are_zero(node: Node) -> bool:
+    op = find_op(node.op)
+    if op is None or not {"seed", "seed2"} <= op.attrs.keys():
+        return False
+    return not node.attr("seed") and not node.attr("seed2")
+
+
+def _seed_inputs(node: Node) -> tuple[int, ...]:
+    """Return the positions of the inputs `seed` and `seed2`, of ops whose inputs are single tensors."""
+    op = find_op(node.op)
+    if op is None or any(arg.number_attr or arg.type_list_attr for arg in op.inputs):
+        return ()
+    return tuple(i for i, arg in enumerate(op.inputs) if arg.name in ("seed", "seed2"))
+
+
+def _inputs_are_zero(node: Node) -> bool:
+    positions = _seed_inputs(node)
+    if len(positions) != 2:
+        return False
+    producers = [node.inputs[index].node for index in positions]
+    return all(has(producer.op, "constant") and _is_zero(producer) for producer in producers)
+
+
+def _is_zero(const: Node) -> bool:
+    value = const.attr("value")
+    return isinstance(value, np.ndarray) and value.size == 1 and not value.any()

@@ -1,0 +1,141 @@
+"""The graph for other tools: networkx, GraphML, plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.annotations import Annotations
+from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_attrs, static_shape
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.mesh import ONCE, word
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.training_graph import TrainingGraph
+
+if TYPE_CHECKING:
+    import networkx
+
+
+def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx.MultiDiGraph[str]:
+    """Return a graph of the nodes, by name, with op, device and span; edges say what flows (data or control)."""
+    import networkx
+
+    result: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+    shown = set(graph if nodes is None else nodes)
+    ordered = [node for node in graph if node in shown]
+    for node in ordered:
+        result.add_node(node.name, op=node.op, device=node.device, span=word(node.span))
+    for node in ordered:
+        for index, value in enumerate(node.inputs):
+            if value.node in shown:
+                result.add_edge(value.node.name, node.name, kind="data", output=value.index, input=index)
+        for control in node.controls:
+            if control in shown:
+                result.add_edge(control.name, node.name, kind="control")
+    return result
+
+
+def to_graphml(graph: Graph, nodes: Collection[Node] | None = None) -> str:
+    """Return GraphML, which yEd, Gephi and Cytoscape read."""
+    import networkx
+
+    return "\n".join(networkx.generate_graphml(to_networkx(graph, nodes))) + "\n"
+
+
+Conversions = Callable[[Value], list[dict[str, Any]]]
+"""What tells how a value is converted, as plain data."""
+
+
+def node_data(
+    node: Node, placements: Annotations = NO_PLACEMENTS, conversions: Conversions | None = None
+) -> dict[str, Any]:
+    """Return one node as plain data, with the placements of its results where they are known.
+
+    Args:
+        node: of any graph.
+        placements: of values, by their names.
+        conversions: what tells how a result is converted; None: nobody knows.
+    """
+    data: dict[str, Any] = {
+        "name": node.name,
+        "op": node.op,
+        "device": node.device,
+        "inputs": [value.name for value in node.inputs],
+        "controls": [control.name for control in node.controls],
+        "outputs": output_data(node),
+        "attrs": shown_attrs(node),
+    }
+    for index, output in enumerate(data["outputs"]):
+        if stated := placements.get(node.output(index).name):
+            output["placement"] = str(stated)
+        if conversions is not None and (found := conversions(node.output(index))):
+            output["conversions"] = found
+    if node.span != ONCE:
+        data["span"] = word(node.span)
+    if node.selects:
+        data["selects"] = {str(index): select.value for index, select in sorted(node.selects.items())}
+    for key, attr in (("pass", PASS_ATTR), ("origin", ORIGIN_ATTR)):
+        if attr in node.attrs:
+            data[key] = node.attr(attr).decode()
+    return data
+
+
+def output_data(node: Node) -> list[dict[str, Any]]:
+    """Return element types and, as far as the node states them, shapes of the outputs."""
+    try:
+        types = node.output_dtypes
+    except GraphError:
+        return []
+    shapes = [static_shape(node.output(i)) for i in range(len(types))]
+    return [
+        {"dtype": dtypes.dtype_name(dtype), "shape": None if shape is None else list(shape)}
+        for dtype, shape in zip(types, shapes, strict=True)
+    ]
+
+
+def signature_data(item: TrainingGraph) -> dict[str, Any]:
+    """Return inputs, outputs, targets and variables as plain data."""
+
+    def tensors(infos: Any) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": info.name,
+                "tensor": info.tensor,
+                "dtype": info.dtype,
+                "shape": None if info.shape is None else list(info.shape),
+                "batch_axis": info.batch_axis,
+            }
+            for info in infos.values()
+        ]
+
+    return {
+        "inputs": tensors(item.inputs),
+        "outputs": tensors(item.outputs),
+        "targets": list(item.targets),
+        "init_op": item.init_op,
+    }
+
+
+def item_data(
+    item: TrainingGraph, nodes: Collection[Node] | None = None, conversions: Conversions | None = None
+) -> dict[str, Any]:
+    """Return an item as plain data: signature, nodes in graph order, functions.
+
+    Args:
+        item: original or rewritten.
+        nodes: which of its nodes; None for all.
+        conversions: what tells how a value is converted; None: nobody knows.
+    """
+    graph = item.graph
+    shown = set(graph if nodes is None else nodes)
+    return {
+        **signature_data(item),
+        "nodes": [node_data(node, item.placements, conversions) for node in graph if node in shown],
+        "functions": functions(graph),
+    }
+
+
+# The forms in which a graph is shown, for whoever names one without showing any.
+
+Form = Literal["text", "table", "json", "dot", "svg", "graphml", "html"]

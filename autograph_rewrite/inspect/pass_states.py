@@ -1,0 +1,461 @@
+"""The states of a graph between passes: in columns for a report, as files, as text.
+
+    original     put 0..999                       the graph that was given
+    propagate    put 17, 30, ...                  nodes whose row differs: here, placements
+    expand       put ..., drop 12                 replica_0/x, replica_1/x are stacked: x, in 2 copies
+
+A node is a number, the place of its name in `names`; texts that recur stand once, in `strings`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.dump import header
+from autograph_rewrite.inspect.export import node_data
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, line, render, shown_attrs, static_shape
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, word
+from autograph_rewrite.ir.types import device_specs, dtypes, wire
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.passes.base.pass_manager import Pass, RewriteObserver, run_passes
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
+from autograph_rewrite.passes.preconditions import require_no_servers
+from autograph_rewrite.passes.propagate import take_placements_as_given
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
+
+FIRST = ("replica_0", "replica_0/micro_0")
+COLUMNS = ("op", "device", "span", "pass", "origin", "attrs", "type", "placement", "copies")
+
+
+class NodeRow(NamedTuple):
+    """One node of one state; texts are numbers of strings."""
+
+    op: int
+    device: int
+    span: int
+    made_by: int
+    origin: int
+    attrs: int
+    type: int
+    placement: int
+    copies: int
+    inputs: tuple[int, ...]
+    controls: tuple[int, ...]
+
+
+@dataclass
+class PassStep:
+    """What one pass changed.
+
+    Attributes:
+        name: of the pass.
+        put: rows of nodes that it added or changed, by node.
+        drop: nodes that are gone.
+        added: how many of `put` are new.
+        rewired: how many of the others read other values, or wait for others.
+        nodes: how many there are behind it.
+    """
+
+    name: str
+    put: dict[int, NodeRow]
+    drop: list[int]
+    added: int
+    rewired: int
+    nodes: int
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data, in columns: of each node's inputs, producers and output numbers in turn."""
+        rows = list(self.put.values())
+        return {
+            "id": list(self.put),
+            **{name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)},
+            "inputs": [number for row in rows for number in row.inputs],
+            "input_counts": [len(row.inputs) // 2 for row in rows],
+            "controls": [number for row in rows for number in row.controls],
+            "control_counts": [len(row.controls) for row in rows],
+            "drop": self.drop,
+        }
+
+
+@dataclass
+class Numbered:
+    """Texts by number, each once."""
+
+    texts: list[str] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def of(self, text: str) -> int:
+        """Return the number of a text."""
+        number = self.numbers.setdefault(text, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(text)
+        return number
+
+
+class GraphStates(RewriteObserver):
+    """An observer of the pipeline that keeps what each pass has changed."""
+
+    def __init__(self) -> None:
+        self.names = Numbered()
+        self.strings = Numbered()
+        self.steps: list[PassStep] = []
+        self._state: dict[int, NodeRow] = {}
+        self._seen: tuple[int, int] | None = None
+        self._stated: dict[tuple[str, tuple[tuple[str, Any], ...]], tuple[int, int]] = {}
+
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Keep the state of a rewrite after the pass of that name."""
+        seen = (rewrite.graph.edits, rewrite.has(Propagation) and id(rewrite.get(Propagation)))
+        if seen == self._seen:
+            self.steps.append(PassStep(name, {}, [], 0, 0, len(self._state)))
+            return
+        self._seen = seen
+        self.keep(name, rewrite.graph, placements_of(rewrite))
+
+    def keep(self, name: str, graph: Graph, placements: Annotations = NO_PLACEMENTS) -> None:
+        """Keep the state of a graph.
+
+        Args:
+            name: of the pass that has left it.
+            graph: folded or expanded; copies of one node are stacked.
+            placements: of values, by name, as far as they are known.
+        """
+        before, after = self._state, dict(self._rows(graph, placements))
+        put = {node: row for node, row in after.items() if before.get(node) != row}
+        known = [(before[node], row) for node, row in put.items() if node in before]
+        rewired = sum((old.inputs, old.controls) != (new.inputs, new.controls) for old, new in known)
+        drop = [node for node in before if node not in after]
+        self.steps.append(PassStep(name, put, drop, len(put) - len(known), rewired, len(after)))
+        self._state = after
+
+    def data(self) -> dict[str, Any]:
+        """Return names, strings, and of each step its name and how much it changed; `Step.data` has the rest."""
+        said = [
+            {
+                "pass": step.name,
+                "nodes": step.nodes,
+                "added": step.added,
+                "removed": len(step.drop),
+                "rewired": step.rewired,
+                "changed": len(step.put) - step.added,
+            }
+            for step in self.steps
+        ]
+        return {"names": self.names.texts, "strings": self.strings.texts, "steps": said}
+
+    def _rows(self, graph: Graph, placements: Annotations) -> Iterator[tuple[int, NodeRow]]:
+        stacks: dict[str, list[Node]] = {}
+        shown = _stack_names(graph)
+        for node in graph:
+            stacks.setdefault(shown.get(node.name, node.name), []).append(node)
+        text, named = self.strings.of, self.names.of
+        devices: dict[tuple[str, ...], int] = {}
+        for name, nodes in stacks.items():
+            node = nodes[0]
+            places = tuple(dict.fromkeys(one.device for one in nodes))
+            if places not in devices:
+                devices[places] = text(", ".join(map(device_specs.short, filter(None, places))))
+            attrs, kind = self._stated_by(node)
+            made_by, origin = (node.attr(key, b"").decode() for key in (PASS_ATTR, ORIGIN_ATTR))
+            yield (
+                named(name),
+                NodeRow(
+                    text(node.op),
+                    devices[places],
+                    text("" if node.span == ONCE else word(node.span)),
+                    text(made_by),
+                    text(origin),
+                    attrs,
+                    kind,
+                    text(_placement(node, placements)),
+                    len(nodes),
+                    tuple(_pairs((named(shown.get(v.node.name, v.node.name)), v.index) for v in node.inputs)),
+                    tuple(dict.fromkeys(named(shown.get(one.name, one.name)) for one in node.controls)),
+                ),
+            )
+
+    def _stated_by(self, node: Node) -> tuple[int, int]:
+        """Return the numbers of a node's attributes and of the types of its results, as texts."""
+        key = (node.op, tuple(node.attrs.items()))
+        if key not in self._stated:
+            attrs = "\n".join(f"{name}={value}" for name, value in shown_attrs(node).items())
+            self._stated[key] = self.strings.of(attrs), self.strings.of(_types(node))
+        return self._stated[key]
+
+
+def _stack_names(graph: Graph) -> dict[str, str]:
+    """Return the name of the stack of each copy; where a merge of the copies has their name, a prefix tells them apart.
+
+    The copy of the first replica may have kept the name of the original.
+    """
+    found: dict[str, str] = {}
+    for node in graph:
+        name = bare(node.name)
+        if name == node.name:
+            continue
+        own = graph.nodes.get(name)
+        merges = own is not None and (own.op != node.op or any(f"{first}/{name}" in graph for first in FIRST))
+        found[node.name] = f"replica_*/{name}" if merges else name
+    return found
+
+
+def _pairs(values: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """Yield producers and output numbers in turn; what several copies of a producer give counts once."""
+    last: tuple[int, int] | None = None
+    for pair in values:
+        if pair != last:
+            yield from pair
+        last = pair
+
+
+def _types(node: Node) -> str:
+    try:
+        types = node.output_dtypes
+    except GraphError:
+        return ""
+    shapes = [static_shape(node.output(index)) for index in range(len(types))]
+    return ", ".join(
+        dtypes.dtype_name(kind) + (shape_text(shape) if shape is not None else "")
+        for kind, shape in zip(types, shapes, strict=True)
+    )
+
+
+def _placement(node: Node, placements: Annotations) -> str:
+    stated = [placements[value.name] for value in node.read_outputs if value.name in placements]
+    if not stated and f"{node.name}" in placements:
+        stated = [placements[node.name]]
+    return ", ".join(dict.fromkeys(map(str, stated)))
+
+
+# Snapshots after each pass: `NN_pass.pb`, `.txt` and `.json` in a folder, and the changes between them.
+#
+# A folded graph is no GraphDef; its snapshot is written as one all the same, for viewers: what is folded stands in
+# attributes that start with `_autograph_`. The last snapshot, of the expanded graph, can be run.
+
+CHANGES_SHOWN = 20
+
+
+def viewable(graph: Graph) -> bytes:
+    """Return a GraphDef of a graph that may still be folded; only for viewers."""
+    nodes = []
+    for node in graph:
+        inputs = [name.encode() for name in serde.input_names(node)]
+        tail = wire.write_attrs(_plain_attrs(node)) + node.rest
+        nodes.append(wire.write_node(node.name.encode(), node.op.encode(), inputs, node.device.encode(), tail))
+    return serde.frame(nodes, graph)
+
+
+def _plain_attrs(node: Node) -> dict[str, bytes]:
+    attrs = {key: raw.raws[0] if isinstance(raw, PerInstance) else raw for key, raw in node.attrs.items()}
+    if node.span != ONCE:
+        attrs["_autograph_span"] = encode("string", word(node.span))
+    if node.selects:
+        texts = [f"{index}:{select.value}" for index, select in sorted(node.selects.items())]
+        attrs["_autograph_selects"] = encode("list(string)", texts)
+    return attrs
+
+
+class PassSnapshots(RewriteObserver):
+    """An observer of the pipeline that keeps every state of the graph; nothing stands in the folder until `publish`.
+
+    Args:
+        folder: where the files go; it may exist, and files of the same names are replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        self._count = 0
+
+    def after_pass(self, name: str, rewrite: Rewrite) -> None:
+        """Keep the state of a rewrite after the pass of that name, with the placements that are known by then."""
+        self.keep(name, rewrite.graph, placements_of(rewrite))
+
+    def keep(self, name: str, graph: Graph, placements: Annotations) -> None:
+        """Keep the state of a graph.
+
+        Args:
+            name: of the pass that has left it.
+            graph: folded or expanded.
+            placements: of values, by name, as far as they are known.
+        """
+        self._count += 1
+        stem = self._partial / f"{self._count:02}_{name}"
+        stem.with_suffix(".pb").write_bytes(viewable(graph))
+        stem.with_suffix(".txt").write_text(render(graph, placements=placements), encoding="utf-8")
+        data = {"pass": name, "nodes": [node_data(node, placements) for node in graph]}
+        stem.with_suffix(".json").write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+
+    def publish(self) -> None:
+        """Move everything into the folder."""
+        self.folder.mkdir(exist_ok=True)
+        for file in sorted(self._partial.iterdir()):
+            os.replace(file, self.folder / file.name)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what was not published."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+class Changes:
+    """An observer of the pipeline that reports which lines of the printed form each pass changed.
+
+    Args:
+        original: the graph before the first pass.
+        write: takes each line of the report.
+    """
+
+    def __init__(self, original: Graph, write: Callable[[str], None]) -> None:
+        self._before = _lines(original)
+        self._write = write
+
+    def __call__(self, name: str, graph: Graph) -> None:
+        """Report what the pass of that name has changed."""
+        after = _lines(graph)
+        for text in changes(name, self._before, after):
+            self._write(text)
+        self._before = after
+
+
+def _lines(graph: Graph) -> dict[str, str]:
+    return {node.name: line(node) for node in graph}
+
+
+def changes(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Yield a heading, and the old and new lines of the nodes that differ.
+
+    Args:
+        name: of the pass.
+        before: printed lines before it, by node.
+    """
+    differing = [node for node in {**before, **after} if before.get(node) != after.get(node)]
+    yield f"== after {name}: {len(differing)} of {len(after)} nodes changed"
+    for node in differing[:CHANGES_SHOWN]:
+        if node in before:
+            yield f"- {before[node]}"
+        if node in after:
+            yield f"+ {after[node]}"
+    if len(differing) > CHANGES_SHOWN:
+        yield f"... and {len(differing) - CHANGES_SHOWN} more nodes"
+
+
+# Placements of the values of a rewrite under way, for who looks on: `opt`, snapshots.
+
+
+def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
+    """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
+    if not rewrite.has(Propagation):
+        return {}
+    state = rewrite.get(Propagation)
+    found: dict[str, Annotation] = {}
+    for node in rewrite.graph:
+        if node in state.transfers:
+            values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
+            found |= {
+                value.name: annotation(rewrite.fact(value).placement, state.facts[value].placement) for value in values
+            }
+    for value, placement in rewrite.converted.items():
+        if rewrite.graph.nodes.get(value.node.name) is value.node:
+            found[value.name] = annotation(placement, placement)
+    return found
+
+
+# Run chosen passes on a graph, and print the result as text with placements.
+#
+# %dw: float32[3,1] @ partial(sum) = MatMul(%x, %dy) {transpose_a=true}
+#
+# The text can be read again. Placements that it states are compared with what `propagate` finds; passes that begin
+# behind that take them as given.
+
+
+@dataclass(frozen=True)
+class PrintedPasses:
+    """Passes around which the graph is printed.
+
+    Attributes:
+        before: names of passes.
+        after: names of passes.
+        write: takes each text, which begins with a line that says where it is from.
+        full: with every attribute and constant.
+    """
+
+    before: Collection[str] = ()
+    after: Collection[str] = ()
+    write: Callable[[str], None] = print
+    full: bool = False
+
+
+NOTHING = PrintedPasses()
+
+
+def optimize(
+    item: TrainingGraph,
+    plan: Plan,
+    passes: Sequence[Pass],
+    *,
+    task: int = 0,
+    shown: PrintedPasses = NOTHING,
+    verify: bool = True,
+) -> Rewrite:
+    """Run passes on a copy of a normalised item.
+
+    Args:
+        item: flat graph; it is not changed. Its placements are compared, or taken as given.
+        plan: the request, or a plan with edges.
+        passes: what to run, in this order.
+        task: which of the plan's processes the graph is for.
+        shown: what to print on the way.
+        verify: check the graph's invariants after each pass that has edited it.
+
+    Raises:
+        RewriteError: a pass refuses.
+    """
+    rewrite = Rewrite.of(Request(item, plan, task), item.graph.clone())
+    require_no_servers(rewrite.job)
+    for one in passes:
+        if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
+            take_placements_as_given(rewrite)
+        if one.name in shown.before:
+            shown.write(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
+        run_passes(rewrite, [one], verify=verify)
+        if one.name in shown.after:
+            shown.write(f"# after {one.name}\n{text_of(rewrite, full=shown.full)}")
+    return rewrite
+
+
+def require_unfolded(item: TrainingGraph) -> None:
+    """Refuse a graph on which passes have run that convert values.
+
+    Raises:
+        GraphError: nodes of it stand for an instance on every replica, or are such an instance.
+    """
+    hint = "begin with the original graph, or with what the passes before 'insert-reshards' leave"
+    if any(node.span != ONCE for node in item.graph):
+        raise GraphError("this graph is folded: passes have run on it, and what they found is not in it", hint=hint)
+    if any(stated.span is not None for stated in item.placements.values()):
+        raise GraphError("this graph is expanded: it has the instances of its nodes, and no more passes run", hint=hint)
+
+
+def text_of(rewrite: Rewrite, *, full: bool = False) -> str:
+    """Return the graph of a rewrite as text, with its signature and the placements of its values."""
+    graph, moved = rewrite.graph, zip(rewrite.item.outputs.items(), rewrite.outputs, strict=True)
+    outputs = {name: replace(info, tensor=value.name) for (name, info), value in moved}
+    item = replace(rewrite.item, source=graph, outputs=outputs)
+    return header(item, None) + render(graph, full=full, placements=placements_of(rewrite))

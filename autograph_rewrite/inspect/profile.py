@@ -1,0 +1,467 @@
+"""A profile: measured steps of all ranks by one clock, what they add up to, and what was predicted.
+
+profile.save("trace.json")    Perfetto, chrome://tracing; `Profile.load` reads it again
+print(profile)                step time, examples and FLOPs per second, devices, nodes, exchanges
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autograph_rewrite.diagnostics.amounts import duration, several
+from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.inspect import rank_trace
+from autograph_rewrite.inspect.table import drawn, table
+
+SCHEMA = 1
+KEY = "autograph_rewrite"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured steps.
+
+    Attributes:
+        ranks: traces of all ranks, by the clock of the first.
+        offsets: how far the clocks of the ranks were off.
+        predicted: the simulated step, as `inspect.report.of_step` gives it; None where there is none.
+        notes: what there is to know.
+    """
+
+    ranks: tuple[rank_trace.RankTrace, ...]
+    offsets: tuple[Offset, ...]
+    predicted: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        traces: Sequence[rank_trace.RankTrace],
+        predicted: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
+    ) -> Profile:
+        """Return the profile of traces by clocks of their own.
+
+        Args:
+            predicted: the simulated step.
+            notes: what there is to know.
+
+        Raises:
+            GraphError: there is none, or they are not of the same steps.
+        """
+        if not traces:
+            raise GraphError("nothing was profiled: no rank has left a trace")
+        counts = {len(trace.steps) for trace in traces}
+        if len(counts) > 1:
+            raise GraphError(
+                f"the ranks have traced different numbers of steps: {', '.join(map(str, sorted(counts)))}",
+                hint="profile the same steps on every rank",
+            )
+        together, found = aligned(sorted(traces, key=lambda trace: trace.rank))
+        unknown = [
+            f"rank {one.rank}'s clock could not be compared: it is shown as it was"
+            for one in found
+            if one.error is None
+        ]
+        return cls(together, found, predicted, (*notes, *unknown))
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """The median over the steps of how long the slowest rank took."""
+        return self._step_times[self.typical] * rank_trace.NANO
+
+    @cached_property
+    def typical(self) -> int:
+        """The number of the step that took that long: what tables and figures of devices are about."""
+        return self._step_times.index(statistics.median_low(self._step_times))
+
+    @cached_property
+    def _step_times(self) -> list[int]:
+        own = ([step.end - step.start for step in trace.steps] for trace in self.ranks)
+        return [max(one) for one in zip(*own, strict=True)]
+
+    @cached_property
+    def examples(self) -> int:
+        """Examples of all ranks in one step, on average; 0: nobody knows."""
+        return round(sum(statistics.fmean(step.examples for step in trace.steps) for trace in self.ranks))
+
+    @property
+    def examples_per_second(self) -> float:
+        """Over all measured steps, with what the program did between them; 0: nobody knows."""
+        first = min(trace.steps[0].start for trace in self.ranks)
+        last = max(trace.steps[-1].end for trace in self.ranks)
+        return self.examples * len(self.ranks[0].steps) / max(1, last - first) / rank_trace.NANO
+
+    @property
+    def flops_per_second(self) -> float:
+        """Floating-point operations outside of updates, per second of a step; 0: nobody knows."""
+        return self.ranks[0].flops / self.step_seconds if self.step_seconds else 0.0
+
+    @cached_property
+    def devices(self) -> tuple[rank_trace.DeviceTime, ...]:
+        """Where the time of each device went in the typical step."""
+        return tuple(one for trace in self.ranks for one in rank_trace.device_times(trace, self.typical))
+
+    @cached_property
+    def attributed(self) -> rank_trace.Attributed:
+        """Which share of the steps is that of original nodes, and of named communication."""
+        return rank_trace.attributed(self.ranks)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Of the typical step, on average of the devices: something is exchanged, and nothing computed."""
+        return statistics.fmean([one.communication for one in self.devices] or [0.0])
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the steps add up to, as plain data."""
+        return {
+            "steps": len(self.ranks[0].steps),
+            "ranks": len(self.ranks),
+            "step_seconds": self.step_seconds,
+            "predicted_step_seconds": self.predicted["step_seconds"] if self.predicted else None,
+            "examples": self.examples,
+            "examples_per_second": self.examples_per_second,
+            "flops_per_second": self.flops_per_second,
+            "exposed_seconds": self.exposed_seconds,
+            "attributed": {**vars(self.attributed), "share": self.attributed.share},
+            "devices": device_rows(self),
+            "nodes": node_rows(self),
+            "exchanges": exchange_rows(self),
+            "clocks": [one._asdict() for one in self.offsets],
+            "notes": list(self.notes),
+        }
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline as Perfetto and Chrome read it, with all that `load` needs."""
+        kept = {
+            "schema": SCHEMA,
+            "ranks": [trace.data() for trace in self.ranks],
+            "clocks": [list(one) for one in self.offsets],
+            "predicted": self.predicted,
+            "notes": list(self.notes),
+        }
+        return {"displayTimeUnit": "ms", "traceEvents": list(events(self)), KEY: kept}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the timeline, a JSON file for Perfetto, chrome://tracing and `load`."""
+        write_whole(path, json.dumps(self.trace(), separators=(",", ":")).encode())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote.
+
+        Raises:
+            GraphError: it is another file.
+        """
+        try:
+            kept = json.loads(Path(path).read_text(encoding="utf-8"))[KEY]
+        except (ValueError, KeyError, TypeError) as error:
+            hint = "give the file that `autograph-rewrite profile` or Profile.save wrote"
+            raise GraphError(f"{path} is no profile", hint=hint) from error
+        ranks = tuple(rank_trace.RankTrace.of(one) for one in kept["ranks"])
+        return cls(ranks, tuple(Offset(*one) for one in kept["clocks"]), kept["predicted"], tuple(kept["notes"]))
+
+    def __str__(self) -> str:
+        return text(self)
+
+
+# One clock for all ranks: no member of a collective is done before the last one has begun, by whichever clock.
+#
+#     rank 0    |-- all-reduce --|             begins at a, ends at b
+#     rank 1        |-- all-reduce --|         begins at c, ends at d, by a clock that shows `offset` more
+#
+#     a <= d - offset,  c - offset <= b        so   c - b <= offset <= d - a
+#
+# Each exchange gives such bounds; the offset is in the middle of what all of them allow, its error half of that (as in
+# Cristian, Probabilistic Clock Synchronization, 1989, with a collective for the round trip).
+
+
+class Offset(NamedTuple):
+    """What the clock of a rank shows more than that of the first one, in nanoseconds.
+
+    Attributes:
+        rank: whose clock.
+        value: the offset.
+        error: how far it may be off; None where nothing bounds it.
+        is_same: both read the same clock, so that nothing had to be estimated.
+    """
+
+    rank: int
+    value: int
+    error: int | None
+    is_same: bool = False
+
+
+def offsets(traces: Sequence[rank_trace.RankTrace]) -> tuple[Offset, ...]:
+    """Return the offset of each rank's clock to that of the first."""
+    first = traces[0]
+    return tuple(
+        Offset(one.rank, 0, 0, is_same=True) if one.clock == first.clock else estimated(first, one) for one in traces
+    )
+
+
+def estimated(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Offset:
+    """Return the offset of another rank's clock by what both exchanged."""
+    pairs = list(_met(first, other))
+    low = max((begin - end for (_, end), (begin, _) in pairs), default=None)
+    high = min((end - begin for (begin, _), (_, end) in pairs), default=None)
+    if low is None or high is None:
+        return Offset(other.rank, 0, None)
+    return Offset(other.rank, (low + high) // 2, abs(high - low) // 2)
+
+
+def aligned(traces: Sequence[rank_trace.RankTrace]) -> tuple[tuple[rank_trace.RankTrace, ...], tuple[Offset, ...]]:
+    """Return the traces by the clock of the first rank, and how far the others' were off.
+
+    Args:
+        traces: of all ranks, at least one.
+    """
+    found = offsets(traces)
+    return tuple(one.shifted(-by.value) if by.value else one for one, by in zip(traces, found, strict=True)), found
+
+
+def _met(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    yield from zip(first.marks, other.marks, strict=False)
+    ours, theirs = dict(meetings_of(first)), dict(meetings_of(other))
+    for key in ours.keys() & theirs.keys():
+        yield ours[key], theirs[key]
+
+
+def meetings_of(trace: rank_trace.RankTrace) -> Iterable[tuple[tuple[int, str, int], tuple[int, int]]]:
+    """Yield each collective, as step, name and count, with the time at which this rank's last member began and ended.
+
+    A rank with several members has begun when all of them have, and is done when the first is.
+    """
+    members: dict[tuple[int, str, str], list[tuple[int, int]]] = {}
+    for one in trace.ran:
+        source = trace.sources[one.source]
+        if source.meeting:
+            step = next((i for i, step in enumerate(trace.steps) if step.start <= one.start <= step.end), -1)
+            members.setdefault((step, source.meeting, source.node), []).append((one.start, one.end))
+    found: dict[tuple[int, str, int], tuple[int, int]] = {}
+    for (step, meeting, _), times in members.items():
+        for count, (start, end) in enumerate(sorted(times)):
+            before = found.get((step, meeting, count), (start, end))
+            found[step, meeting, count] = max(start, before[0]), min(end, before[1])
+    return ((key, value) for key, value in found.items() if key[0] >= 0)
+
+
+# A profile as tables: predicted beside measured by device, the dearest original nodes, the exchanges.
+
+SHOWN = 15
+_UNITS = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (0.0, "FLOP/s"))
+
+
+def device_rows(profile: Profile) -> list[dict[str, Any]]:
+    """Return compute, communication and idle seconds of each device, with what was predicted."""
+    foretold = [_foretold(profile, index) for index in range(len(profile.devices))]
+    return [{**vars(one), "predicted": said} for one, said in zip(profile.devices, foretold, strict=True)]
+
+
+def _foretold(profile: Profile, index: int) -> dict[str, float] | None:
+    """Return what was predicted for a device: by its place within its rank, as ranks do the same."""
+    step = profile.predicted
+    if step is None:
+        return None
+    own = [one for one in profile.devices if one.rank == profile.devices[index].rank]
+    place = own.index(profile.devices[index])
+    lanes = [one for one in step["devices"] if one["busy_seconds"]] or step["devices"]
+    if not lanes:
+        return None
+    busy = lanes[min(place, len(lanes) - 1)]["busy_seconds"]
+    idle = max(0.0, step["step_seconds"] - busy - step["exposed_seconds"])
+    return {"compute": busy, "communication": step["exposed_seconds"], "idle": idle}
+
+
+def node_rows(profile: Profile) -> list[dict[str, Any]]:
+    """Return what original nodes took, the dearest first: of the typical step, over all devices of all ranks."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for source, seconds in _spent(profile):
+        if not source.exchange and source.origin:
+            one = found.setdefault((source.origin, source.op, source.made_by), [0.0, 0])
+            one[0] += seconds
+            one[1] += 1
+    ordered = sorted(found.items(), key=lambda item: -item[1][0])
+    return [
+        {"node": node, "op": op, "pass": made_by, "seconds": seconds, "runs": int(count)}
+        for (node, op, made_by), (seconds, count) in ordered
+    ]
+
+
+def exchange_rows(profile: Profile) -> list[dict[str, Any]]:
+    """Return what exchanges took, the dearest first: seconds of one member in the typical step, and its members."""
+    found: dict[tuple[str, str], list[float]] = {}
+    members: dict[tuple[str, str], set[tuple[int, str]]] = {}
+    for trace in profile.ranks:
+        for source, seconds in _spent_by(trace, profile.typical):
+            if source.exchange:
+                found.setdefault((source.exchange, source.origin), []).append(seconds)
+                members.setdefault((source.exchange, source.origin), set()).add((trace.rank, source.device))
+    return sorted(
+        (
+            {
+                "exchange": name,
+                "node": origin,
+                "seconds": sum(seconds) / len(seconds),
+                "longest": max(seconds),
+                "members": len(members[name, origin]),
+            }
+            for (name, origin), seconds in found.items()
+        ),
+        key=lambda row: -row["seconds"],
+    )
+
+
+def _spent(profile: Profile) -> Iterator[tuple[rank_trace.RunSource, float]]:
+    for trace in profile.ranks:
+        yield from _spent_by(trace, profile.typical)
+
+
+def _spent_by(trace: rank_trace.RankTrace, number: int) -> Iterator[tuple[rank_trace.RunSource, float]]:
+    step = trace.steps[number]
+    for one in trace.ran:
+        if step.start <= one.start <= step.end:
+            yield trace.sources[one.source], (one.end - one.start) * rank_trace.NANO
+
+
+def text(profile: Profile) -> str:
+    """Return figures and tables."""
+    part, predicted = profile.attributed, profile.predicted
+    steps = several(len(profile.ranks[0].steps), "step")
+    foretold = f" (predicted: {duration(predicted['step_seconds'])})" if predicted else ""
+    said = [f"{steps} on {several(len(profile.ranks), 'rank')}: {duration(profile.step_seconds)} each{foretold}"]
+    if profile.examples:
+        said.append(f"{profile.examples_per_second:,.0f} examples/s")
+    if profile.flops_per_second:
+        unit, name = next(one for one in _UNITS if profile.flops_per_second >= one[0])
+        said.append(f"{profile.flops_per_second / (unit or 1):.2f} {name}")
+    lines = [
+        ", ".join(said),
+        f"{part.share:.1%} of the time is that of original nodes ({part.nodes:.1%}) or of named communication alone "
+        f"({part.communication:.1%}); {part.other:.1%} runs outside of the graph, in {part.outside:.1%} nothing runs",
+        "",
+    ]
+    devices = []
+    for row in device_rows(profile):
+        also = row["predicted"] or {}
+        cells = [_time(row[key]) if which == 0 else _time(also.get(key)) for key in _TIMES for which in (0, 1)]
+        devices.append((row["rank"], row["device"], *cells))
+    nodes = [
+        (row["node"], row["op"], row["pass"], row["runs"], _time(row["seconds"])) for row in node_rows(profile)[:SHOWN]
+    ]
+    exchanges = [
+        (row["exchange"], row["members"], _time(row["seconds"]), _time(row["longest"]))
+        for row in exchange_rows(profile)[:SHOWN]
+    ]
+    columns = ("rank", "device", *(f"#{key}{also}" for key in _TIMES for also in ("", ", predicted")))
+    shown = [
+        table("the typical step", columns, devices),
+        table("original nodes", ("node", "kernel", "made by", "#runs", "#time"), nodes),
+        table("communication", ("exchange", "#members", "#time", "#longest"), exchanges),
+    ]
+    nano = rank_trace.NANO
+    clocks = [
+        f"clock of rank {one.rank}: {duration(one.value * nano)}, known to {duration(one.error * nano)}"
+        for one in profile.offsets
+        if not one.is_same and one.error is not None
+    ]
+    return "\n".join([*lines, drawn(*shown).rstrip(), *clocks, *(f"note: {note}" for note in profile.notes)]) + "\n"
+
+
+_TIMES = ("compute", "communication", "idle")
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
+
+
+# A profile as events for Perfetto and chrome://tracing: a process per rank, rows per device, and the prediction.
+#
+# rank 0    steps                       1        2
+#           CPU:0                       MatMul   Relu
+#           CPU:0 exchanges                           CollectiveReduceV2 dw:0 for w
+
+COMMUNICATION = " exchanges"
+OTHER = "not in the graph"
+
+
+def lane_of(source: rank_trace.RunSource) -> str:
+    """Return the lane on which a source is shown."""
+    if not source.origin:
+        return OTHER
+    return (source.device or rank_trace.HOST) + (COMMUNICATION if source.exchange else "")
+
+
+def events(profile: Profile) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of all ranks, in microseconds since the first step."""
+    begin = min(trace.steps[0].start for trace in profile.ranks)
+    for trace in profile.ranks:
+        yield from _of_rank(trace, begin)
+    if profile.predicted is not None:
+        yield from _predicted(profile.predicted, len(profile.ranks))
+
+
+def rows_of(times: Iterable[tuple[str, int, int]]) -> Iterator[tuple[str, int]]:
+    """Yield lane and row for each of (lane, start, end), sorted by start: what overlaps is in rows of its own."""
+    free: dict[str, list[int]] = {}
+    for lane, start, end in times:
+        rows = free.setdefault(lane, [])
+        row = next((number for number, busy in enumerate(rows) if busy <= start), len(rows))
+        rows[row : row + 1] = [end]
+        yield lane, row
+
+
+def _of_rank(trace: rank_trace.RankTrace, begin: int) -> Iterator[Mapping[str, Any]]:
+    yield _named("process_name", trace.rank, 0, f"rank {trace.rank}")
+    yield _named("thread_name", trace.rank, 0, "steps")
+    for number, step in enumerate(trace.steps):
+        yield _event(f"step {number}", "step", (trace.rank, 0), (step.start - begin, step.end - begin))
+    sources = [(trace.sources[one.source], one.start, one.end) for one in trace.ran]
+    lanes = sorted({lane_of(source) for source, _, _ in sources})
+    threads: dict[tuple[str, int], int] = {}
+    for (source, start, end), place in zip(
+        sources, rows_of((lane_of(source), start, end) for source, start, end in sources), strict=True
+    ):
+        if place not in threads:
+            threads[place] = lanes.index(place[0]) * 1000 + place[1] + 1
+            yield _named("thread_name", trace.rank, threads[place], place[0])
+        kind = "communication" if source.exchange else "compute" if source.origin else "other"
+        name = source.exchange or f"{source.op} {source.origin or source.node}"
+        said = {"node": source.node, "op": source.op, "original node": source.origin, "made by pass": source.made_by}
+        args = {key: value for key, value in said.items() if value}
+        yield _event(name, kind, (trace.rank, threads[place]), (start - begin, end - begin), args)
+
+
+def _predicted(step: Mapping[str, Any], process: int) -> Iterator[Mapping[str, Any]]:
+    yield _named("process_name", process, 0, "predicted step")
+    found = step["events"]
+    columns = zip(*(found[key] for key in ("name", "lane", "kind", "start", "seconds")), strict=True)
+    ran = sorted((start, lane, name, kind, seconds) for name, lane, kind, start, seconds in columns)
+    times = ((str(lane), int(start * 1e3), int((start + seconds) * 1e3)) for start, lane, _, _, seconds in ran)
+    threads: dict[tuple[str, int], int] = {}
+    for (start, lane, name, kind, seconds), place in zip(ran, rows_of(times), strict=True):
+        if place not in threads:
+            threads[place] = lane * 1000 + place[1] + 1
+            yield _named("thread_name", process, threads[place], found["lanes"][lane])
+        span = int(start * 1e3), int((start + seconds) * 1e3)
+        yield _event(found["names"][name], found["kinds"][kind], (process, threads[place]), span)
+
+
+def _event(
+    name: str, kind: str, place: tuple[int, int], span: tuple[int, int], args: Mapping[str, str] | None = None
+) -> Mapping[str, Any]:
+    start, end = span
+    made = {"name": name, "cat": kind, "ph": "X", "ts": start / 1e3, "dur": (end - start) / 1e3}
+    return {**made, "pid": place[0], "tid": place[1], **({"args": args} if args else {})}
+
+
+def _named(what: str, process: int, thread: int, name: str) -> Mapping[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

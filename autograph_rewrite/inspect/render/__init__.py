@@ -1,1 +1,0 @@
-"""Renders graphs and tables: text, Graphviz, web page, data for other tools."""

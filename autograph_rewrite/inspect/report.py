@@ -1,0 +1,508 @@
+"""The offline page of a report, put together from an original and its rewrite, or from whichever of them is at hand."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from typing import Any
+
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.levers import levers
+from autograph_rewrite.cost.simulate import SimulatedStep, simulate
+from autograph_rewrite.cost.tasks.layers import NodeUse, Scope, rows, tree
+from autograph_rewrite.cost.tasks.result import Simulation
+from autograph_rewrite.errors import RewriteError
+from autograph_rewrite.inspect.communication import meetings
+from autograph_rewrite.inspect.explain import text_of
+from autograph_rewrite.inspect.pass_states import GraphStates, Numbered
+from autograph_rewrite.inspect.profile import Profile, lane_of, node_rows
+from autograph_rewrite.inspect.report_view import Account, ShownEdge, account_of, edges_of, model_edges_of
+from autograph_rewrite.inspect.summary import Summary, VariableLine, summarise
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph
+from autograph_rewrite.ir.mesh import PROCESS
+from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.pass_manager import Observer
+from autograph_rewrite.plan.parts.messages import MODEL_AXIS, EdgePlan
+from autograph_rewrite.plan.parts.notes import ranking
+from autograph_rewrite.plan.parts.residence import Residence
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph
+
+SCHEMA = 1
+NO_SNAPSHOTS = "There are no snapshots of the passes: give the original graph and --config, and they run again."
+NO_ORIGINAL = "There is no original to simulate: give the original graph and --config."
+NO_PLAN = "A .pb keeps no plan: with --plan, owners, bytes and reasons are shown as well."
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a report is about.
+
+    Attributes:
+        states: of the graph, the last as the file has it.
+        original: the graph before it was rewritten, where that is at hand.
+        new: the rewritten one, if there is one.
+        plan: of the rewrite, where that is known.
+        config: how it was rewritten, for the speed of the network, and for other plans.
+        batch: examples of all devices together, where the graph leaves that open.
+        measured: some steps of it.
+        verified: what `verify` found, as plain data; None: it was not run.
+    """
+
+    states: GraphStates
+    original: TrainingGraph | None = None
+    new: TrainingGraph | None = None
+    plan: Plan | None = None
+    config: Config | None = None
+    batch: int | None = None
+    measured: Profile | None = None
+    verified: Mapping[str, Any] | None = None
+
+
+def of_ranks(
+    states: GraphStates,
+    original: TrainingGraph,
+    run: Callable[[TrainingGraph, list[Observer], int], TrainingGraph],
+    task: int | None,
+) -> TrainingGraph:
+    """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
+
+    Args:
+        original: the graph that is rewritten.
+        run: rewrites a graph, with observers, for one process.
+        task: the one process that is shown; None: all of them.
+    """
+    states.keep("original", original.graph, original.placements)
+    flat = normalise_original(original)
+    states.keep("normalise", flat.graph)
+    new = run(flat, [states], task or 0)
+    plan = new.report.plan
+    several = task is None and len(plan.processes) > 1 and not plan.stage_hosts
+    states.keep("expand (rank 0)" if several else "expand", new.graph, new.placements)
+    for rank in range(1, len(plan.processes) if several else 1):
+        other = run(flat, [], rank)
+        states.keep(f"expand (rank {rank})", other.graph, other.placements)
+    return new
+
+
+def is_rewritten(graph: Graph) -> bool:
+    """Return whether passes have made nodes of a graph."""
+    return any(PASS_ATTR in node.attrs for node in graph)
+
+
+def report_data(shown: Reported) -> dict[str, Any]:
+    """Return what the page shows, as plain data by view; docs/report.md has the schema."""
+    item, new, plan = shown.original or shown.new, shown.new, shown.plan
+    assert item is not None
+    found = summarise(item)
+    told = new is not None and new.report is not None
+    notes = [NO_SNAPSHOTS] if new is not None and len(shown.states.steps) == 1 else []
+    notes += [NO_PLAN] if new is not None and plan is None else []
+    simulated, problem = _step(shown)
+    step = of_step(simulated.found) if simulated is not None else None
+    states = shown.states.data()  # numbers the names that the cost refers to
+    return {
+        "overview": {
+            "schema": SCHEMA,
+            "graph": of_graph(found),
+            "rewrite": of_rewrite(account_of(new, shown.batch)) if told and new is not None else None,
+            "batch": plan.batch if plan is not None else 0,
+            "notes": [*notes, problem] if problem else notes,
+            "no_step": problem,
+        },
+        "graph": states,
+        **{f"step-{index}": one.data() for index, one in enumerate(shown.states.steps)},
+        "variables": variables(found.variables, plan),
+        "exchanges": exchanges(new, plan) if new is not None else [],
+        "reshards": reshards(new, plan) if new is not None and plan is not None else [],
+        "model_edges": model_edges(plan) if new is not None and plan is not None else [],
+        "step": step,
+        "cost": _cost(shown, simulated) if simulated is not None else None,
+        "verified": shown.verified,
+        "measured": _measured(shown, step),
+    }
+
+
+def _step(shown: Reported) -> tuple[SimulatedStep | None, str]:
+    """Return the simulated step, or why there is none."""
+    if shown.new is None:
+        return None, ""
+    if shown.original is None or shown.plan is None:
+        return None, NO_ORIGINAL
+    batch = shown.batch or (shown.measured.examples if shown.measured is not None else 0)
+    try:
+        found = simulate(shown.original, shown.plan, shown.config, batch=batch or None)
+    except RewriteError as error:
+        return None, f"The step cannot be simulated: {error}"
+    return found, ""
+
+
+def _cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
+    return of_cost(step.found, shown.states.names, levers(step, shown.config), shown.measured)
+
+
+def _measured(shown: Reported, step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the measured step, beside its own prediction or else this report's; None where there is none."""
+    if shown.measured is None:
+        return None
+    return report_part(replace(shown.measured, predicted=shown.measured.predicted or step))
+
+
+def report_page(title: str, shown: Reported) -> str:
+    """Return the page that shows it."""
+    return page(f"{title} - autograph-rewrite", report_data(shown))
+
+
+# Where the time goes: what each name scope and node of the predicted step costs, beside what was measured.
+
+
+def of_cost(found: Simulation, names: Numbered, levers: Sequence[str], measured: Profile | None) -> dict[str, Any]:
+    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name.
+
+    Args:
+        found: a simulated step.
+        names: the numbers of the names in the page.
+        levers: sentences.
+        measured: of the same step, if it was.
+    """
+    scopes = list(rows(tree(found.nodes)))
+    took = measured_by_scope(measured) if measured is not None else {}
+    nodes = [(names.numbers[one.name], one) for one in found.nodes if one.name in names.numbers]
+    keys = ("name", "depth", "nodes", "seconds", "exchange_seconds", "exchanged_bytes", "peak_bytes")
+    return {
+        "levers": list(levers),
+        "layers": [one.name for one in found.layers()],
+        "scopes": {
+            **{key: [getattr(one, key) for one in scopes] for key in keys},
+            "measured": [took.get(one.name) for one in scopes],
+        },
+        "nodes": {
+            "id": [number for number, _ in nodes],
+            "seconds": [one.seconds for _, one in nodes],
+            "bytes": [one.peak_bytes for _, one in nodes],
+        },
+    }
+
+
+def measured_by_scope(profile: Profile) -> dict[str, float]:
+    """Return what the nodes of each scope took in the typical step, in seconds of one device."""
+    each = max(1, len(profile.devices))
+    took = tree(NodeUse(row["node"], row["seconds"] / each, 0.0, 0, 0) for row in node_rows(profile))
+    found: dict[str, float] = {}
+    below: list[Scope] = [took]
+    while below:
+        scope = below.pop()
+        found["/".join(scope.path)] = scope.seconds
+        below += scope.children.values()
+    return found
+
+
+# The file of a report: one page with its data, style and scripts in it, of which no request ever leaves.
+#
+#     report.html    <meta Content-Security-Policy ... default-src 'none'>
+#     data           <script type="application/json" id="data-graph">      parsed when its view is opened
+#     style, code    page/*.css, page/*.js, and dagre, which lays opened scopes out
+#
+# Names of nodes come from whoever made the graph: the page only ever sets them as text, and in JSON `<` is escaped.
+
+
+SCRIPTS = (
+    "dagre.min.js",
+    "data.js",
+    "scopes.js",
+    "layout.js",
+    "graph_view.js",
+    "details.js",
+    "tables.js",
+    "cost.js",
+    "timeline.js",
+    "main.js",
+)
+
+
+def page(title: str, data: Mapping[str, Any]) -> str:
+    """Return the text of the file.
+
+    Args:
+        data: what its views read, by name; docs/report.md has the schema.
+    """
+    folder = files(__package__).joinpath("page")
+
+    def read(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
+    parts = {
+        "<!--title-->": html.escape(title),
+        "<!--style-->": f"<style>\n{read('report.css')}</style>",
+        "<!--data-->": "\n".join(_data(name, value) for name, value in data.items()),
+        "<!--scripts-->": "\n".join(f"<script>\n{read(name)}\n</script>" for name in SCRIPTS),
+    }
+    text = read("report.html")
+    pieces = []
+    for mark, part in parts.items():  # in their order: what a name says is never taken for a mark
+        before, _, text = text.partition(mark)
+        pieces += [before, part]
+    return "".join([*pieces, text])
+
+
+def _data(name: str, value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="data-{html.escape(name)}">{text}</script>'
+
+
+# The tables of a report: variables, and what replicas exchange.
+
+
+def variables(lines: Sequence[VariableLine], plan: Plan | None) -> list[dict[str, Any]]:
+    """Return where each variable lives, what it takes there, and what the optimizer keeps beside it.
+
+    Args:
+        lines: of the original's summary, where that is at hand.
+        plan: of its rewrite; None of a graph that is not distributed.
+    """
+    sizes = {line.name: line.bytes for line in lines}
+    return [_variable(line, plan, sizes) for line in lines if line.slot_of is None or line.slot_of not in sizes]
+
+
+def _variable(line: VariableLine, plan: Plan | None, sizes: dict[str, int | None]) -> dict[str, Any]:
+    residence = plan.residences.get(line.name) if plan is not None else None
+    shape = "?" if line.shape is None else "x".join("?" if dim is None else str(dim) for dim in line.shape) or "scalar"
+    return {
+        "name": line.name,
+        "type": line.dtype,
+        "shape": shape,
+        "bytes": line.bytes,
+        "trained": line.trainable,
+        "updates": len(line.updates),
+        "slots": [{"name": slot, "bytes": sizes.get(slot)} for slot in line.slots],
+        "slot_bytes": sum(sizes.get(slot) or 0 for slot in line.slots),
+        "residence": _residence(residence, plan),
+        "devices": _devices(residence, plan),
+        "shards": list(residence.sizes) if residence is not None else [],
+    }
+
+
+def _residence(residence: Residence | None, plan: Plan | None) -> str:
+    if plan is None:
+        return "here"
+    if residence is not None and residence.is_on_server:
+        return "on servers, in shards" if residence.sizes else "on a server"
+    if residence is not None and residence.sizes:
+        stages = {1: "optimizer state", 2: "state and gradients", 3: "variable, state and gradients"}
+        return f"split over replicas ({stages.get(residence.stage, 'shards')})"
+    return "a copy on each device" if plan.mode == "mirrored" else "one copy per process"
+
+
+def _devices(residence: Residence | None, plan: Plan | None) -> list[str]:
+    if plan is None:
+        return []
+    places = residence.servers if residence is not None and residence.servers else plan.devices
+    if plan.mode == "shared" and places is plan.devices:
+        places = plan.devices[:: max(1, plan.replicas_each)]
+    return [device_specs.short(place) for place in dict.fromkeys(places)]
+
+
+def exchanges(item: TrainingGraph, plan: Plan | None) -> list[dict[str, Any]]:
+    """Return what replicas exchange in a step, in the order of the collectives.
+
+    Args:
+        item: rewritten.
+        plan: of its rewrite, where that is known.
+    """
+    by_value = {edge.value: edge for edge in (plan.edges if plan is not None else ()) if edge.lowered.hops}
+    found: list[dict[str, Any]] = []
+    for one in meetings(item, plan):
+        edge = by_value.get(one.value.partition(" and ")[0])
+        places = tuple(dict.fromkeys(map(device_specs.short, one.places)))
+        found.append(
+            {
+                "order": one.order,
+                "op": one.kind,
+                "value": one.value,
+                "type": one.dtype,
+                "bytes": one.bytes,
+                "for": one.owner,
+                "role": one.role,
+                "members": len(one.members),
+                "devices": list(places),
+                "bucket": edge.bucket if edge is not None else 0,
+                "compressor": edge.compressor if edge is not None else "none",
+                "link": "between processes" if _crosses(edge, plan) else "within a process",
+                "reason": edge.reason if edge is not None else "",
+            }
+        )
+    return found
+
+
+def _crosses(edge: EdgePlan | None, plan: Plan | None) -> bool:
+    if plan is None or edge is None or len(plan.processes) == 1:
+        return False
+    return any(PROCESS in hop.over for hop in edge.lowered.hops)
+
+
+def reshards(item: TrainingGraph, plan: Plan) -> list[dict[str, Any]]:
+    """Return every edge of a plan, with its place in the plan's file."""
+    return _rows(edges_of(item, plan))
+
+
+def model_edges(plan: Plan) -> list[dict[str, Any]]:
+    """Return every conversion on the model axis, with the axis of the mesh."""
+    return [
+        {**row, "for": f"{MODEL_AXIS} {edge.axis}", "axis": edge.axis}
+        for edge in model_edges_of(plan)
+        for row in _rows([edge])
+    ]
+
+
+def _rows(edges: Iterable[ShownEdge]) -> list[dict[str, Any]]:
+    return [
+        {
+            "value": edge.value,
+            "from": edge.before,
+            "to": edge.after,
+            "by": edge.means,
+            "for": edge.owner,
+            "bytes": edge.bytes,
+            "bucket": edge.bucket,
+            "order": edge.order,
+            "reason": edge.reason,
+            "where": edge.where,
+            "kind": edge.kind,
+        }
+        for edge in edges
+    ]
+
+
+# The part of a report that is measured: the typical step of all ranks, in columns as the predicted one has them.
+
+
+MOST = 400
+"""Rows of a table: the dearest nodes, the dearest exchanges."""
+
+
+def report_part(profile: Profile) -> dict[str, Any]:
+    """Return figures, and events with times in microseconds since the step began on the first rank to begin it."""
+    names: dict[str, int] = {}
+    lanes: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    rows: list[tuple[int, int, int, float, float]] = []
+    begin = min(trace.steps[profile.typical].start for trace in profile.ranks)
+    for trace in profile.ranks:
+        step = trace.steps[profile.typical]
+        for one in trace.ran:
+            if one.end <= step.start or one.start >= step.end:
+                continue
+            source = trace.sources[one.source]
+            name = source.exchange or f"{source.origin or source.node} ({source.op}{_made(source.made_by)})"
+            kind = "exchange" if source.exchange else "compute" if source.origin else "other"
+            start = (max(one.start, step.start) - begin) / 1e3
+            length = (min(one.end, step.end) - max(one.start, step.start)) / 1e3
+            lane = f"rank {trace.rank} {lane_of(source)}"
+            rows.append(
+                (
+                    names.setdefault(name, len(names)),
+                    lanes.setdefault(lane, len(lanes)),
+                    kinds.setdefault(kind, len(kinds)),
+                    round(start, 3),
+                    round(length, 3),
+                )
+            )
+    rows.sort(key=lambda row: row[3])
+    figures = profile.figures()
+    columns = zip(("name", "lane", "kind", "start", "seconds"), zip(*rows, strict=True), strict=False)
+    return {
+        **figures,
+        "nodes": figures["nodes"][:MOST],
+        "exchanges": figures["exchanges"][:MOST],
+        "events": {
+            **{key: list(values) for key, values in columns},
+            "names": list(names),
+            "lanes": list(lanes),
+            "kinds": list(kinds),
+        },
+    }
+
+
+def _made(by: str) -> str:
+    return f", {by}" if by and by != "expand" else ""
+
+
+# The first view of a report: what was made of the graph, what is divided, what a step costs, what to know.
+
+
+def of_graph(found: Summary) -> dict[str, Any]:
+    """Return what there is to say of a graph that is not distributed."""
+    item = found.item
+    names = {one.name for one in found.variables}
+    slots = sum(one.slot_of in names for one in found.variables)
+    return {
+        "nodes": found.ops.total(),
+        "ops": found.ops.most_common(12),
+        "variables": len(found.variables) - slots,
+        "slots": slots,
+        "inputs": [f"{one.name}: {one.dtype}" for one in item.inputs.values()],
+        "outputs": [f"{one.name}: {one.dtype}" for one in item.outputs.values()],
+        "warnings": list(found.warnings),
+    }
+
+
+def of_rewrite(account: Account) -> dict[str, Any]:
+    """Return what a rewrite did, with its coverage, its passes and its notes."""
+    covered = account.covered
+    return {
+        "replicas": account.replicas,
+        "devices": [list(own) for own in account.devices],
+        "micro": account.micro,
+        "mode": account.mode,
+        "nodes_before": account.before,
+        "nodes_after": account.after,
+        "seconds": account.seconds,
+        "batch": account.batch or covered.batch,
+        "assumed": covered.assumed,
+        "coverage": {
+            "share": covered.share,
+            "flops": covered.flops,
+            "text": str(covered),
+            "whole": [
+                {"node": one.node, "op": one.op, "reason": one.reason, "flops": one.amount.flops}
+                for one in covered.largest
+            ],
+        },
+        "passes": [
+            {"pass": name, "seconds": seconds, "added": added, "removed": removed}
+            for name, seconds, added, removed in account.passes
+        ],
+        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
+        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "plan_notes": list(account.plan_notes),
+        "ranking": ranking(account.ranking),
+        "exchanged_bytes": account.exchanged_bytes,
+        "exchanges": sum(edge.kind != "local" for edge in account.edges),
+        "text": text_of(account),
+    }
+
+
+def of_step(found: Simulation) -> dict[str, Any]:
+    """Return the predicted step: times, devices, links, and what happens when, in columns."""
+    names: dict[str, int] = {}
+    lanes: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    events = found.events
+    return {
+        **found.data(),
+        "memory": [[[round(at * 1e6, 3), nbytes] for at, nbytes in device.memory] for device in found.devices],
+        "events": {
+            "name": [names.setdefault(event.name, len(names)) for event in events],
+            "lane": [lanes.setdefault(event.lane, len(lanes)) for event in events],
+            "kind": [kinds.setdefault(event.kind, len(kinds)) for event in events],
+            "start": [round(event.start * 1e6, 3) for event in events],
+            "seconds": [round(event.seconds * 1e6, 3) for event in events],
+            "names": list(names),
+            "lanes": list(lanes),
+            "kinds": list(kinds),
+        },
+    }

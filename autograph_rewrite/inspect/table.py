@@ -1,0 +1,138 @@
+"""Plain-text tables, drawn by rich: as wide as the terminal; elsewhere no row is ever folded."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.containers import Lines
+from rich.table import Table
+from rich.text import Text
+
+from autograph_rewrite.diagnostics.amounts import size
+from autograph_rewrite.plan.parts.notes import row_of
+
+UNLIMITED = 1 << 20
+_PARTS = re.compile(r"[A-Z]?[^A-Z/_:.,\s]*[/_:.,\s]*")
+
+
+class Cell(Text):
+    """A text that breaks after a separator where it does not fit: `layer_1/` `dense`, never `layer_1/de`."""
+
+    def wrap(self, console: Console, width: int, **options: Any) -> Lines:
+        """Return the lines.
+
+        Args:
+            console: rich's.
+            width: the most letters of a line.
+            **options: rich's; `justify` is looked at.
+        """
+        lines = [""]
+        for part in _PARTS.findall(self.plain):
+            if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+                lines.append("")
+            lines[-1] += part
+            while len(lines[-1].rstrip()) > width:
+                lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+        found = Lines(Text(line.rstrip()) for line in lines)
+        found.justify(console, width, justify=self.justify or options.get("justify") or "left")
+        return found
+
+
+def fitted(text: str) -> str:
+    """Return sentences broken at blanks to the width of the terminal; elsewhere as they are."""
+    width = _width()
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > width and "─" not in line
+        else line
+        for line in text.split("\n")
+    )
+
+
+def drawn(*tables: Table, width: int | None = None) -> str:
+    """Return tables as text without colours; trailing blanks are cut, so that results can be compared.
+
+    Args:
+        tables: one below the other.
+        width: in letters; left out: that of the terminal that standard output is.
+    """
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width or _width(), color_system=None, force_terminal=False, legacy_windows=False
+    )
+    for table in tables:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, spare: Sequence[str] = ()) -> Table:
+    """Return a table; columns whose name starts with `#` hold numbers, and one without any cell is left out.
+
+    Args:
+        title: above the columns.
+        columns: their headings.
+        rows: a cell for each column; None is left empty.
+        spare: columns that are left out, the first of them first, as long as a terminal is too narrow for all.
+    """
+    made = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    used = [at for at in range(len(columns)) if not cells or any(row[at] for row in cells)]
+    widths = {at: max([len(columns[at]), *(len(row[at]) for row in cells)]) + 3 for at in used}
+    for at in (columns.index(column) for column in spare):
+        if at in used and sum(widths[one] for one in used) > _width():
+            used.remove(at)
+    for column in (columns[at] for at in used):
+        justify = "right" if column.startswith("#") else "left"
+        made.add_column(Text(column.removeprefix("#")), justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in cells:
+        made.add_row(*(Cell(row[at]) for at in used))
+    return made
+
+
+# The plans that a search has compared, as a table: step, memory, communication, and why each was taken or not.
+
+
+NAME = 60  # characters of a plan's description
+
+
+def without_ranking(notes: Iterable[str]) -> tuple[str, ...]:
+    """Return the notes of a plan that are no rows of its ranking."""
+    return tuple(note for note in notes if row_of(note) is None)
+
+
+def ranking_text(notes: Sequence[str]) -> str:
+    """Return the ranking among the notes of a plan as a table; empty where there is none."""
+    rows = [row for row in map(row_of, notes) if row is not None]
+    if not rows:
+        return ""
+    columns = ("#rank", "plan", "#step", "#memory per device", "#moved", "verdict")
+    shown = [
+        (
+            row.rank,
+            row.plan if len(row.plan) <= NAME else f"{row.plan[: NAME - 3]}...",
+            f"{row.milliseconds:.4g} ms",
+            size(round(row.mebibytes * 2**20)),
+            size(round(row.moved * 2**20)),
+            row.verdict,
+        )
+        for row in rows
+    ]
+    return drawn(table("plans that were compared, predicted", columns, shown))

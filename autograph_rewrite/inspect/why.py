@@ -1,0 +1,593 @@
+"""Why a value is placed as it is: provenance, and the chain from the batch; why a variable is not placed otherwise."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from autograph_rewrite.analysis.variables.uses import roles
+from autograph_rewrite.compile import resolve_plan, with_processes
+from autograph_rewrite.config import presets
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.cost.step.analyzed_step import cut_model
+from autograph_rewrite.diagnostics.amounts import few, several, size
+from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
+from autograph_rewrite.inspect.communication import bare, origin_of
+from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.report_view import STEP, ShownEdge, edges_of
+from autograph_rewrite.inspect.summary import VariableLine, summarise
+from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over, results
+from autograph_rewrite.ir.attr_inference import closest
+from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.format.printer import line
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.types import device_specs
+from autograph_rewrite.ir.types.placement import Placement
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.plan.parts.residence import Residence
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.request import request
+from autograph_rewrite.strategies import STRATEGIES, named_builder
+from autograph_rewrite.strategies.candidates import with_settings
+from autograph_rewrite.strategies.per_variable import PerVariable
+from autograph_rewrite.training_graph import TrainingGraph
+
+FIRST = ("replica_0/", "replica_0/micro_0/")
+UNPLACED = (
+    "Its placement is not known: a .pb has no place for placements. Give the .ar that `rewrite -o` wrote, or the "
+    "original graph with --config."
+)
+INDEPENDENT = "Nothing of the batch reaches it, so every replica has the same."
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What is known about the origin of a node, and about one of its results.
+
+    Attributes:
+        node: its name.
+        line: its printed form.
+        made_by: the pass; empty for a node of the original graph.
+        origin: the original node that it is, is a copy of, or serves.
+        edges: the reshards of that node's values.
+        value: what is known of the result that was asked for; None of a node without results.
+        chain: from a batch input to it.
+    """
+
+    node: str
+    line: str
+    made_by: str
+    origin: str
+    edges: tuple[ShownEdge, ...]
+    value: Described | None = None
+    chain: tuple[ChainLink, ...] = ()
+
+    def __str__(self) -> str:
+        text = [self.line]
+        if not self.made_by:
+            text.append("It is a node of the original graph.")
+        elif self.made_by == "expand":
+            text.append(f"It is a copy of '{self.origin}' for one replica, made by the pass 'expand'.")
+        else:
+            serves = f" for '{self.origin}'" if self.origin and self.origin != self.node else ""
+            text.append(f"The pass '{self.made_by}' made it{serves}.")
+        text += self._placed()
+        for edge in self.edges:
+            owner = "the step" if edge.owner == STEP else f"variable '{edge.owner}'"
+            text.append(
+                f"{edge.where}: {edge.value} {edge.before} -> {edge.after} by {edge.means}, "
+                f"for {owner}, {size(edge.bytes)}: {edge.reason}"
+            )
+        return "\n".join(text) + "\n"
+
+    def _placed(self) -> Iterator[str]:
+        """Yield what is known of its placement, and why it is so."""
+        if self.value is not None and (self.value.placement is not None or self.made_by):
+            yield str(self.value)
+        if self.chain:
+            yield "From the batch on:"
+            yield from lines(self.chain)
+        elif self.value is not None and self.value.placement is not None:
+            yield INDEPENDENT
+        elif self.made_by == "expand":
+            yield UNPLACED
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        edges = [
+            {**conversion_data(edge), "value": edge.value, "lowering": edge.lowering, "compressor": edge.compressor}
+            for edge in self.edges
+        ]
+        return {
+            "node": self.node,
+            "line": self.line,
+            "pass": self.made_by,
+            "origin": self.origin,
+            "value": self.value.data() if self.value is not None else None,
+            "chain": [step.data() for step in self.chain],
+            "edges": edges,
+        }
+
+
+def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
+    """Return why a node is in a graph, and why one of its results is placed as it is.
+
+    Args:
+        source: a rewritten item, or its file.
+        name: the node, or a value of it (`name:1`); of the original graph, or of the rewritten one.
+        plan: the plan of the rewrite; a rewritten item knows its own, also from an archive.
+
+    Raises:
+        GraphError: there is no such node or value; the hint names the closest.
+    """
+    item = as_item(source)
+    asked, _, index = name.removeprefix("%").partition(":")
+    with no_garbage_collection():
+        node = find(item.graph, asked)
+        values = Values.of(item, plan)
+        made = results(node)
+        at = item.graph.value(f"{node.name}:{index}").index if index else 0
+        is_original = asked != node.name
+        made_by = node.attr(PASS_ATTR, b"").decode()
+        origin = origin_of(node) if made_by else ""
+        alike = tuple(one for one in item.graph if bare(one.name) == asked) if is_original else ()
+        shown_as = f"{asked}:{at}" if is_original and at else asked if is_original else None
+        described = values.described(made[at], shown_as, alike) if made else None
+        found = tuple(edge for edge in edges_of(item, values.plan) if edge.node == (origin or node.name))
+        chain = Chains(values).of(node, at) if item.placements or values.plan is not None else ()
+    return Provenance(node.name, line(node), made_by, origin, found, described, chain)
+
+
+def find(graph: Graph, name: str) -> Node:
+    """Return a node by its name, or the first instance of the original node of that name.
+
+    Raises:
+        GraphError: there is neither; the hint names the closest.
+    """
+    for one in (name, *(f"{prefix}{name}" for prefix in FIRST)):
+        if one in graph:
+            return graph.nodes[one]
+    names = dict.fromkeys((*graph.nodes, *map(bare, graph.nodes)))
+    raise GraphError(f"the graph has no node '{name}'", hint=closest(name, names))
+
+
+# The chain of reasons for a placement: from a batch input, value by value, to the one that is asked about.
+#
+#     %x: replicated, because it is a batch input: its axis 0 counts examples
+#       -> split(0)[data] by slice: cut here, because MatMul 'h' reads it
+#     %h: split(0)[data], because MatMul works on each block of %x
+#     %dw: partial(sum)[data], because MatMul adds up over dimension 0 of %h: each replica has its part
+#       -> replicated by collective_reduce, 96 bytes: summed here, because ResourceApplyAdam 'update' reads it
+#
+# It is read off the graph and the placements of its values, as a rewrite or its archive states them.
+
+ALIKE = 3
+"""So many values in a row that are placed alike are shown one by one; of more, the first and the last."""
+_COMBINED = {"max": "takes the maximum", "min": "takes the minimum", "prod": "multiplies"}
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One link of a chain.
+
+    Attributes:
+        value: the original value.
+        op: that makes it.
+        placement: it has there, or is given by a conversion.
+        because: why.
+        converts: it is about the conversion of the value, not about the value.
+        where: the place of the conversion in the plan.
+        owner: the variable that the conversion serves, or `step`.
+    """
+
+    value: str
+    op: str
+    placement: str
+    because: str
+    converts: bool = False
+    where: str = ""
+    owner: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        data = {"value": self.value, "op": self.op, "placement": self.placement, "because": self.because}
+        return {**data, "converts": True, "where": self.where, "owner": self.owner} if self.converts else data
+
+
+class ReadValue(NamedTuple):
+    """What a node reads: the value behind its operand, and how the node sees it."""
+
+    value: Value
+    seen: Placement
+    converted: bool
+
+
+@dataclass
+class Chains:
+    """Finds chains in one graph.
+
+    Attributes:
+        values: of the graph.
+    """
+
+    values: Values
+
+    @cached_property
+    def inputs(self) -> Mapping[str, int]:
+        """The nodes of batch inputs, each with the axis that counts examples."""
+        infos = self.values.item.inputs.values()
+        return {one.tensor.partition(":")[0]: one.batch_axis for one in infos if one.batch_axis is not None}
+
+    def of(self, node: Node, index: int = 0) -> tuple[ChainLink, ...]:
+        """Return the chain of a result of a node, or of a node without results; empty where no placement is known.
+
+        Args:
+            node: of the graph.
+        """
+        made = results(node)
+        start = made[index] if index < len(made) else None
+        links: list[tuple[Node, Value | None, ReadValue | None]] = []
+        seen: set[Node] = set()
+        distance = self._distances(node)
+        at: Node | None = node
+        while at is not None and at not in seen:
+            seen.add(at)
+            source = None if at.name in self.inputs else self._cause(at, start, distance)
+            links.append((at, start, source))
+            at, start = (source.value.node, source.value) if source is not None else (None, None)
+        return tuple(step for link in reversed(links) for step in self._steps(*link))
+
+    def _distances(self, node: Node) -> dict[Node, int]:
+        """Return how far each node that the value is computed from is behind a batch input; others are left out."""
+        above, pending = {node}, [node]
+        while pending:
+            for value in pending.pop().inputs:
+                if value.node not in above:
+                    above.add(value.node)
+                    pending.append(value.node)
+        found = {one: 0 for one in above if one.name in self.inputs}
+        queue = deque(found)
+        while queue:
+            one = queue.popleft()
+            for value in one.read_outputs:
+                for use in value.uses:
+                    if use.node in above and use.node not in found:
+                        found[use.node] = found[one] + 1
+                        queue.append(use.node)
+        return found
+
+    def _cause(self, node: Node, value: Value | None, distance: Mapping[Node, int]) -> ReadValue | None:
+        """Return the operand from which a node has its placement: of several, the one that is nearest to the batch."""
+        if converts(node):
+            found = self._converted(node, distance)
+            before = self._placement(found)
+            return None if found is None or before is None else ReadValue(found, before, True)
+        own = self._placement(value)
+        sources = [one for operand in node.inputs for one in self._sources(operand, distance)]
+
+        def key(one: ReadValue) -> tuple[int, int]:
+            spread = one.seen.is_split or one.seen.is_partial
+            alike = spread and own is not None and one.seen.kind == own.kind
+            rank = 0 if alike else 1 if spread or one.converted else 2 if one.seen.differs else 3
+            return rank, distance[one.value.node]
+
+        return min(sources, key=key, default=None)
+
+    def _sources(self, operand: Value, distance: Mapping[Node, int]) -> Iterator[ReadValue]:
+        """Yield the value behind an operand: itself, or what a conversion was made of."""
+        if operand.node not in distance:
+            return
+        stated = self.values.placement(operand)
+        if stated is not None and not converts(operand.node):
+            yield ReadValue(operand, stated.placement, False)
+            return
+        found = self._converted(operand.node, distance)
+        if found is None:
+            return
+        before = self._placement(found)
+        seen = stated.placement if stated is not None else before
+        if seen is not None:
+            yield ReadValue(found, seen, seen != before or converts(operand.node))
+
+    def _converted(self, node: Node, distance: Mapping[Node, int]) -> Value | None:
+        """Return the value that a node converts: by its name, by what it serves, or the nearest one that it reads."""
+        graph, name = self.values.item.graph, bare(node.name)
+        prefix = node.name.removesuffix(name)
+        above = [name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == "/"]
+        for one in (*above, node.attr(ORIGIN_ATTR, b"").decode()):
+            for instance in (prefix + one, one):
+                if instance in graph and self._is_known(graph.nodes[instance].output(), distance):
+                    return graph.nodes[instance].output()
+        pending, seen = deque([node]), {node}
+        while pending:
+            for value in pending.popleft().inputs:
+                if self._is_known(value, distance):
+                    return value
+                if value.node in distance and value.node not in seen:
+                    seen.add(value.node)
+                    pending.append(value.node)
+        return None
+
+    def _is_known(self, value: Value, distance: Mapping[Node, int]) -> bool:
+        return value.node in distance and not converts(value.node) and self.values.placement(value) is not None
+
+    def _placement(self, value: Value | None) -> Placement | None:
+        stated = self.values.placement(value) if value is not None else None
+        return stated.placement if stated is not None else None
+
+    def _steps(self, node: Node, value: Value | None, source: ReadValue | None) -> Iterator[ChainLink]:
+        own, name = self._placement(value), bare(value.name if value is not None else node.name)
+        if node.name in self.inputs or source is not None:
+            shown = over(own) if own is not None else ""
+            yield ChainLink(name, node.op, shown, self._because(node, own, source))
+        if value is None:
+            return
+        edges = self.values.conversions(value)
+        for edge in edges:
+            yield ChainLink(name, node.op, conversion(edge), self._needed(value, edge), True, edge.where, edge.owner)
+        stated = self.values.placement(value)
+        if stated is not None and stated.readers is not None and not edges:
+            yield ChainLink(name, node.op, f"-> {over(stated.readers)}", "its readers need it so", True)
+
+    def _because(self, node: Node, own: Placement | None, source: ReadValue | None) -> str:
+        if node.name in self.inputs:
+            return f"it is a batch input: its axis {self.inputs[node.name]} counts examples"
+        assert source is not None
+        return because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
+
+    def _needed(self, value: Value, edge: ShownEdge) -> str:
+        others = max(0, len(self._readers(value)) - 1)
+        more = f", and {several(others, 'more node')}" if others else ""
+        if edge.axis is not None:
+            return f"{_verb(edge)} between {edge.reason} ({edge.where})"
+        owner = f"for variable '{edge.owner}', " if edge.owner != STEP else ""
+        return f"{_verb(edge)} here, because {edge.reason}{more} ({owner}{edge.where})"
+
+    def _readers(self, value: Value) -> set[str]:
+        """Return the original nodes that read what a value is converted to."""
+        found: set[str] = set()
+        begin, pending, seen = f"{bare(value.node.name)}/", [value], {value}
+        while pending:
+            for use in pending.pop().uses:
+                name = bare(use.node.name)
+                if name.startswith(begin) and PASS_ATTR in use.node.attrs and converts(use.node):
+                    new = [one for one in use.node.read_outputs if one not in seen]
+                    seen.update(new)
+                    pending += new
+                elif not converts(use.node):
+                    found.add(name)
+        return found
+
+
+def because(op: str, own: Placement | None, seen: Placement, operand: str, *, converted: bool = False) -> str:
+    """Return why an op gives a value its placement.
+
+    Args:
+        op: op type.
+        own: the placement of the value; None of a node without results.
+        seen: the placement of the operand, as the op reads it.
+        operand: its name.
+        converted: a conversion stands between them.
+    """
+    if own is None or own.kind == "replicated":
+        if converted:
+            return f"{op} reads {operand} as it was converted"
+        return f"{op} reads {operand}" if seen.differs else f"{op} reads {operand}, which every replica has"
+    if own.is_split and seen.is_split:
+        if own.dim == seen.dim:
+            return f"{op} works on each block of {operand}"
+        return f"{op} makes dimension {own.dim} of dimension {seen.dim} of {operand}"
+    if own.is_partial and seen.is_split:
+        combined = _COMBINED.get(own.op, "adds up") if own.op != "own" else "differs"
+        return f"{op} {combined} over dimension {seen.dim} of {operand}: each replica has its part"
+    if own.is_partial and seen.is_partial:
+        return f"{op} of the parts of {operand} makes the parts of its result"
+    if own.kind == "local":
+        return f"{op} counts the replica's own block of {operand}"
+    return f"{op} reads {operand}"
+
+
+def lines(steps: Sequence[ChainLink]) -> Iterator[str]:
+    """Yield a chain for people, a line for each step; values in a row that are placed alike become fewer."""
+    for (placement, is_conversion), alike in groupby(steps, key=lambda step: (step.placement, step.converts)):
+        run = list(alike)
+        if is_conversion:
+            yield from (f"    {step.placement}: {step.because}" for step in run)
+            continue
+        head = f"{placement}, because " if placement else ""
+        texts = [f"%{step.value}: {head}{step.because}" for step in run]
+        if len(run) > ALIKE:
+            ops = list(dict.fromkeys(step.op for step in run[1:-1]))
+            texts[1:-1] = [f"... {several(len(run) - 2, 'more value')}, placed alike: {few(ops)}"]
+        yield from (f"  {text}" for text in texts)
+
+
+def _verb(edge: ShownEdge) -> str:
+    if edge.before.startswith("partial"):
+        return "summed" if edge.before == "partial(sum)" else "combined"
+    if edge.after.startswith("split"):
+        return "cut"
+    if edge.before == "local":
+        return "counted over all replicas"
+    return "gathered" if edge.before.startswith("split") else "converted"
+
+
+# Why a variable is not sharded, not on servers or not cut under a strategy; or what would be different.
+#
+# Nothing here knows a limit: the strategy's builder is asked for its choice and its reason, the configuration's checks
+# and the passes for their errors, and the resolved plan for what would be exchanged.
+
+MODEL = "model"
+"""The word for the model axis, beside the names of strategies."""
+DEVICES = {"devices": ["CPU:0", "CPU:1"]}
+STAGES = {1: "of its slots", 2: "of its slots and gradient", 3: "of it, its slots and gradient"}
+
+
+@dataclass(frozen=True)
+class VariablePlace:
+    """What a strategy makes of one variable.
+
+    Attributes:
+        variable: its name, type and size, for people.
+        strategy: that was asked about.
+        lives: where it would live; empty where the strategy cannot be followed.
+        because: why it is not spread further; empty where it is.
+        exchanged: what would be exchanged for it in a step.
+    """
+
+    variable: str
+    strategy: str
+    lives: str
+    because: str = ""
+    exchanged: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.variable} under {self.strategy}:"]
+        lines += [f"  {self.lives}"] if self.lives else []
+        joined = bool(self.lives) and not self.because.startswith("not ")
+        lines += [f"  {'not further, because ' * joined}{self.because}"] if self.because else []
+        lines += [f"  in a step {one}" for one in self.exchanged]
+        return "\n".join(lines) + "\n"
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "variable": self.variable,
+            "strategy": self.strategy,
+            "lives": self.lives or None,
+            "because": self.because or None,
+            "exchanged": list(self.exchanged),
+        }
+
+
+def why_not(
+    item: TrainingGraph, variable: str, strategy: str, config: Config | None = None, *, batch: int | None = None
+) -> VariablePlace:
+    """Return what a strategy makes of a variable, and why it makes no more of it.
+
+    Args:
+        item: the original graph.
+        variable: by name.
+        strategy: a strategy's name, "model" for the model axis, or the name or path of a configuration.
+        config: the devices and everything else; left out, those of the strategy's configuration, else two devices.
+        batch: examples of all devices together, where the graph leaves that open.
+
+    Raises:
+        GraphError: there is no such variable, or the graph is distributed already.
+        ConfigError: there is no such strategy.
+    """
+    flat = normalise_original(item)
+    lines = {line.name: line for line in summarise(flat).variables}
+    if variable not in lines:
+        hint = closest(variable, lines) or "`autograph-rewrite inspect GRAPH` lists them"
+        raise GraphError(f"the graph has no variable '{variable}'", hint=hint)
+    line = lines[variable]
+    chosen = _config(strategy, config)
+    about = _about(line, lines)
+    if line.slot_of is not None:
+        because = f"it is a slot of '{line.slot_of}' and lives where that does: ask for '{line.slot_of}'"
+        return VariablePlace(about, strategy, "", because)
+    if strategy == MODEL:
+        return VariablePlace(about, "the model axis", *_on_model_axis(flat, line, chosen))
+    if not roles(flat)[variable].trained:
+        return VariablePlace(
+            about, strategy, "", "no gradient updates it in a step, and strategies place what is trained"
+        )
+    return _under(flat, line, about, chosen, batch)
+
+
+def _config(strategy: str, config: Config | None) -> Config:
+    if strategy == MODEL or strategy in STRATEGIES:
+        base = with_processes(config or Config.of(DEVICES))
+        return base if strategy == MODEL else _named(base, strategy)
+    if presets.found(strategy) == strategy and "/" not in strategy and not strategy.endswith((".yaml", ".json")):
+        names = (*STRATEGIES, MODEL, *presets.names())
+        raise ConfigError(f"'{strategy}' is no strategy or configuration", hint=closest(strategy, names))
+    chosen = with_processes(Config.load(strategy))
+    if config is None:
+        return chosen
+    return with_settings(chosen, devices=config.devices, cluster=config.cluster)
+
+
+def _named(config: Config, strategy: str) -> Config:
+    return with_settings(config, strategy=config.strategy.model_copy(update={"name": strategy}))
+
+
+def _about(line: VariableLine, lines: dict[str, VariableLine]) -> str:
+    slots = sum(lines[slot].bytes or 0 for slot in line.slots if slot in lines)
+    beside = f" and {size(slots)} in {several(len(line.slots), 'slot')}" if line.slots else ""
+    return f"'{line.name}' ({line.dtype}{shape_text(line.shape)}, {size(line.bytes or 0)}{beside})"
+
+
+def _under(flat: TrainingGraph, line: VariableLine, about: str, config: Config, batch: int | None) -> VariablePlace:
+    strategy, name = config.strategy.name, line.name
+    try:
+        builder = named_builder(config)
+        plan = builder.build(flat, config)
+        choice = builder.choices(flat, config)[name] if isinstance(builder, PerVariable) else None
+        resolved = resolve_plan(flat, config, batch)
+    except RewriteError as error:
+        return VariablePlace(about, strategy, "", f"it cannot be followed: {error.problem}")
+    residence = plan.residences.get(name)
+    edges = [edge for edge in edges_of(flat, resolved) if edge.owner == name or edge.owner.startswith(f"{name}/part_")]
+    split = residence is not None and bool(residence.sizes)
+    because = choice.because if choice is not None and not split else ""
+    return VariablePlace(about, strategy, _lives(residence, plan), because, tuple(_exchanged(edges)))
+
+
+def _lives(residence: Residence | None, plan: Plan) -> str:
+    """Return where a variable lives, in words."""
+    if residence is None or residence.placement == "replicated":
+        return "whole, a copy on each replica" if plan.mode == "mirrored" else "whole, one copy for each process"
+    places = few([device_specs.short(device) for device in dict.fromkeys(residence.servers or plan.devices)])
+    if not residence.sizes:
+        return f"whole, on {places}, with its slots and its update"
+    shards = f"{several(len(residence.sizes), 'shard')} of {few([str(one) for one in residence.sizes])}"
+    whose = f", the shards {STAGES[residence.stage]}" if residence.stage else ", with their slots and updates"
+    return f"{residence.placement} in {shards}, on {places}{whose}"
+
+
+def _exchanged(edges: list[ShownEdge]) -> Iterator[str]:
+    for edge in edges[:4]:
+        yield f"%{edge.value} {conversion(edge)}"
+    if len(edges) > 4:
+        yield f"{len(edges) - 4} more exchanges"
+
+
+def _on_model_axis(flat: TrainingGraph, line: VariableLine, config: Config) -> tuple[str, str]:
+    """Return along which dimensions a variable can be cut in two on the model axis, and why not along the others."""
+    can, cannot = [], []
+    for dim in range(len(line.shape or ())):
+        split = [2 if one == dim else 1 for one in range(len(line.shape or ()))]
+        try:
+            found, edges = cut_model(flat, request(flat, _cut(line.name, split, config), strategy="AllReduce"))
+        except RewriteError as error:
+            cannot.append(f"not along dimension {dim}: {error.problem}")
+            continue
+        if line.name not in found:
+            cannot.append(f"not along dimension {dim}: its readers and its update want it whole")
+            continue
+        exchanged = [edge for edge in edges if edge.lowered.hops]
+        nbytes = f", {size(sum(edge.bytes for edge in exchanged))} of known shapes" if exchanged else ""
+        can.append(f"along dimension {dim}: its devices exchange {several(len(exchanged), 'value')} in a step{nbytes}")
+    lives = f"can be cut in two {'; or '.join(can)}" if can else ""
+    if not line.shape:
+        cannot.append("it is a scalar" if line.shape == () else "its shape is not known")
+    return lives, "; ".join(cannot)
+
+
+def _cut(name: str, split: list[int], config: Config) -> Config:
+    """Return a configuration with two logical devices for each replica, which share one variable."""
+    devices = list(config.devices or DEVICES["devices"])
+    devices = devices if len(devices) % 2 == 0 else [*devices, *devices]
+    entry = {"match": _literal(name), "split": split}
+    return Config.of({"devices": devices, "mesh": {"model": 2}, "sharding": [entry]})
+
+
+def _literal(name: str) -> str:
+    return "".join(one if one.isalnum() or one in "_/" else f"\\{one}" for one in name)

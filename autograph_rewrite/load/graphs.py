@@ -1,0 +1,395 @@
+"""A tf.Graph or GraphDef, and a few names in it, as a TrainingGraph.
+
+    graph ──bytes──► ir.Graph ──names──► targets, outputs, init_op ──reach──► inputs, variables
+
+The graph is kept whole: a user may fetch any tensor of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format import serde
+from autograph_rewrite.ir.gc_pause import no_garbage_collection
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.traversal import ancestors, descendants
+from autograph_rewrite.ir.types import wire
+from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types.protos import proto
+from autograph_rewrite.load import inputs, validate, variables
+from autograph_rewrite.load.marks import CHECKPOINTS, mark_checkpoints
+from autograph_rewrite.load.variables import Collected, find_variables
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.training_graph import TrainingGraph
+
+_SHOWN = 5
+"""How many nodes a note names."""
+
+
+def from_graph(
+    graph: Any,
+    *,
+    train_op: Any = None,
+    outputs: Sequence[Any] = (),
+    init_op: Any = None,
+    batch_inputs: Mapping[str, int | None] | None = None,
+) -> TrainingGraph:
+    """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
+
+    Args:
+        train_op: what one step runs, by name or as TensorFlow object.
+        outputs: tensors to report.
+        init_op: the initialiser.
+        batch_inputs: axis of the examples by input; None: an input has none.
+
+    Raises:
+        GraphError: malformed graph, unknown name, or a batch of unknown rank.
+    """
+    with no_garbage_collection():
+        known = variables.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
+        if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
+            known, graph = collected(graph), graph.graph_def
+        return build_item(
+            read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
+        )
+
+
+def read(graph: Any) -> Graph:
+    """Return the IR of a tf.Graph (with the static shapes that it knows), a GraphDef or encoded bytes.
+
+    Raises:
+        GraphError: it is none of these, over 2 GiB, or malformed.
+    """
+    if isinstance(graph, Graph):
+        return graph
+    data = graph if isinstance(graph, bytes) else _encode(graph)
+    result = serde.from_bytes(data)
+    validate.check(result)
+    if not hasattr(graph, "as_graph_def"):  # of those TensorFlow has seen every node
+        validate.check_file(result)
+    return result
+
+
+def _encode(graph: Any) -> bytes:
+    if not hasattr(graph, "as_graph_def") and not hasattr(graph, "SerializeToString"):
+        raise GraphError(
+            f"expected a tf.Graph or a GraphDef, not {type(graph).__name__}",
+            hint="for a function use from_function, for a Keras model from_keras, for a file load",
+        )
+    try:
+        message = graph.as_graph_def(add_shapes=True) if hasattr(graph, "as_graph_def") else graph
+        data: bytes = message.SerializeToString(deterministic=True)  # attributes are a map: sort it
+    except Exception as error:  # protobuf and TensorFlow raise several types here, all for the same reason
+        raise GraphError(
+            f"the graph cannot be encoded: {error}",
+            hint="a GraphDef must be smaller than 2 GiB: keep large constants in variables or files",
+        ) from error
+    return data
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the user says of a graph; the rest is inferred.
+
+    Attributes:
+        train_op: what a training step runs, one or several.
+        outputs: what a step returns.
+        init_op: what initialises the variables.
+        batch_inputs: the axis of each input that counts examples.
+    """
+
+    train_op: Any = None
+    outputs: Sequence[str] | None = None
+    init_op: str | None = None
+    batch_inputs: Mapping[str, int | None] | None = None
+
+
+def build_item(
+    graph: Graph,
+    collected: Collected,
+    *,
+    train_op: Any = None,
+    outputs: Sequence[Any] | None = None,
+    init_op: Any = None,
+    batch_inputs: Mapping[str, int | None] | None = None,
+) -> TrainingGraph:
+    """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
+
+    Args:
+        graph: in normal form or not.
+        collected: what its collections say.
+        train_op: what one step runs; None: inferred.
+        outputs: tensors to report; None: none but a train op that is a tensor.
+        init_op: the initialiser; None: inferred.
+        batch_inputs: axis of the examples by input; None: an input has none.
+
+    Raises:
+        GraphError: unknown name, or a batch of unknown rank.
+    """
+    mark_checkpoints(graph, collected.checkpoints)
+    named = inputs.as_list(train_op)
+    targets = tuple(dict.fromkeys(inputs.find_node(graph, one, "train_op").name for one in named))
+    left_out: tuple[str, ...] = ()
+    if not named:
+        targets, left_out = infer_train_ops(graph, collected)
+    # A train op that is a tensor is fetched for its value, too.
+    values = [
+        one
+        for one in named
+        if inputs.is_tensor(one) and inputs.output_count(inputs.find_node(graph, one, "train_op")) != 0
+    ]
+    declared = {
+        info.name: info for one in (*inputs.as_list(outputs), *values) for info in [inputs.describe_output(graph, one)]
+    }
+    init = inputs.find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
+    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]
+    step = ancestors(roots) if roots else set(graph)
+    initial = ancestors([graph.node(init)]) if init is not None else set()
+    kept = (*collected.keep, *savers(graph, step | initial))
+    return TrainingGraph(
+        graph,
+        inputs=inputs.graph_inputs(graph, step, initial - step, batch_inputs),
+        outputs=declared,
+        targets=targets,
+        init_op=init,
+        variables=find_variables(graph, collected, init, step),
+        keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
+        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)),
+    )
+
+
+def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Say which updates are no part of the step that was inferred."""
+    if not names:
+        return []
+    text = (
+        f"updates variables, but is no part of the step ({', '.join(targets)}): name all that a step runs in train_op"
+    )
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    listed = ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+    warnings.warn(
+        f"the step was inferred from the collection of train ops: it runs {', '.join(map(repr, targets))}, and leaves "
+        f"out {listed}, which update variables, too; name all that a step runs in train_op",
+        stacklevel=5,
+    )
+    return [(name, graph.node(name).op, text) for name in names]
+
+
+def _undeclared(
+    graph: Graph, targets: Collection[str], outputs: Collection[str], kept: Collection[Node]
+) -> list[tuple[str, str, str]]:
+    """Say which results of a graph no step computes, where only its train op was named."""
+    if outputs or not targets:
+        return []
+    given = [node for node in kept if has(node.op, "placeholders", "input_elements")]
+    computed = descendants(given, controls=False) - set(kept)
+    ends = [
+        node
+        for node in graph
+        if node in computed
+        and inputs.output_count(node)
+        and not any(value.uses for value in node.read_outputs)
+        and not (has(node.op, "forwards") and node.inputs[0].node in kept)  # the step has its value by another name
+    ]
+    text = "no output is declared, so no step computes this: name it as one (outputs=[...], --output) to keep it"
+    return [(node.name, node.op, text) for node in ends[:_SHOWN]]
+
+
+# Save and restore subgraphs, found by their ops: Savers leave no trace in a graph's collections.
+#
+# v ──► SaveV2 ──^──► Identity "save/control_dependency"         fetched by Saver.save
+# RestoreV2 ──► AssignVariableOp ──^──► NoOp "save/restore_all"    run by Saver.restore
+
+
+def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
+    """Return the names of what nobody but the program itself reads of all that saves and restores.
+
+    Args:
+        graph: a training graph.
+        used: what the step and the init op run; what they restore belongs to them.
+    """
+    files = (node for node in graph if has(node.op, "checkpoint_files") and node not in used)
+    after = {node for node in descendants(files) if node not in used}
+    ends = (node for node in graph if node in after and not _is_read_in(node, after))
+    return tuple(node.name for node in ends)
+
+
+def _is_read_in(node: Node, after: Collection[Node]) -> bool:
+    readers = [use.node for value in node.read_outputs for use in value.uses]
+    return any(reader in after for reader in (*readers, *node.control_users))
+
+
+# Find the train op and the init op of a graph that does not name them.
+
+
+def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a step runs, and which sinks that update variables from inputs it leaves out.
+
+    A step is what the registered train ops belong to: the group that the user runs, moving averages that wait for
+    them, and what layers registered to be run with them. Where nothing is registered, it is every sink that updates a
+    variable from an input.
+    """
+    registered = [graph.node(name) for name in collected.train_ops if name in graph]
+    if not registered:
+        return _trained_sinks(graph), ()
+    found = dict.fromkeys(one for node in registered for one in _step_of(node))
+    covered = ancestors(found)
+    for name in collected.update_ops:
+        node = graph.nodes.get(name)
+        if node is not None and node not in covered:
+            found[_outermost_group(node)] = None
+            covered |= ancestors([node])
+    found = {node: None for node in found if not (descendants([node]) - {node}) & found.keys()}  # not part of another
+    missed = _fed_updates(graph) - ancestors(found)
+    return tuple(node.name for node in found), tuple(node.name for node in _sinks_that_run(missed))
+
+
+def _step_of(train_op: Node) -> list[Node]:
+    """Return what to run for a train op and the updates that wait for it."""
+    missing = {node for node in descendants([train_op]) if node is not train_op and _updates(node)}
+    if not missing:
+        return [_outermost_group(train_op)]
+    return _sinks_that_run(missing)
+
+
+def _sinks_that_run(updates: set[Node]) -> list[Node]:
+    """Return sinks that together run some updates: groups rather than what only reads behind them."""
+    sinks = sorted((node for node in descendants(updates) if _is_sink(node)), key=lambda node: node.name)
+    needs = {sink: ancestors([sink]) & updates for sink in sinks}
+    found, missing = [], set(updates)
+    for sink in sorted(sinks, key=lambda node: (-len(needs[node]), node.op != "NoOp", node.op == "ReadVariableOp")):
+        if needs[sink] & missing:
+            found.append(sink)
+            missing -= needs[sink]
+    return found
+
+
+def _trained_sinks(graph: Graph) -> tuple[str, ...]:
+    trained = descendants(_fed_updates(graph))
+    return tuple(node.name for node in graph if node in trained and _is_sink(node))
+
+
+def _fed_updates(graph: Graph) -> set[Node]:
+    """Return the updates that depend on an input, but for those that restore checkpoints."""
+    fed = descendants(value.node for value in inputs.source_values(graph))
+    restored = descendants(node for node in graph if node.op == "RestoreV2")
+    return {node for node in graph if node in fed and node not in restored and _updates(node)}
+
+
+def _outermost_group(node: Node) -> Node:
+    users = node.control_users
+    while len(users) == 1 and users[0].op == "NoOp":
+        node, users = users[0], users[0].control_users
+    return node
+
+
+def _is_sink(node: Node) -> bool:
+    return not node.control_users and not any(value.uses for value in node.read_outputs)
+
+
+def _updates(node: Node) -> bool:
+    """Whether a node writes a variable."""
+    if has(node.op, "variables") or node.op in ("ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"):
+        return False
+    op = find_op(node.op)
+    if op is None or not op.is_stateful:
+        # Legacy updates (Assign, ApplyAdam...) are not registered as stateful: they take a reference.
+        takes_reference = op is not None and bool(op.inputs) and op.inputs[0].is_ref
+        return takes_reference and has(_first_source(node), "reference_variables")
+    return has(_first_source(node), "variables") and "Gather" not in node.op
+
+
+def _first_source(node: Node) -> str:
+    return node.inputs[0].node.op if node.inputs else ""
+
+
+def infer_init_op(graph: Graph, targets: Sequence[str]) -> str | None:
+    """Return the group that initialises the most variables and reads nothing fed; None when there is none.
+
+    Only ops that collect others by control edges can be one, so the walk stays in them and is short.
+    """
+    trained = {graph.node(name) for name in targets}
+    best: tuple[tuple[int, bool, bool], str] | None = None
+    for node in graph:
+        if node.op != "NoOp" or node in trained or not node.controls:
+            continue
+        assigned = _assigned(node)
+        rank = (assigned, not node.control_users, node.name == "init")
+        if assigned and (best is None or rank > best[0]):
+            best = (rank, node.name)
+    return best[1] if best is not None else None
+
+
+def _assigned(group: Node) -> int:
+    """Return how many variables a group of assignments initialises; 0 when it does anything else to one."""
+    count = 0
+    seen = {group}
+    stack = [group]
+    while stack:
+        for node in stack.pop().controls:
+            if node in seen:
+                continue
+            seen.add(node)
+            if has(node.op, "groups"):
+                stack.append(node)
+            elif has(node.op, "assigns"):
+                if any(n.op in ("RestoreV2", "Placeholder") for n in ancestors([node.inputs[1].node])):
+                    return 0
+                count += 1
+            elif _updates(node):
+                return 0
+    return count
+
+
+# MetaGraphDef: a GraphDef with collections and a saver, as `tf.train.Saver` and v1 SavedModels write it.
+
+_GRAPH_DEF = 2
+
+
+def graph_bytes(meta_graph: bytes) -> bytes:
+    """Return the GraphDef inside an encoded MetaGraphDef, as it stands there.
+
+    Raises:
+        ValueError: not a MetaGraphDef.
+    """
+    for field, kind, _, start, stop in wire.fields(meta_graph):
+        if field == _GRAPH_DEF and kind == wire.LENGTH_DELIMITED:
+            return meta_graph[start:stop]
+    raise ValueError("it holds no graph")
+
+
+def collected(meta_graph: Any) -> Collected:
+    """Return what the collections and the saver of a MetaGraphDef message say."""
+    collections = meta_graph.collection_def
+    listed = [v for key in ("variables", "local_variables") for v in _variables(collections, key)]
+    trainable = _variables(collections, "trainable_variables")
+    saver = meta_graph.saver_def
+    saver_names = (saver.filename_tensor_name, saver.save_tensor_name, saver.restore_op_name)
+    return Collected(
+        trainable=frozenset(_node(v.variable_name) for v in trainable) if listed or trainable else None,
+        initializers={_node(v.variable_name): _node(v.initializer_name) for v in (*listed, *trainable)},
+        train_ops=_nodes(collections, "train_op"),
+        update_ops=_nodes(collections, "update_ops"),
+        keep=tuple(dict.fromkeys((*map(_node, filter(None, saver_names)), *_nodes(collections, "table_initializer")))),
+        checkpoints=_nodes(collections, CHECKPOINTS),
+    )
+
+
+def _variables(collections: Any, key: str) -> list[Any]:
+    if key not in collections:
+        return []
+    return [proto("VariableDef").FromString(raw) for raw in collections[key].bytes_list.value]
+
+
+def _nodes(collections: Any, key: str) -> tuple[str, ...]:
+    if key not in collections:
+        return ()
+    return tuple(dict.fromkeys(_node(name) for name in collections[key].node_list.value))
+
+
+def _node(tensor: str) -> str:
+    return tensor.partition(":")[0]

@@ -1,1 +1,0 @@
-"""The training signature of a graph: inputs, outputs, train ops, variables, captures."""

@@ -1,1 +1,0 @@
-"""Sources of graphs: files, tf.Graph, functions, Keras models, SavedModels."""

@@ -1,0 +1,500 @@
+"""Functional ops lowered: what all lowerings share, and branches as Switch and Merge.
+
+Copying a body into the graph, handing results over, keeping the node's name resolvable and its side effects run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.format.function_library import Function, Library
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
+from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, find_op
+from autograph_rewrite.ir.types.wire import RawNode, read_varint
+from autograph_rewrite.ops.traits import ENTERS, has
+
+
+@dataclass
+class FunctionLowering:
+    """The state of one run: the graph, what waits to be lowered, and what was inserted only as a precaution."""
+
+    graph: Graph
+    library: Library
+    has_routing: bool  # the original graph holds v1 control flow, which a call may stand inside
+    run_only: frozenset[str]  # names that outsiders run, but whose results nobody outside reads
+    loops_over_data: bool = False  # whether loops over datasets are lowered
+    pending: deque[tuple[Node, Node | None, tuple[str, ...]]] = field(default_factory=deque)
+    gates: list[Node] = field(default_factory=list)
+    frames: set[str] = field(default_factory=set)
+    predicates: dict[Node, Value] = field(default_factory=dict)  # of each Merge of an If, else side first
+    chain: tuple[str, ...] = ()  # the functions that the node in work came from
+
+    def body(self, node: Node, function: FunctionName, part: str, arguments: Sequence[Value], entry: Entry) -> Body:
+        """Copy a function that `node` names into the graph, and queue what it holds itself.
+
+        Args:
+            function: its name and attributes.
+            part: between the node's name and those of the copies, such as "then"; "" for none.
+            arguments: one value per parameter.
+            entry: what the body's first nodes wait for.
+
+        Raises:
+            GraphError: the function is missing, or calls itself.
+        """
+        if function.name not in self.library:
+            raise GraphError(
+                f"'{node.name}' calls '{function.name}', which the function library does not have", node=node
+            )
+        if function.name in self.chain:
+            cycle = " -> ".join((*self.chain, function.name))
+            raise GraphError(f"the function '{function.name}' calls itself ({cycle})", node=node)
+        attrs = {**{k: v for k, v in node.attrs.items() if isinstance(v, bytes)}, **dict(function.attrs)}
+        site = CallSite(arguments, f"{node.name}/{part}" if part else node.name, attrs, entry, node.device)
+        body = instantiate(self.graph, self.library, self.library.get(function.name), site)
+        chain = (*self.chain, function.name)
+        self.pending.extend((new, entry.pivot, chain) for new in body.nodes if self.is_functional(new))
+        return body
+
+    def is_functional(self, node: Node) -> bool:
+        """Whether a node calls functions in a way that can be lowered."""
+        if node.op == DATASET_LOOP:
+            return self.loops_over_data
+        return has(node.op, "functional") or node.op in self.library
+
+    def gated(self, node: Node, index: int, value: Value, effects: Sequence[Node]) -> Value:
+        """Make the readers of a result also run the effects; undone in the end where something else runs them.
+
+        Args:
+            node: which is lowered.
+            effects: nodes of the body that must run.
+        """
+        if not effects or not node.output(index).uses:
+            return value
+        gate = Builder.at(node).node(
+            "Identity", value, what=f"output_{index}", controls=effects, T=node.output_dtypes[index]
+        )
+        self.gates.append(gate)
+        return gate.output()
+
+    def tied(self, node: Node, index: int, value: Value, pivot: Node | None) -> Value:
+        """Tie a loop constant that a node passes through to the iteration: its readers lose their tie, the node.
+
+        Args:
+            node: which is lowered.
+            index: of its result.
+            value: the result.
+            pivot: node that is alive in each iteration; None: there is no loop.
+        """
+        if pivot is None or not is_invariant(value):
+            return value
+        name = f"{node.name}/through_{index}"
+        return Builder(self.graph, name, node).op("Identity", value, controls=[pivot])
+
+    def finish(self, node: Node, results: Sequence[Value], effects: Sequence[Node], done: Sequence[Node]) -> None:
+        """Let `results` take the place of a lowered node, keep its name resolvable, and remove it.
+
+        Args:
+            node: the functional node.
+            results: a value per output.
+            effects: what its name, when it is run, must run.
+            done: what its waiters wait for now.
+        """
+        dtypes = node.output_dtypes
+        name, origin, is_named = node.name, node, not self.chain
+        done = list(dict.fromkeys(done))
+        users = node.control_users
+        if users and len(done) > 1:
+            done = [Builder(self.graph, f"{name}/done", origin).node("NoOp", controls=done)]
+        for user in users:
+            user.remove_control(node)
+            for one in done:
+                user.add_control(one)
+        for value in node.read_outputs:
+            value.replace_all_uses_with(results[value.index])
+        self.graph.erase(node)
+        if is_named:
+            self._alias(name, results, dtypes, effects, done)
+
+    def _alias(
+        self, name: str, results: Sequence[Value], dtypes: Sequence[int], effects: Sequence[Node], done: Sequence[Node]
+    ) -> None:
+        """Keep a name of the original graph; nobody inside the graph reads it."""
+        if not results or name in self.run_only:
+            Builder(self.graph, name).node("NoOp", controls=effects or done)
+        elif len(results) == 1:
+            Builder(self.graph, name).node("Identity", *results, controls=effects, T=dtypes[0])
+        else:
+            Builder(self.graph, name).node("IdentityN", *results, controls=effects, T=tuple(dtypes))
+
+
+# `If` and `Case` become Switch and Merge.
+#
+#     pred ──► Switch ──true──► then body ──► Merge ──► results
+#                 └──false──► else body ──┘
+#
+# Only one side of a Switch is alive, and everything that depends on the other side is skipped. A node without inputs
+# would always run, so it waits for its branch's pivot, an Identity of the predicate that is alive only with the branch.
+# A Case is a chain of such decisions, the last branch standing for every other index.
+
+
+def lower_branches(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
+    """Replace an If or Case by its branches, in place.
+
+    Args:
+        state: the lowering under way.
+        pivot: node that is alive in each iteration of the loop around; None: there is none.
+    """
+    selector, *arguments = node.inputs
+    # Everything in a branch depends on the selector. A loop constant is alive in the iteration that is not
+    # taken, so it is tied to the iteration first.
+    tie = [pivot] if pivot is not None and is_invariant(selector) else []
+    selector = ordered(node, selector, (*node.controls, *tie))
+    if has(node.op, "conditionals"):
+        predicates = [boolean(node, selector)]
+        functions = [node.attr("then_branch"), node.attr("else_branch")]
+        parts = ["then", "else"]
+    else:
+        functions = list(node.attr("branches"))
+        predicates = [_equals(node, selector, i) for i in range(len(functions) - 1)]
+        parts = [f"branch_{i}" for i in range(len(functions))]
+    bodies, pivots = _branches(state, node, predicates, functions, parts, arguments)
+    _merge(state, node, bodies, pivots, predicates)
+
+
+def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
+    """Return `value`, but only after `controls`.
+
+    Args:
+        node: which is lowered; it names the new one.
+        value: passed on.
+        controls: what to wait for.
+    """
+    if not controls:
+        return value
+    return Builder.at(node).op("Identity", value, what="start", controls=controls)
+
+
+def boolean(node: Node, value: Value) -> Value:
+    """Return the truth of a value, as If and While define it for other types than bool.
+
+    Args:
+        node: which is lowered; it names the new one.
+        value: a condition of any type.
+    """
+    if dtypes.base(value.dtype) == dtypes.BOOL:
+        return value
+    return Builder.at(node).op("ToBool", value, what="to_bool")
+
+
+def _equals(node: Node, selector: Value, index: int) -> Value:
+    # Made from the selector itself, the constant is alive where the Case is: no pivot is needed.
+    build = Builder.at(node)
+    zero = build.node("ZerosLike", selector, what=f"zero_{index}")
+    number = build.node("Const", what=f"index_{index}", controls=[zero], dtype=dtypes.INT32, value=np.int32(index))
+    return build.op("Equal", selector, number.output(), what=f"is_{index}")
+
+
+def _branches(
+    state: FunctionLowering,
+    node: Node,
+    predicates: Sequence[Value],
+    functions: Sequence[FunctionName],
+    parts: Sequence[str],
+    arguments: Sequence[Value],
+) -> tuple[list[Body], list[Node]]:
+    """Copy every branch behind its Switches; predicate i decides between branch i and the later ones."""
+    build = Builder.at(node)
+    bodies: list[Body] = []
+    pivots: list[Node] = []
+    remaining = list(arguments)
+    gate: Value | None = None  # alive when no earlier branch was taken
+    for i, predicate in enumerate(predicates):
+        decision = _switch(node, f"switch_{i}", gate if gate is not None else predicate, predicate)
+        pivot = build.node("Identity", decision.output(1), what=f"{parts[i]}_pivot")
+        switches = [_switch(node, f"switch_{i}_{k}", value, predicate) for k, value in enumerate(remaining)]
+        taken = [switch.output(1) for switch in switches]
+        bodies.append(state.body(node, functions[i], parts[i], taken, Entry(pivot=pivot)))
+        pivots.append(pivot)
+        remaining = [switch.output(0) for switch in switches]
+        gate = decision.output(0)
+    assert gate is not None
+    pivot = build.node("Identity", gate, what=f"{parts[-1]}_pivot")
+    bodies.append(state.body(node, functions[-1], parts[-1], remaining, Entry(pivot=pivot)))
+    return bodies, [*pivots, pivot]
+
+
+def _switch(node: Node, name: str, value: Value, predicate: Value) -> Node:
+    return Builder.at(node).node("Switch", value, predicate, what=name, T=dtypes.base(value.dtype))
+
+
+def _merge(
+    state: FunctionLowering, node: Node, bodies: Sequence[Body], pivots: Sequence[Node], predicates: Sequence[Value]
+) -> None:
+    """Join the branches: the results, and one node that says that the branch taken has run its effects."""
+    build = Builder.at(node)
+    shapes = node.attr("_output_shapes") or node.attr("output_shapes") or ()
+    results: list[Value] = []
+    for i, dtype in enumerate(node.output_dtypes):
+        values = [body.returns[i] for body in reversed(bodies)]  # else, then: value_index is the predicate
+        merge = build.node("Merge", *values, what=f"merge_{i}", T=dtype, N=len(values))
+        if i < len(shapes):  # the gradient adds outputs later, without always saying their shapes
+            record_shapes(merge, [shapes[i], ()])
+        if len(predicates) == 1:
+            state.predicates[merge] = predicates[0]
+        results.append(merge.output())
+    effects = [effect for body in bodies for effect in body.effects]
+    executed: list[Node] = []
+    if effects or not results:
+        alive = [pivot.output() for pivot in reversed(pivots)]
+        executed = [build.node("Merge", *alive, what="executed", controls=effects)]
+    results = [state.gated(node, i, value, executed if effects else []) for i, value in enumerate(results)]
+    state.finish(node, results, executed if effects else [], executed or [value.node for value in results])
+
+
+# Copy a function body into a graph: arguments become values, `node:out:0` becomes a value of the copied node.
+
+DATASET_LOOP = "ReduceDataset"
+
+_PLACEHOLDER_TAG = 0x4A  # AttrValue.placeholder: "take the caller's attribute of this name"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the nodes that start a body wait for.
+
+    Attributes:
+        starts: all of them wait for these (the control inputs of a call).
+        pivot: those without a data input of their own iteration or branch wait for this one: it is alive exactly
+            when the loop iteration or the branch is, and in the same frame.
+    """
+
+    starts: tuple[Node, ...] = ()
+    pivot: Node | None = None
+
+
+@dataclass(frozen=True)
+class Body:
+    """A body that was copied into a graph.
+
+    Attributes:
+        returns: its results.
+        effects: nodes that must run whenever it does.
+        nodes: all copied nodes.
+    """
+
+    returns: tuple[Value, ...]
+    effects: tuple[Node, ...]
+    nodes: tuple[Node, ...]
+
+
+def is_invariant(value: Value) -> bool:
+    """Whether a value enters a loop as a constant: it is alive in every iteration, also in the one not taken."""
+    return value.node.op == "Enter" and bool(value.node.attr("is_constant"))
+
+
+def state_results(node: Node, library: Library) -> None:
+    """State the element types that a call by function name gives: whoever reads it may ask before it is lowered."""
+    attrs = {key: raw for key, raw in node.attrs.items() if isinstance(raw, bytes)}
+    types = [dtype for arg in library.get(node.op).outputs for dtype in _arg_dtypes(arg, attrs)]
+    node.set_raw_attr(RESULT_TYPES, encode("list(type)", types))
+
+
+@dataclass(frozen=True)
+class CallSite:
+    """Where a body is copied to.
+
+    Attributes:
+        arguments: one value per parameter.
+        prefix: of the copies' names.
+        attrs: encoded values of the function's attribute parameters.
+        entry: what the body's first nodes wait for.
+        device: of nodes that name none.
+    """
+
+    arguments: Sequence[Value]
+    prefix: str
+    attrs: Mapping[str, bytes]
+    entry: Entry
+    device: str
+
+
+def instantiate(graph: Graph, library: Library, function: Function, site: CallSite) -> Body:
+    """Copy the body of a function to where it is called.
+
+    Args:
+        graph: where the copies go.
+
+    Raises:
+        GraphError: the body does not fit its arguments, or names something that it does not have.
+    """
+    attrs = site.attrs
+    given = _bind(function, site.arguments, attrs)
+    copies: dict[str, Node] = {}
+    for raw in function.nodes:
+        node = Node(
+            graph,
+            graph.unique_name(f"{site.prefix}/{raw.name}"),
+            raw.op,
+            raw.device or site.device,
+            _instance_attrs(raw, function, attrs, site.prefix),
+            raw.rest,
+        )
+        copies[raw.name] = graph.insert(node)
+        if raw.op in library:
+            state_results(node, library)
+    scope = _Scope(function, library, given, copies)
+    for raw in function.nodes:
+        _connect(copies[raw.name], raw, scope, site.entry)
+    returns = tuple(
+        value for arg in function.outputs for value in scope.results(function.returns[arg.name], arg, attrs)
+    )
+    effects = tuple(copies[name] for name in function.control_returns if name in copies)
+    return Body(returns, effects or tuple(_loose_effects(copies.values())), tuple(copies.values()))
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What the names in a body mean."""
+
+    function: Function
+    library: Library
+    arguments: Mapping[str, tuple[Value, ...]]
+    copies: Mapping[str, Node]
+
+    def is_functional(self, node: Node) -> bool:
+        """Whether a node will be replaced by a body itself."""
+        return has(node.op, "functional") or node.op in self.library
+
+    def value(self, reference: str) -> Value:
+        """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
+        name, _, rest = reference.partition(":")
+        if name in self.arguments:
+            return self.arguments[name][int(rest) if rest else 0]
+        node = self.node(name)
+        output, _, index = rest.partition(":")
+        return node.output(_offset(node, output, self.library) + (int(index) if index else 0))
+
+    def node(self, name: str) -> Node:
+        """Return the copy of a body node."""
+        if name not in self.copies:
+            raise GraphError(f"the function '{self.function.name}' reads '{name}', which its body does not have")
+        return self.copies[name]
+
+    def results(self, reference: str, arg: Arg, attrs: Mapping[str, bytes]) -> tuple[Value, ...]:
+        """Return the values of one declared result, which may be a list."""
+        first = self.value(reference)
+        count = len(_arg_dtypes(arg, attrs))
+        if count == 1:
+            return (first,)
+        if reference in self.arguments:
+            return self.arguments[reference]
+        return tuple(first.node.output(first.index + i) for i in range(count))
+
+
+def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
+    values = [scope.value(text) for text in raw.inputs if text[0] != "^"]
+    controls = [text[1:] for text in raw.inputs if text[0] == "^"]
+    node.set_inputs(values)
+    for name in controls:
+        if name not in scope.arguments:  # an argument is there before the body starts
+            node.add_control(scope.node(name))
+    is_inner = bool(node.controls) or any(text.partition(":")[0] in scope.copies for text in raw.inputs)
+    # A call that waits for one of its arguments only does not hold back what its body does with the others.
+    if not is_inner or scope.is_functional(node):
+        for start in entry.starts:
+            node.add_control(start)
+    if is_inner:
+        return
+    if entry.pivot is not None and all(map(is_invariant, values)):
+        node.add_control(entry.pivot)
+
+
+def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, bytes]) -> dict[str, tuple[Value, ...]]:
+    bound = {}
+    at = 0
+    for arg in function.inputs:
+        count = len(_arg_dtypes(arg, attrs))
+        bound[arg.name] = tuple(arguments[at : at + count])
+        at += count
+    if at != len(arguments):
+        raise GraphError(f"the function '{function.name}' takes {at} tensors, but is given {len(arguments)}")
+    return bound
+
+
+def _arg_dtypes(arg: Arg, attrs: Mapping[str, bytes]) -> tuple[int, ...]:
+    if arg.type_list_attr:
+        return tuple(decode(attrs[arg.type_list_attr]))
+    dtype: int = arg.dtype or decode(attrs[arg.type_attr])
+    return (dtype,) * (decode(attrs[arg.number_attr]) if arg.number_attr else 1)
+
+
+@cache
+def _plain_offsets(op_name: str) -> dict[str, int] | None:
+    """Return position by output name, for an op type whose outputs are single tensors."""
+    op = find_op(op_name)
+    if op is None or any(arg.number_attr or arg.type_list_attr for arg in op.outputs):
+        return None
+    return {arg.name: index for index, arg in enumerate(op.outputs)}
+
+
+def _offset(node: Node, output: str, library: Library) -> int:
+    """Return the index of the first tensor of a named output."""
+    if not output:
+        return 0
+    plain = _plain_offsets(node.op)
+    if plain is not None and output in plain:
+        return plain[output]
+    op = find_op(node.op)
+    at = 0
+    for arg in op.outputs if op is not None else library.get(node.op).outputs:
+        if arg.name == output:
+            return at
+        at += len(_arg_dtypes(arg, {**_defaults(node.op), **node.attrs}))
+    raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
+
+
+def _defaults(op_name: str) -> dict[str, bytes]:
+    op = find_op(op_name)
+    attrs = op.attrs if op is not None else {}
+    return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
+
+
+def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
+    if function.polymorphic:
+        return {key: _substituted(value, attrs) for key, value in raw.attrs.items()}
+    if raw.op in ENTERS:  # every copy of a loop is a loop of its own
+        frame = f"{prefix}/{decode(raw.attrs['frame_name']).decode()}"
+        return {**raw.attrs, "frame_name": encode("string", frame)}
+    return raw.attrs
+
+
+def _substituted(raw: bytes, attrs: Mapping[str, bytes]) -> bytes:
+    """Replace "the caller's attribute X" by its value, also inside a function-valued attribute."""
+    if raw and raw[0] == _PLACEHOLDER_TAG:
+        size, at = read_varint(raw, 1)
+        return attrs[str(raw[at : at + size], "utf-8")]
+    value = decode(raw) if raw and raw[0] == 0x52 else None  # AttrValue.func
+    if isinstance(value, FunctionName) and value.attrs:
+        inner = tuple((key, _substituted(item, attrs)) for key, item in value.attrs)
+        return encode("func", FunctionName(value.name, inner))
+    return raw
+
+
+def _loose_effects(nodes: Iterable[Node]) -> Iterable[Node]:
+    """Yield stateful nodes whose results nobody reads: what an old function, without control results, runs for."""
+    for node in nodes:
+        op = find_op(node.op)
+        if op is None or not op.is_stateful or has(node.op, "kept") or node.op == "VarIsInitializedOp":
+            continue
+        if not any(value.uses for value in node.read_outputs):
+            yield node

@@ -1,1 +1,0 @@
-"""TensorFlow 1 reference variables, converted to resource variables."""

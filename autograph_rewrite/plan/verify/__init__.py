@@ -1,1 +1,0 @@
-"""Plan verification, before anything is edited."""

@@ -1,1 +1,0 @@
-"""Where a rewrite begins to differ: the first pass after which `verify` fails, and the first value and edge."""

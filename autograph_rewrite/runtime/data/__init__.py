@@ -1,1 +1,0 @@
-"""tf.data pipelines, sharded between workers."""

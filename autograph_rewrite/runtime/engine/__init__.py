@@ -1,0 +1,1 @@
+"""The engine: a rewritten graph runs in a session or is called natively, by the names of the original."""

@@ -1,0 +1,362 @@
+"""Open a session: on this process's devices, or on its job's server once all workers agree."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
+from autograph_rewrite.ir.types.device_names import parse
+from autograph_rewrite.ir.types.device_specs import parse as specification
+from autograph_rewrite.ir.types.protos import proto
+from autograph_rewrite.plan.parts.names import named_exchanges
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import needed_devices
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job.coordinator import FailedSteps
+from autograph_rewrite.runtime.job.digests import Beside, StepAccount, described, require_consensus, session_name
+from autograph_rewrite.runtime.job.exchanges import Relay, abandon
+from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, is_of_the_job
+from autograph_rewrite.runtime.job.logical_devices import ensure_devices
+from autograph_rewrite.runtime.job.tf_server import be_patient, configure, homes_of, join, meetings, target
+from autograph_rewrite.runtime.job.watchdog import Closing, Watchdog, may_wait, users_may_wait
+from autograph_rewrite.training_graph import TrainingGraph
+
+
+def joined(item: TrainingGraph) -> Membership | None:
+    """Make this process the worker that the graph is for.
+
+    Raises:
+        ClusterError: the graph is for several processes, and nothing says which of them this is.
+    """
+    report = item.report
+    if report is None or (len(report.plan.processes) == 1 and not report.plan.processes[0]):
+        return None
+    if report.member is None:
+        raise ClusterError(
+            f"this graph is for process {report.task} of {len(report.plan.processes)}, and nothing says where they are",
+            hint="start it with `autograph-rewrite launch`, or set TF_CONFIG, and rewrite without `task`",
+        )
+    join(report.member)
+    be_patient(report.member, report.plan.timeout_seconds)
+    ensure_devices([parse(device).short for device in needed_devices(report.plan, report.task)])
+    member: Membership = report.member
+    return member
+
+
+def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = "") -> Any:
+    """Return a session on this process's devices, on `own` server, or on that of its job once all run the same.
+
+    Args:
+        tf: the module `tensorflow`.
+        item: rewritten or original.
+        graph: the tf.Graph of it.
+        config: a `ConfigProto`, or None.
+        own: address of a server for this session alone; "": none.
+    """
+    result, report = _config(tf, item, config), item.report
+    if report is None or report.member is None:
+        return tf.compat.v1.Session(own, graph=graph, config=result)
+    if report.plan.stage_hosts:
+        return _driven(tf, report.plan, report.member, graph, result)
+    configure(result, report.member, report.plan.homes.values())
+    # As sessions of one process, each has its own variables; those on servers are told apart by their container.
+    result.isolate_session_state = not report.plan.homes
+    return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
+
+
+def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) -> ChiefDrivenSession:
+    """Return a session on the stages of all workers, of which each has its variables as long as this session lives."""
+    relay = Relay(member, f"autograph-{session_name(member, plan.timeout_seconds)}")
+    if member.is_chief:
+        configure(config, member, plan.part_devices)
+        config.isolate_session_state = True
+        session = tf.compat.v1.Session(target(member), graph=graph, config=config)
+    else:  # for what insists on a session, as a Saver does
+        session = tf.compat.v1.Session(graph=graph, config=config)
+    return ChiefDrivenSession(session, relay, member, plan.timeout_seconds)
+
+
+class Opened(NamedTuple):
+    """A GraphDef, and the container of what servers hold of it."""
+
+    graph: Any
+    container: str
+
+
+def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
+    """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
+
+    Raises:
+        ClusterError: they are not, or somebody is missing.
+    """
+    graph, container = item.graph_def, ""
+    if member is None:
+        return Opened(graph, container)
+    plan = item.report.plan
+    if len(member.workers) > 1:
+        require_consensus(member, plan, item.report.contents)
+    if plan.stage_hosts and not member.is_chief:
+        for node in graph.node:
+            node.device = ""  # nothing is to happen elsewhere when a Saver restores
+    if plan.homes:
+        hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
+        meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
+        container = f"autograph-{session_name(member, plan.timeout_seconds)}"
+        for node in graph.node:
+            if "container" in node.attr and not node.attr["container"].s:
+                node.attr["container"].s = container.encode()
+    return Opened(graph, container)
+
+
+def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
+    """Import a GraphDef into a tf.Graph.
+
+    Args:
+        tf: the module.
+        is_rewritten: it has come out of a rewrite.
+
+    Raises:
+        VerifyError: TensorFlow refuses what a rewrite has made.
+        GraphError: it refuses the original.
+    """
+    try:
+        with into.as_default():
+            tf.graph_util.import_graph_def(graph, name="")
+    except ValueError as error:
+        said = str(error).strip().partition("\n")[0]
+        if not is_rewritten:
+            hint = "is it made by another version of TensorFlow, or edited by hand?"
+            raise GraphError(f"TensorFlow cannot import the graph: {said}", hint=hint) from None
+        hint = "the rewrite is wrong: `autograph-rewrite bisect` finds the pass, `reduce` a small graph to report"
+        raise VerifyError(f"TensorFlow cannot import the rewritten graph: {said}", hint=hint) from None
+
+
+def require_devices(tf: Any, item: TrainingGraph) -> None:
+    """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
+
+    Raises:
+        ClusterError: a device is missing.
+    """
+    devices = needed_devices(item.report.plan, item.report.task) if item.report is not None else ()
+    for device in map(parse, devices):
+        found = tf.config.list_physical_devices(device.kind)
+        if device.kind != "CPU" and device.index >= len(found):
+            raise ClusterError(
+                f"there is no device {device.kind}:{device.index}; this machine has {len(found)} of kind {device.kind}",
+                hint="name devices that exist in `devices`",
+            )
+
+
+def _config(tf: Any, item: TrainingGraph, config: Any) -> Any:
+    """Return a session config with as many CPU devices as the graph names."""
+    result = tf.compat.v1.ConfigProto()
+    if config is not None:
+        result.CopyFrom(config)
+    result.device_count["CPU"] = max(result.device_count["CPU"], max(_cpus(item), default=0) + 1)
+    return result
+
+
+def _cpus(item: TrainingGraph) -> list[int]:
+    """Return the numbers of the CPU devices that the graph names."""
+    if item.report is not None:
+        devices = map(parse, needed_devices(item.report.plan, item.report.task))
+        return [device.index for device in devices if device.kind == "CPU"]
+    specs = [spec for name in {node.device for node in item.graph} if (spec := specification(name)) is not None]
+    return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
+
+
+def watchdog_of(
+    member: Membership, item: TrainingGraph, session: Any, seconds: float, failed: FailedSteps | None
+) -> Watchdog:
+    """Return what watches over the runs of one of several processes.
+
+    Args:
+        member: this process.
+        item: rewritten.
+        seconds: without progress, after which a run is ended.
+        failed: the steps that have failed on others; None: none concerns this one.
+    """
+    plan = item.report.plan
+    servers = bool(plan.homes)
+    lookout = functools.partial(PeerMonitor, member, seconds, workers=not plan.is_asynchronous, servers=servers)
+    waits = users_may_wait(item.graph) if servers else may_wait(item.graph_bytes)
+    ends = (lambda: session) if isinstance(session, ChiefDrivenSession) else functools.partial(Closing, session)
+    ahead = failed.ahead if failed is not None else None
+    exchanges = functools.partial(named_exchanges, plan.edges)
+    return Watchdog(seconds, lookout, ends, may_idle=waits, ahead=ahead, exchanges=exchanges)
+
+
+# Chief-driven session over the stages of all workers: the others replay its calls and receive the results.
+#
+#     worker 0   session.run(["loss", "train"], feeds) ──► stages @ worker 0, worker 1 ──► values ──► relay
+#     worker 1   session.run(["loss", "train"], feeds) ──────── waits ─────────────────────────────────┴──► values
+#
+# All feed the whole batch. What each is asked for, and feeds, is compared while the run goes on (`beside`).
+
+_WIDTH = 200
+_HINT = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
+_HINT_GONE = "look at what it printed last: do all workers run the same program, and have equally many batches?"
+_OF_FEEDS = (ValueError, TypeError)
+"""What a session raises for feeds that do not fit; the errors of what it runs are OpErrors."""
+
+
+class ChiefDrivenSession:
+    """What a tf.compat.v1.Session does, done by worker 0 for all.
+
+    Args:
+        session: on the stages of all workers; of other workers, one that runs nothing of the program's steps.
+        relay: hands the results over.
+        member: this process.
+        seconds: how long to wait for the others.
+
+    Attributes:
+        changed: what else all workers have in common in the next run, by name.
+    """
+
+    def __init__(self, session: Any, relay: Relay, member: Membership, seconds: float) -> None:
+        self._tf = tensorflow()
+        self._beside = Beside(member, seconds)
+        self._runs = 0
+        self.changed: Mapping[str, str] = {}
+        self._relay, self._member = relay, member
+        self.session = self._running = session
+        self._end = weakref.finalize(self, _close, session, relay, member) if member.is_chief else None
+
+    @property
+    def graph(self) -> Any:
+        """The tf.Graph."""
+        return self.session.graph
+
+    def close(self) -> None:
+        """Release the sessions' resources; others than worker 0 wait until it has done so."""
+        if self._end is not None:
+            self._end()
+        else:
+            _close(self.session, self._relay, self._member)
+
+    def leave(self) -> None:
+        """Close the session of a program that has failed, and wait for nobody."""
+        self.close() if self._member.is_chief else self._relay.leave()
+
+    def abandon(self) -> None:
+        """Leave the sessions as they are until the process ends."""
+        if self._end is not None:
+            self._end.detach()
+        abandon(self.session)
+        self._relay.leave()
+
+    def start_cancel(self) -> None:
+        """End what runs, by closing its session from another thread."""
+        self._running.close()
+
+    def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
+        """Run tensors and operations of the graph on worker 0, for all workers.
+
+        Args:
+            fetches: nested tensors and operations of the graph.
+            feeds: values by tensor.
+
+        Raises:
+            ClusterError: this worker has not called what worker 0 has.
+        """
+        elements = self._tf.nest.flatten(fetches)
+        names = [element.name for element in elements]
+        self._runs += 1
+        what = f"run {self._runs} of the session"
+        self._beside.start(functools.partial(_account, what, names, dict(feeds or {}), self.changed))
+        self.changed = {}
+        try:
+            values = (
+                self._run_on_chief(names, elements, feeds, options) if self._member.is_chief else self._follow(options)
+            )
+        except EOFError as error:
+            problem = self._beside.problem(failed=True)
+            if problem is None:
+                said = f"{self._member.name} runs {_listed(names)}, but {error} has closed its session"
+                problem = ClusterError(said, hint=_HINT_GONE)
+            raise self._diverged(problem) from None
+        except (self._tf.errors.OpError, *_OF_FEEDS) as error:
+            problem = self._beside.problem(failed=True)
+            if problem is not None:
+                raise self._diverged(problem) from error
+            raise
+        problem = self._beside.problem()
+        if problem is not None:
+            raise self._diverged(problem)
+        return self._tf.nest.pack_sequence_as(fetches, [values[name] for name in names])
+
+    def _run_on_chief(self, names: Sequence[str], elements: Sequence[Any], feeds: Any, options: Any) -> dict[str, Any]:
+        try:
+            values: list[Any] = self.session.run(elements, feeds, options=options)
+        except (self._tf.errors.OpError, *_OF_FEEDS) as error:
+            if not is_of_the_job(error):  # it is the program's own, in all workers
+                code = getattr(error, "error_code", type(error).__name__)
+                failed = {"fetches": names, "error": [code, getattr(error, "message", str(error))]}
+                self._send([json.dumps(failed).encode()])
+            raise
+        self._send([json.dumps({"fetches": names}).encode(), *map(self._encoded, values)])
+        return dict(zip(names, values, strict=True))
+
+    def _send(self, texts: Sequence[bytes]) -> None:
+        self._running = self._relay.session
+        self._relay.send(texts)
+        self._running = self.session
+
+    def _follow(self, options: Any) -> dict[str, Any]:
+        self._running = self._relay.session
+        head, *texts = self._relay.take(options)
+        self._running = self.session
+        theirs = json.loads(head)
+        if "error" in theirs:
+            raise self._error(*theirs["error"])
+        return dict(zip(theirs["fetches"], map(self._decoded, texts), strict=True))
+
+    def _error(self, code: int | str, message: str) -> Exception:
+        """Return the error that worker 0 has got from the program's own computation."""
+        for kind in _OF_FEEDS:
+            if code == kind.__name__:
+                return kind(message)
+        made: Exception = self._tf.compat.v1.errors.exception_type_from_error_code(code)(None, None, message)
+        return made
+
+    def _diverged(self, problem: ClusterError) -> ClusterError:
+        """Return the error of workers that do not do the same; worker 0 is not waited for any more."""
+        if not self._member.is_chief:
+            self._relay.leave()
+        return problem
+
+    def _encoded(self, value: Any) -> bytes:
+        return b"" if value is None else bytes(self._tf.make_tensor_proto(value).SerializeToString())
+
+    def _decoded(self, text: bytes) -> Any:
+        if not text:
+            return None
+        value = self._tf.make_ndarray(proto("TensorProto").FromString(text))
+        return value if value.ndim else value[()]
+
+
+def _close(session: Any, relay: Relay, member: Membership) -> None:
+    """Release what a session holds, unless somebody is gone, who would be waited for, or all end with the program."""
+    others_are_there = not member.is_chief or all_answer(member.workers[1:])
+    if others_are_there and (not member.is_chief or threading.main_thread().is_alive()):
+        session.close()
+    else:
+        abandon(session)
+    relay.end() if others_are_there else relay.leave()
+
+
+def _account(what: str, names: Sequence[str], feeds: Mapping[Any, Any], changed: Mapping[str, str]) -> StepAccount:
+    """Return what a worker tells of a run."""
+    fed = {f"'{key if isinstance(key, str) else key.name}'": described(value) for key, value in feeds.items()}
+    return StepAccount(what, {"what is fetched": _listed(sorted(set(names))), **fed, **changed}, hint=_HINT)
+
+
+def _listed(names: Sequence[str]) -> str:
+    text = ", ".join(f"'{name}'" for name in names)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

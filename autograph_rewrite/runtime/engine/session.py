@@ -1,0 +1,780 @@
+"""Graph mode: a Session that takes the original names of feeds, fetches and variables.
+
+A tensor that was split is fetched as its blocks and concatenated, a partial one is added up; variables are read and
+written whole, in all their copies.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError, GraphError
+from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.passes.base.instance_order import GATE
+from autograph_rewrite.passes.emit.tensor_map import View
+from autograph_rewrite.plan.parts.names import proxy_of
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.engine import connect
+from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch, check_batch_sizes
+from autograph_rewrite.runtime.engine.fetches import Fetch, assemble, name_of, variable_of
+from autograph_rewrite.runtime.engine.staleness_clock import (
+    BoundedStaleness,
+    FinishTogether,
+    StalenessBound,
+    StoreDrain,
+)
+from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
+from autograph_rewrite.runtime.engine.tracing import StepObserver, observed, observers
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
+from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
+from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
+from autograph_rewrite.runtime.job.exchanges import Rendezvous, abandon, replica_means
+from autograph_rewrite.runtime.job.job_memory import require_alike
+from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
+from autograph_rewrite.runtime.job.parameter_server import serve_if_server
+from autograph_rewrite.training_graph import TrainingGraph, Variable
+
+
+class DistributedSession:
+    """A tf.compat.v1.Session behind the original names. Use it as a context manager.
+
+    Args:
+        item: rewritten, or an original to run as it is.
+        config: a `ConfigProto`, or None.
+        target: address of a server; "": this process, or its job.
+    """
+
+    def __init__(self, item: TrainingGraph, config: Any = None, target: str = "") -> None:
+        tf = tensorflow()
+        self._tf = tf
+        self._member = connect.joined(item)
+        connect.require_devices(tf, item)
+        self.item = item
+        self._steps = 0
+        self.observer: StepObserver | None = observers()
+        self.graph = tf.Graph()
+        plan = item.report.plan if item.report is not None else None
+        opened = connect.graph_of(item, self._member)
+        connect.imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
+        self._session = connect.connected(tf, item, self.graph, config, target)
+        self.first = FirstBatch(item, warned=True)
+        self._gates = GateFeeds(self.graph, item.targets)
+        self._names = OriginalNames(item, self.graph)
+        self._variables = NamedVariables(item, self.graph)
+        limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
+        self._timeout_ms = int(limit * 1e3) if self._member is None else 0
+        self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
+        self._coordinator = self._make_coordinator(limit)
+        self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._names.has(name)}
+        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
+            clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
+            self._coordinator = BoundedStaleness(self._coordinator, clock)
+        self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
+        is_driven = isinstance(self._session, connect.ChiefDrivenSession)
+        self._numbers = StepNumbers(self.graph, None if is_driven else self._member)
+        self._loops: StepsLoops | None = None
+        if plan is not None and plan.steps_per_run > 1:
+            own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
+            self._loops = StepsLoops(item, self.graph, f"{own}/device:CPU:0")
+        added = [v.initializer for v in item.state.values() if v.initializer is not None]
+        if added:  # restoring a checkpoint of the original would leave these without a value
+            self.run_ops([self.graph.get_operation_by_name(name) for name in added])
+        self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
+
+    def _make_coordinator(self, seconds: float) -> Coordinator:
+        """Return what happens with the other workers when a run fails.
+
+        Args:
+            seconds: without progress, after which a run is ended.
+        """
+        if self._member is None:
+            return Coordinator()
+        plan, session = self.item.report.plan, self._session
+        alone = plan.is_asynchronous or plan.stage_hosts  # they go on by themselves, or as worker 0 tells
+        failed = None if alone else FailedSteps(self._member)
+        watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
+        leave = (
+            session.abandon if isinstance(session, connect.ChiefDrivenSession) else functools.partial(abandon, session)
+        )
+        return Workers(self._member, watchdog, self._carry_on, failed, leave)
+
+    def __enter__(self) -> DistributedSession:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and isinstance(self._session, connect.ChiefDrivenSession):
+            self._session.leave()
+        else:
+            self.close()
+
+    def fetch_apart(self, operations: Iterable[Any]) -> None:
+        """Let workers differ in whether they fetch some operations, which meet nobody: each decides what it reads."""
+        if self._digest is not None:
+            self._digest.apart.update(operations)
+
+    def close(self) -> None:
+        """Release the session's resources."""
+        self._coordinator.close()
+        self._session.close()
+
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        timeout_ms: int | None = None,
+        changed: Mapping[str, str] | None = None,
+        besides: Mapping[Any, Any] | None = None,
+    ) -> Any:
+        """Run one step.
+
+        Args:
+            fetches: an original name, tensor or operation, or a nest of them; None for nothing.
+            feed_dict: values by original name or tensor.
+            timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
+                of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
+            changed: what else has to be equal in all workers, by name.
+            besides: what else is fed, by tensor of `graph`.
+
+        Raises:
+            GraphError: a name is unknown or was pruned, batch sizes differ, or the run would write other variables.
+            ClusterError: the step did not finish in time, or the workers were not given the same.
+        """
+        names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
+        found = [self._names.fetch(name) for name in names]
+        self._names.require_same_writes(names)
+        wanted = [element for fetch in found for element in fetch.elements]
+        given = {self._names.feed(key): value for key, value in (feed_dict or {}).items()}
+        feeds = {key: value for key, value in given.items() if key is not None}
+        rows = self._loops.stacked(feeds) if self._loops is not None and self._loops.repeats(wanted) else ()
+        self.first.of_run(self._check_batch({k: v[0] if k in rows else v for k, v in feeds.items()}), names)
+        if rows:
+            changed = {**(changed or {}), "the number of steps": str(len(feeds[rows[0]]))}
+        feeds |= {**self._gates.feeds(wanted), **(besides or {})}
+        limit = self._timeout_ms if timeout_ms is None else timeout_ms
+        options = self._tf.compat.v1.RunOptions(timeout_in_ms=limit)
+        known = self.read_variables(fetch.variable for fetch in found if fetch.variable and not fetch.late)
+        self._steps += 1
+        try:
+            got = iter(self._run(wanted, feeds, options, changed or {}) if wanted or not found else ())
+        except self._tf.errors.OpError as error:
+            if not isinstance(error, self._tf.errors.DeadlineExceededError):
+                raise
+            raise ClusterError(
+                f"the step did not finish within {limit / 1e3:.0f} s",
+                hint="a replica is missing or stuck; if a step really takes longer, raise timeout_seconds",
+            ) from error
+        parts = [[next(got) for _ in fetch.elements] for fetch in found]
+        known |= self.read_variables(fetch.variable for fetch in found if fetch.late)
+        values = [
+            known[fetch.variable] if fetch.variable else assemble(fetch, part)
+            for fetch, part in zip(found, parts, strict=True)
+        ]
+        return self._tf.nest.pack_sequence_as(fetches, values)
+
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run, or the workers were not given the same.
+        """
+        updates = not self._targets.isdisjoint(wanted)
+        self._coordinator.before_step(updates=updates)
+        try:
+            with observed(self.observer if updates else None, self.item, feeds):
+                got = self._compared(wanted, feeds, options, changed)
+        except self._tf.errors.OpError as error:
+            self._coordinator.step_failed(error)
+            raise
+        self._coordinator.after_step(updates=updates)
+        return got
+
+    def _carry_on(self) -> None:
+        """Go on after an error: so must all, and each may have updated something else.
+
+        Variables are compared when no step writes them any more: who comes late to the step that has failed elsewhere
+        may still update what is on servers, as decayed slots.
+        """
+        assert self._member is not None
+        plan = self.item.report.plan
+        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)
+        values = list(self.read_variables().values())
+        require_consensus(self._member, plan, captured=values, what=CARRY_ON)
+        self._numbers.renew(self._session, plan.timeout_seconds)
+        self._clear_servers()
+
+    def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step, and compare what it was given with what the other workers' was."""
+        if isinstance(self._session, connect.ChiefDrivenSession):
+            self._session.changed = changed
+        digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
+        if self._digest is None or digest is None:
+            return self._run_steps(wanted, feeds, options)
+        fed = {**feeds, self._digest.feed: digest}
+        *got, table = self._run_steps([*wanted, self._digest.fetch], fed, options)
+        self._coordinator.require_equal(self._digest.account, table)
+        return got
+
+    def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
+        """Run one step, or several in a loop (`steps_per_run`)."""
+        count = len(wanted)
+        in_loop = self._loops is not None and self._loops.repeats(wanted)
+        if self._loops is not None and in_loop:
+            wanted, feeds = self._loops.of(wanted, feeds)
+        if self._finish is not None:
+            wanted = self._finish.of(wanted)
+        is_numbered = self._numbers.is_numbered(wanted, options, in_loop=in_loop)
+        got = self.run_ops(wanted, feeds, options)[:count]
+        if is_numbered:
+            tf_server.use_number()
+        return got
+
+    def run_ops(
+        self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
+    ) -> Any:
+        """Run something of the graph; of several processes, watch the others meanwhile.
+
+        Args:
+            fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
+            feeds: values by tensor.
+            alone: this is worker 0, and others that it drives do not call this.
+
+        Raises:
+            ClusterError: somebody is missing, or was in an earlier run.
+        """
+        watchdog = self._coordinator.watchdog
+        if watchdog is None:
+            return self._session.run(fetches, feeds, options=options)
+        self._coordinator.check()
+        session = self.tf_session if alone else self._session
+        try:
+            watchdog.doing = f"run {self._steps} of the session"
+            wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
+            return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
+        except ClusterError as error:  # of a run that worker 0 makes for all
+            self._coordinator.end(error)
+            raise
+        except self._tf.errors.OpError as error:
+            account = self._digest.account if self._digest is not None else None
+            problem = self._coordinator.failure(error, f"finish run {self._steps} of the session", account)
+            if problem is None:
+                raise
+            raise problem from error
+
+    def _clear_servers(self) -> None:
+        """Let all workers go on with empty servers; all have come here."""
+        plan = self.item.report.plan
+        if self._member is None or not plan.homes or plan.is_asynchronous:
+            return
+        StoreDrain(self._session, own=not self._member.is_chief).remove()
+        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)  # nobody begins before worker 0 is done
+
+    def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
+        sizes = {
+            info.name: np.shape(feeds[info.tensor])[axis]
+            for info, axis in self._batches
+            if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
+        }
+        check_batch_sizes(sizes, self.item)
+        return sizes
+
+    def read_variable(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a variable by its original name; of one in `item.state`, one row per replica.
+
+        Raises:
+            GraphError: there is no such variable.
+        """
+        return self.read_variables([name])[name]
+
+    def read_variables(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the values of many variables in one run, by original name; None for all of the original graph.
+
+        Raises:
+            GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
+        """
+        wanted = list(self.item.variables) if names is None else list(names)
+        self._variables.require_readable(wanted if names is not None else ())
+        reads = {name: self._variables.reads(name) for name in wanted}
+        values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
+        return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
+
+    def write_variable(self, name: str, value: Any) -> None:
+        """Set a variable, in all its copies; one in `item.state` takes one row per replica.
+
+        Raises:
+            GraphError: there is no such variable, or not one row per replica.
+        """
+        self.write_variables({name: value})
+
+    def write_variables(self, values: Mapping[str, Any]) -> None:
+        """Set many variables in one run, by original name, as `write_variable` does."""
+        writes = [self._variables.writes(name, value) for name, value in values.items()]
+        fed = {source: value for _, feeds in writes for source, value in feeds.items()}
+        self.run_ops([ops for ops, _ in writes], fed)
+        if self._digest is not None:
+            self._digest.wrote({name: v for name, v in values.items() if name not in self.item.state})
+
+    def average_variables(self) -> None:
+        """With `local_sgd`, average now what replicas have trained by themselves; in a job all workers call it.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        report = self.item.report
+        names = report.averaged if report is not None else ()
+        rows = self.run_ops([self._variables.copies(name) for name in names])
+        means = replica_means(rows, self._member, report.plan.timeout_seconds) if names else []
+        self.write_variables(dict(zip(names, means, strict=True)))
+
+    @property
+    def whole_variables(self) -> NamedVariables:
+        """The variables, with what reads and writes them."""
+        return self._variables
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether worker 0 runs everything for all, who make the same calls."""
+        return isinstance(self._session, connect.ChiefDrivenSession)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `tf.compat.v1.train.Saver` takes to save and restore what the rewrite added, by name and replica."""
+        return {
+            f"{name}/replica_{replica}": read
+            for name in self.item.state
+            for replica, read in enumerate(self._variables.reads(name), self.item.report.first_replica)
+        }
+
+    @property
+    def tf_session(self) -> Any:
+        """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
+        return self._session.session if self.is_driven else self._session
+
+
+# Feed the barriers between micro-batches in runs that update no variable, so that no gradient is computed.
+#
+# run(["loss", "train"])       each micro-batch waits for the gradients of the one before
+# run("prediction")            the gates are fed: neither gradients nor labels are needed
+
+
+class GateFeeds:
+    """The gates of one graph.
+
+    Args:
+        graph: a tf.Graph.
+        targets: names of the operations that train.
+    """
+
+    def __init__(self, graph: Any, targets: Collection[str]) -> None:
+        ops = (op for op in graph.get_operations() if op.type == "PlaceholderWithDefault")
+        self._names = {op.name for op in ops if f"/{GATE}" in op.name}
+        self._targets = targets
+        self._known: dict[str, bool] = {}
+
+    def feeds(self, fetched: Iterable[Any]) -> dict[str, float]:
+        """Return what to feed besides, to run some tensors and operations."""
+        if not self._names or any(self._trains(getattr(element, "op", element)) for element in fetched):
+            return {}
+        return dict.fromkeys((f"{name}:0" for name in self._names), 0.0)
+
+    def _trains(self, root: Any) -> bool:
+        """Return whether an operation needs one that trains, by any way but through a gate."""
+        if root.name not in self._known:
+            seen, pending = {root.name}, [root]
+            while pending and pending[-1].name not in self._targets:
+                op = pending.pop()
+                producers = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+                found = {p.name: p for p in producers if p.name not in seen and p.name not in self._names}
+                seen.update(found)
+                pending.extend(found.values())
+            self._known[root.name] = bool(pending)
+        return self._known[root.name]
+
+
+# Step numbers: runs with collectives have one number in all workers, and after an error one that no run has had.
+#
+#     worker 0   run 7 done      number 78     worker 1   run 7 done       number 78
+#                run 8 fails     number 79                run 8 is done    number 79
+#                carries on      runs nothing, twice      carries on       runs nothing, once
+#                run 9           number 81                run 9            number 81
+#
+# TensorFlow numbers the runs under one key one after the other in each process, and a run that fails does not use its
+# number up (`RetireStepId`). With the same number again, what a failed run has asked another process for would take a
+# value of the next one, and the cleaning up after it would end that. A key is of graphs, not of runs: TensorFlow keeps
+# the one with which something was first fetched. It does not look for collectives in the functions of a loop.
+
+
+_KEY = 0x5745
+"""What all runs with collectives of a program are numbered under."""
+
+
+class StepNumbers:
+    """Numbers the runs of one session.
+
+    Args:
+        graph: the tf.Graph of the session, to which a node is added.
+        member: this process; None: it is alone, or its session runs for all workers.
+    """
+
+    def __init__(self, graph: Any, member: Membership | None) -> None:
+        self._graph, self._member = graph, member
+        self._known: dict[tuple[str, ...], bool] = {}
+        self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
+        if member is not None:
+            tf = tensorflow()
+            with graph.as_default(), tf.device(f"/job:{member.job}/replica:0/task:{member.task}/device:CPU:0"):
+                self._nothing = tf.no_op()
+
+    def is_numbered(self, fetches: Iterable[Any], options: Any, *, in_loop: bool) -> bool:
+        """Return whether a run has a number that others know, and have it so.
+
+        Args:
+            fetches: tensors and operations, or names of them.
+            in_loop: the steps are in a loop.
+        """
+        meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
+        if meets:
+            options.experimental.collective_graph_key = _KEY
+        return meets and self._member is not None
+
+    def _meets(self, fetches: Iterable[Any]) -> bool:
+        names = tuple(getattr(one, "name", one) for one in fetches)
+        if names not in self._known:
+            elements = [self._graph.as_graph_element(name) for name in names]
+            step = ancestors(getattr(element, "op", element) for element in elements)
+            self._known[names] = any(is_collective(one.type) for one in step)
+        return self._known[names]
+
+    def renew(self, session: Any, seconds: float) -> None:
+        """Go on with a number that no worker has used; all of them call this.
+
+        Args:
+            session: of the graph.
+            seconds: to wait for the others.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._member is None:
+            return
+        mine = tf_server.numbers_used()
+        used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
+        options = tensorflow().compat.v1.RunOptions()
+        options.experimental.collective_graph_key = _KEY
+        for _ in range(mine, int(used.max()) + 1):
+            session.run(self._nothing, options=options)
+            tf_server.use_number()
+
+
+# The original names of a session: what is run for a fetch, and which tensor a feed goes to, in the rewritten graph.
+#
+# "loss"       output    -> loss:0 of the first replica
+# "logits:0"   split(0)  -> its block on each replica, concatenated
+# "train"      target    -> the operation on each replica
+# "w"          variable  -> read whole, before the run
+
+
+class OriginalNames:
+    """Finds original names in a graph.
+
+    Args:
+        item: an original or rewritten item.
+        graph: the tf.Graph that holds the item's graph.
+    """
+
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
+        self._tf = tensorflow()
+        self._item, self._graph = item, graph
+        self._known: dict[str, Fetch] = {}
+
+    def has(self, name: str) -> bool:
+        """Return whether the graph has an operation of this name."""
+        try:
+            return bool(self._graph.get_operation_by_name(name))
+        except KeyError:
+            return False
+
+    def fetch(self, name: str) -> Fetch:
+        """Return what is run for an original name, and how its value is put together.
+
+        Raises:
+            GraphError: the rewritten graph does not have it.
+        """
+        if name not in self._known:
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def require_same_writes(self, names: Sequence[str]) -> None:
+        """Refuse to fetch what writes other variables than in the original graph.
+
+        Raises:
+            GraphError: it writes more, or less.
+        """
+        if self._item.layout is None or not self._item.layout.writes.changed:
+            return
+        outputs = self._item.outputs
+        tensors = [outputs[name].tensor if name in outputs else name for name in names]
+        more, less = self._item.layout.writes.differences(tensor.partition(":")[0] for tensor in tensors)
+        if more or less:
+            what = f"would write '{more[0]}', which it does not" if more else f"would not write '{less[0]}', as it does"
+            raise GraphError(
+                f"a run of {', '.join(map(repr, names))} {what} in the original graph",
+                hint="declare what runs by itself (train_op=[..., name], outputs=[..., name]), or fetch the train op",
+            )
+
+    def _find(self, name: str) -> Fetch:
+        output = self._item.outputs.get(name)
+        name = output.tensor if output is not None else name
+        variable, late = variable_of(self._item.variables, name)
+        if not variable or (not late and self._is_value(name)):
+            return self._instances(name)
+        own = name.partition(":")[0] in (variable, f"{variable}/read")
+        is_there = late and (not own or self.has(name.partition(":")[0]))
+        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
+        return Fetch(elements, REPLICATED, variable=variable, late=late)
+
+    def _instances(self, name: str) -> Fetch:
+        """Return the instances of an original tensor or operation.
+
+        Raises:
+            GraphError: the rewritten graph does not have them.
+        """
+        layout = self._item.layout
+        is_tensor = ":" in name
+        node = name.partition(":")[0]
+        try:
+            if is_tensor or (self._has_value(node) and node not in self._item.targets and node != self._item.init_op):
+                view = layout.find(name) if layout is not None else None
+                view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
+                return Fetch(
+                    tuple(self._graph.get_tensor_by_name(t) for t in view.tensors), view.placement, view.segments
+                )
+            names = (layout.instances(node) if layout is not None else ()) or (node,)
+            return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names), None)
+        except (KeyError, ValueError):
+            raise GraphError(
+                f"'{name}' is not in the rewritten graph: no declared output or target needs it",
+                hint=f"declare it: outputs=[..., '{node}']",
+            ) from None
+
+    def _is_value(self, name: str) -> bool:
+        """Return whether the graph has a tensor of this name that is no handle."""
+        try:
+            found = self._graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError):
+            return False
+        return bool(found.dtype != self._tf.resource)
+
+    def _has_value(self, node: str) -> bool:
+        layout = self._item.layout
+        name = ((layout.instances(node) if layout is not None else ()) or (node,))[0]
+        return self.has(name) and bool(self._graph.get_operation_by_name(name).outputs)
+
+    def feed(self, key: Any) -> str | None:
+        """Return the tensor to feed; None for a placeholder of the original graph that no step needs.
+
+        Raises:
+            GraphError: there is nothing of this name.
+        """
+        name = name_of(key)
+        info = self._item.inputs.get(name)
+        if info is not None:
+            return info.tensor
+        tensor = name if ":" in name else f"{name}:0"
+        try:
+            self._graph.get_tensor_by_name(tensor)
+        except (KeyError, ValueError):
+            if self._item.layout is not None and name.partition(":")[0] in self._item.layout.feeds:
+                return None
+            known = ", ".join(self._item.inputs)
+            raise GraphError(f"there is no '{name}' to feed", hint=f"the inputs are: {known}") from None
+        return tensor
+
+
+# The variables of a session's graph by original name, read and assigned as full values.
+#
+# All reads are added when the session opens: a graph that grew with every read would be sent to the runtime each time.
+
+
+class NamedVariables:
+    """What reads and writes the variables of an item, by original name.
+
+    Args:
+        item: an original or rewritten item.
+        graph: the tf.Graph that holds the item's graph; reads are added here, and a variable's writes with its first.
+    """
+
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
+        self._tf = tensorflow()
+        self._item = item
+        self._graph = graph
+        self._known: Mapping[str, Variable] = {**item.state, **item.variables}
+        self._held: dict[str, list[Any]] = {}
+        self._writes: dict[str, tuple[list[Any], list[Any]]] = {}
+        with graph.as_default():
+            self._reads = {name: self._read(name) for name in self._known if self._is_there(name)}
+
+    def reads(self, name: str) -> list[Any]:
+        """Return the tensors with the value of a variable: one, of a variable in `item.state` one per replica.
+
+        Raises:
+            GraphError: there is no such variable.
+        """
+        if name not in self._reads:
+            close = difflib.get_close_matches(name, self._reads, n=3)
+            raise GraphError(f"there is no variable '{name}'", hint=f"closest: {', '.join(close)}" if close else None)
+        return self._reads[name]
+
+    def copies(self, name: str) -> list[Any]:
+        """Return tensors with what each replica of this process has of a variable, made once."""
+        if name not in self._held:
+            with self._graph.as_default():
+                self._held[name] = [copy.read() for copy in self._copies(name)]
+        return self._held[name]
+
+    @property
+    def readable(self) -> dict[str, Variable]:
+        """The variables of the original graph that come to one value."""
+        unreadable = self._unreadable()
+        return {n: v for n, v in self._item.variables.items() if n in self._reads and n not in unreadable}
+
+    def require_readable(self, names: Iterable[str]) -> None:
+        """Refuse variables of which each replica has a component, and nothing makes one value.
+
+        Raises:
+            GraphError: one of them is such a variable.
+        """
+        unreadable = self._unreadable()
+        for name in names:
+            if name in unreadable:
+                raise GraphError(
+                    f"each replica has a component of '{name}', and nothing makes one value of them",
+                    hint=f"give its policy an aggregation, or read '{name}/autograph_component', a row per replica",
+                )
+
+    def _unreadable(self) -> set[str]:
+        report = self._item.report
+        return {p.variable for p in report.plan.policies if p.is_unreadable} if report is not None else set()
+
+    def writes(self, name: str, value: Any) -> tuple[list[Any], dict[Any, Any]]:
+        """Return the ops that set a variable in all its copies, and what to feed them.
+
+        Raises:
+            GraphError: there is no such variable, or not one value per replica.
+        """
+        self.reads(name)
+        if name not in self._writes:
+            with self._graph.as_default():
+                self._writes[name] = self._write(name)
+        sources, writes = self._writes[name]
+        rows = value if name in self._item.state else [value]
+        if len(rows) != len(sources):
+            raise GraphError(
+                f"'{name}' has a value for each of {len(sources)} replicas, not {len(rows)}",
+                hint="pass zeros of the shape that read_variable returns to start anew",
+            )
+        return writes, dict(zip(sources, rows, strict=True))
+
+    def _read(self, name: str) -> list[Any]:
+        copies = self._copies(name)
+        return [copy.read() for copy in (copies if name in self._item.state else copies[:1])]
+
+    def _write(self, name: str) -> tuple[list[Any], list[Any]]:
+        dtype = self._tf.as_dtype(self._known[name].dtype)
+        sources: list[Any] = []
+        writes: list[Any] = []
+        for copy in self._copies(name):
+            if not sources or name in self._item.state:
+                sources.append(self._tf.compat.v1.placeholder(dtype))
+            writes.append(copy.write(sources[-1]))
+        return sources, writes
+
+    def _copies(self, name: str) -> list[Copy]:
+        copies = [*copies_of(self._item, self._known[name])]
+        if copies:  # of a variable on a server, what this worker reads instead
+            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if self._has_all(names)]
+        return [Copy(self._graph, handles, self._known[name]) for handles in copies]
+
+    def _is_there(self, name: str) -> bool:
+        copies = copies_of(self._item, self._known[name])
+        return bool(copies) and all(map(self._has_all, copies))
+
+    def _has_all(self, names: Iterable[str]) -> bool:
+        try:
+            return all(self._graph.get_operation_by_name(name) for name in names)
+        except KeyError:
+            return False
+
+
+# Open a session: as one device has it, in an elastic job, or, in the process of a parameter server, not at all.
+
+
+def open_session(item: TrainingGraph, *, config: Any = None, target: str = "") -> DistributedSession:
+    """Return a session that holds the item's graph.
+
+    A parameter server has no session: there this serves the workers until they have ended, and ends the program.
+
+    Args:
+        item: an original or rewritten item.
+        config: a tf.compat.v1.ConfigProto to start from.
+        target: a server of the caller's own that has the devices.
+    """
+    if item.report is not None:
+        serve_if_server(item.report.member, item.report.plan.timeout_seconds)
+    return elastic_session(item, config, target) or DistributedSession(item, config, target)
+
+
+# A session in an elastic job: its variables are kept between steps, and come back before the first one.
+
+
+def elastic_session(item: TrainingGraph, config: Any, target: str) -> DistributedSession | None:
+    """Return a session of an elastic job; None where the job is not.
+
+    Args:
+        item: rewritten, or an original.
+        config: a `ConfigProto`, or None.
+        target: address of a server; "": this process, or its job.
+
+    Raises:
+        ConfigError: its workers train by themselves (`local_sgd`).
+    """
+    loop = kept_loop() if item.report is not None else None
+    if item.report is not None:
+        keep_steps(item.report.snapshot_steps)
+    require_alike(trains_alone=item.report is not None and bool(item.report.alone))
+    return _ElasticSession(item, config, target, loop) if loop is not None else None
+
+
+class _ElasticSession(DistributedSession):
+    """A session whose steps are counted; see `DistributedSession`.
+
+    Args:
+        item: rewritten.
+        config: a `ConfigProto`, or None.
+        target: address of a server.
+        loop: of this process.
+    """
+
+    def __init__(self, item: TrainingGraph, config: Any, target: str, loop: OwnLoop) -> None:
+        super().__init__(item, config, target)
+        self._loop, self._name, self._begins = loop, loop.unique("a session"), True
+
+    def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run the step; before the first that updates give all variables the values that they had."""
+        if self._targets.isdisjoint(wanted):
+            return super()._run(wanted, feeds, options, changed)
+        self._loop.before(self._name, self.read_variables)
+        if self._begins:
+            self._begins = False
+            self.write_variables(self._loop.values(self._name, self.item.variables))
+        got = super()._run(wanted, feeds, options, changed)
+        self._loop.after(self._name)
+        return got

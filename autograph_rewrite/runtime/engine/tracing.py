@@ -1,0 +1,555 @@
+"""Traces of steps: those of something distributed between two moments, of all ranks of its job."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.cost.hardware.calibrate import calibrate
+from autograph_rewrite.cost.hardware.machine import Machine
+from autograph_rewrite.cost.simulate import simulate
+from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.errors import GraphError, RewriteError
+from autograph_rewrite.inspect.profile import Profile
+from autograph_rewrite.inspect.rank_trace import Attribution, MeasuredStep, Ran, RankTrace, RunSource
+from autograph_rewrite.inspect.report import of_step
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job import progress, stop
+from autograph_rewrite.runtime.job.exchanges import Rendezvous
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+
+
+class Observed(Protocol):
+    """What tells of its steps: a distributed function, or a session."""
+
+    observer: StepObserver | None
+
+
+class Recording:
+    """A recording under way, which all ranks begin and end together; it begins when it is made.
+
+    Args:
+        observed: what is told of; it has run before.
+        items: what was rewritten of it.
+
+    Attributes:
+        ranks: of the job.
+        tracer: is told of every step.
+
+    Raises:
+        GraphError: TensorFlow's profiler is running already.
+        ClusterError: a rank is missing.
+    """
+
+    def __init__(self, observed: Sequence[Observed], items: Sequence[TrainingGraph]) -> None:
+        self._observed = [(one, one.observer) for one in observed]
+        self.ranks = Ranks(items)
+        self._marks = self.ranks.meet()
+        self.tracer = Tracer()
+        self.tracer.start()
+        for one in observed:
+            one.observer = self.tracer
+
+    def cancel(self) -> None:
+        """End it, and forget what was recorded."""
+        self._let_go()
+        self.tracer.cancel()
+
+    def end(self, original: TrainingGraph | None = None, machine: Machine | None = None) -> Profile:
+        """End it, and return what all ranks have recorded.
+
+        Args:
+            original: what was rewritten, where what ran does not know.
+            machine: how fast devices are, for the prediction; None: round figures.
+
+        Raises:
+            GraphError: no step ran.
+            ClusterError: a rank is missing.
+        """
+        self._let_go()
+        trace = self.tracer.stop(self._marks)
+        said: tuple[Any, Any] = None, ()
+        if self.ranks.is_chief and self.tracer.traces:
+            first = self.tracer.traces[0]
+            what = first if original is None else RewrittenTrace(original, first.rewritten)
+            said = prediction(what, self.tracer.examples[0] * self.ranks.cut_among(first.rewritten), machine)
+        traces, text = self.ranks.gather(trace, json.dumps(said))
+        return Profile.of(traces, *json.loads(text))
+
+    def _let_go(self) -> None:
+        for one, before in self._observed:
+            one.observer = before
+
+
+# The traces of all ranks of a job: meet to compare clocks, trace the same steps, hand everybody all traces.
+
+
+ROUNDS = 8
+"""How often ranks meet before the steps: the quickest round says most about their clocks."""
+WHAT = "profile steps"
+
+
+class Ranks:
+    """All ranks of the job that something runs in; one process alone is the only one.
+
+    Args:
+        items: rewritten, that are profiled.
+    """
+
+    def __init__(self, items: Sequence[TrainingGraph]) -> None:
+        reports = [item.report for item in items if item.report is not None and item.report.member is not None]
+        self._job: tuple[Membership, float] | None = None
+        if reports and len(reports[0].member.workers) > 1:
+            self._job = reports[0].member, reports[0].plan.timeout_seconds
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the first rank."""
+        return self._job is None or self._job[0].is_chief
+
+    def cut_among(self, item: TrainingGraph) -> int:
+        """Return how many ranks give examples of their own to a step."""
+        if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
+            return 1
+        return len(self._job[0].workers)
+
+    def meet(self) -> list[tuple[int, int]]:
+        """Wait for all ranks; return when exchanges with them began and ended.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        return [] if self._job is None else Rendezvous(*self._job).rounds(ROUNDS, WHAT)
+
+    def gather(self, trace: RankTrace, extra: str) -> tuple[list[RankTrace], str]:
+        """Return the traces of all ranks, and what the first one says beside its own.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if self._job is None:
+            return [trace], extra
+        mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
+        said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
+        return [RankTrace.of(data) for data, _ in said], said[0][1]
+
+
+# Who is told of the steps of a function or session, as the environment asks.
+#
+# They are what stops between two steps, a profile, and how far the process has come.
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    asked = (stop.requested(), requested(), progress.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None
+
+
+# The predicted step of what was measured, for the same number of examples.
+
+
+def prediction(
+    trace: RewrittenTrace | None, examples: int, machine: Machine | None = None
+) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Return the simulated step as plain data, and what there is to say about it.
+
+    Args:
+        trace: what ran, and what it was made of.
+        examples: of all ranks; 0: what the graph says.
+        machine: how fast its devices are; None: round figures.
+    """
+    if trace is None or trace.rewritten.report is None:
+        return None, ()
+    if trace.original is trace.rewritten:
+        return None, ("the original graph is not at hand, so nothing is predicted",)
+    if trace.rewritten.report.plan.steps_per_run > 1:
+        return None, ("each run does several steps (steps_per_run): `simulate` predicts one of them",)
+    try:
+        found = simulate(trace.original, trace.rewritten.report.plan, batch=examples or None, machine=machine).found
+    except RewriteError as error:
+        return None, (f"the step cannot be simulated: {error}",)
+    notes = () if machine is not None else ("the prediction takes round figures for this machine: calibrate it",)
+    return of_step(found), notes
+
+
+# A profile that the environment asks for: the first thing that trains is traced for some steps, once per process.
+#
+# `autograph-rewrite profile` sets AUTOGRAPH_REWRITE_PROFILE for each process that it starts, and reads their files:
+#
+#     {"folder": "/tmp/x", "skip": 2, "steps": 5}   ->   /tmp/x/rank_0.json, /tmp/x/rank_1.json
+
+VARIABLE = "AUTOGRAPH_REWRITE_PROFILE"
+
+
+def requested() -> RequestedProfile | None:
+    """Return what observes steps, if the environment asks for a profile."""
+    return RequestedProfile() if VARIABLE in os.environ else None
+
+
+class RequestedProfile:
+    """Observes the steps of one function or session; the first that runs one takes the request."""
+
+    def __init__(self) -> None:
+        self._request: Mapping[str, Any] | None = None
+        self._tracer: Tracer | None = None
+        self._seen = 0
+        self._processes = 1
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step, and trace it if it is one of those that are asked for."""
+        text = os.environ.pop(VARIABLE, None) if self._request is None else None
+        if text is not None:
+            self._request = json.loads(text)
+        if self._request is None or self._seen >= self._request["skip"] + self._request["steps"]:
+            yield
+            return
+        if self._seen == self._request["skip"]:
+            self._tracer = Tracer()
+            self._tracer.start()
+            atexit.register(self._write)
+        self._seen += 1
+        if self._tracer is None:
+            yield
+            return
+        with self._tracer.step(trace, examples):
+            yield
+        if self._seen == self._request["skip"] + self._request["steps"]:
+            self._write()
+
+    def _write(self) -> None:
+        """End the trace, and leave it where it is asked for."""
+        atexit.unregister(self._write)
+        if self._tracer is None or self._request is None or not self._tracer.examples:
+            return
+        tracer, request, self._tracer = self._tracer, self._request, None
+        found = tracer.stop()
+        said: dict[str, Any] = {"trace": found.data(), "predicted": None, "notes": []}
+        if found.rank == 0:
+            report = tracer.traces[0].rewritten.report
+            processes = len(report.plan.processes) if report is not None and not report.plan.stage_hosts else 1
+            machine = calibrate() if request.get("calibrate") else None
+            said["predicted"], said["notes"] = prediction(
+                tracer.traces[0], (tracer.examples[0] or 0) * processes, machine
+            )
+        folder = Path(request["folder"])
+        write_whole(folder / f"rank_{found.rank}.json", json.dumps(said).encode())
+
+
+# The trace of this process: TensorFlow's profiler around some steps, and what it saw as a `RankTrace`.
+#
+# A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
+
+STEP = "autograph_rewrite_step"
+
+
+class StepObserver(Protocol):
+    """What a distributed function or session tells of its steps."""
+
+    def step(self, trace: RewrittenTrace, examples: int | None) -> AbstractContextManager[None]:
+        """Return a context in which one step runs.
+
+        Args:
+            trace: what runs, and what it was made of, where that is known.
+            examples: of this process; None: nobody knows.
+        """
+
+
+def observed(
+    observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
+) -> AbstractContextManager[None]:
+    """Return a context in which a session runs one step.
+
+    Args:
+        observer: who is told; None: nobody.
+        feeds: by tensor.
+    """
+    if observer is None:
+        return nullcontext()
+    sizes = []
+    for one in item.inputs.values():
+        if one.tensor in feeds and one.batch_axis is not None:
+            shape = np.shape(feeds[one.tensor])
+            several = one.shape is not None and len(shape) > len(one.shape)  # a row for each of several steps
+            sizes.append(shape[0] * shape[one.batch_axis + 1] if several else shape[one.batch_axis])
+    return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
+
+
+@dataclass
+class Tracer:
+    """A trace under way.
+
+    Attributes:
+        folder: where the profiler writes.
+        examples: of each step so far.
+        traces: what ran, the first first.
+    """
+
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autograph_profile_")))
+    examples: list[int] = field(default_factory=list)
+    traces: list[RewrittenTrace] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            GraphError: somebody else is tracing this process.
+        """
+        tf = tensorflow()
+        try:
+            tf.profiler.experimental.start(str(self.folder))  # its defaults have every kernel, and no Python
+        except tf.errors.AlreadyExistsError as error:
+            self.discard()
+            hint = "stop tf.profiler, or leave profile_batch out of keras.callbacks.TensorBoard"
+            raise GraphError("TensorFlow's profiler is running already", hint=hint) from error
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace | None = None, examples: int | None = None) -> Iterator[None]:
+        """Mark a step."""
+        if trace is not None and all(trace.rewritten is not known.rewritten for known in self.traces):
+            self.traces.append(trace)
+        with tensorflow().profiler.experimental.Trace(STEP, step_num=len(self.examples), _r=1):
+            yield
+        self.examples.append(examples or 0)
+
+    def stop(self, marks: Sequence[tuple[int, int]] = ()) -> RankTrace:
+        """End, and return what this rank did.
+
+        Args:
+            marks: exchanges with the other ranks outside of the steps, by this clock.
+
+        Raises:
+            GraphError: no step ran.
+        """
+        tensorflow().profiler.experimental.stop()
+        try:
+            files = sorted(self.folder.rglob("*.xplane.pb"))
+            items = [trace.rewritten for trace in self.traces]
+            return rank_trace(files[-1].read_bytes() if files else b"", items, self.examples, marks)
+        finally:
+            self.discard()
+
+    def cancel(self) -> None:
+        """End, and forget what was traced."""
+        tensorflow().profiler.experimental.stop(save=False)
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove what the profiler wrote."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def rank_trace(
+    data: bytes, items: Sequence[TrainingGraph], examples: Sequence[int], marks: Sequence[tuple[int, int]] = ()
+) -> RankTrace:
+    """Return what an XSpace says of this rank.
+
+    Args:
+        data: the encoded XSpace.
+        items: that ran; their nodes are what is measured.
+        examples: of each step on this rank; 0: nobody knows.
+        marks: exchanges with the other ranks, by this clock.
+
+    Raises:
+        GraphError: no step ran.
+    """
+    traced = read(data, STEP)
+    if not traced.steps:
+        raise GraphError(
+            "nothing was profiled: no step ran",
+            hint="profile what runs a step: a distributed function, session or model",
+        )
+    attribution = Attribution(items)
+    sources: dict[tuple[str, str, Any], int] = {}
+    described: list[RunSource] = []
+    ran: list[Ran] = []
+    first, last = traced.steps[0][0], traced.steps[-1][1]
+    for kernel in sorted(traced.kernels, key=lambda one: (one.start, one.end)):
+        if kernel.end < first or kernel.start > last:
+            continue
+        number = sources.setdefault((kernel.name, kernel.op, kernel.route), len(described))
+        if number == len(described):
+            described.append(attribution.source(kernel.name, kernel.op, kernel.route))
+        ran.append(Ran(number, kernel.start, kernel.end))
+    rank, flops, feeds = _of_rank(items, sum(examples) // max(1, len(examples)))
+    steps = tuple(MeasuredStep(*times, count * feeds) for times, count in zip(traced.steps, examples, strict=False))
+    return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
+
+
+def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
+    """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
+    for report in (item.report for item in items if item.report is not None):
+        staged = bool(report.plan.stage_hosts)  # all feed one batch
+        covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
+        return report.task, covered.flops, not (staged and report.task)
+    return 0, 0.0, True
+
+
+def clock_of_this_machine() -> str:
+    """Return what processes have in common that read the same clock."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot}"
+
+
+# Kernels in the XSpace of TensorFlow's profiler: what ran from when to when.
+#
+# sync     an event  name:op                                           on the thread that ran it
+# async    ExecutorState::ProcessAsync::Start, ...::Done               a collective or receive, paired by their id
+# step     an event with the name that whoever asked for it has given
+
+
+KERNEL = re.compile(r"([^:\s]+):(_?[A-Za-z]\w*)")
+_START, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+_NUMBERED = re.compile(r"(.+(?:/_|_S|_G))(\d+)")
+
+
+class KernelRun(NamedTuple):
+    """One run of a node, in nanoseconds since the epoch, by the clock of its process."""
+
+    name: str
+    op: str
+    start: int
+    end: int
+    route: tuple[str, str] | None = None
+
+
+@dataclass
+class Traced:
+    """What a trace holds.
+
+    Attributes:
+        kernels: in no order.
+        steps: start and end of each.
+    """
+
+    kernels: list[KernelRun] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Event(NamedTuple):
+    name: str
+    start: int
+    end: int
+    stats: Mapping[str, Any]
+
+
+def read(data: bytes, step: str) -> Traced:
+    """Return the kernels and steps of a trace.
+
+    Args:
+        data: an encoded XSpace.
+        step: name of the events that stand for steps.
+    """
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace.FromString(data)
+    begin = _began(space)
+    found = Traced()
+    started: dict[Any, _Event] = {}
+    done: dict[Any, _Event] = {}
+    for plane in space.planes:
+        for event in _events(plane, begin, step):
+            if event.name == step:
+                found.steps.append((event.start, event.end))
+            elif event.name == _START:
+                started[event.stats.get("_p"), event.stats.get("name")] = event
+            elif event.name == _DONE:
+                done[event.stats.get("_c"), event.stats.get("name")] = event
+            else:
+                name, op = KERNEL.fullmatch(event.name).groups()  # type: ignore[union-attr]
+                if not has(op, "completes_later"):
+                    found.kernels.append(KernelRun(name, op, event.start, event.end, _route(event.stats.get("key"))))
+    for key, event in started.items():
+        if key in done:
+            name, op = str(event.stats["name"]), str(event.stats["kernel_type"])
+            found.kernels.append(KernelRun(name, op, event.start, done[key].start))
+    found.kernels[:] = _matched(found.kernels)
+    found.steps.sort()
+    return found
+
+
+def _began(space: Any) -> int:
+    """Return when the trace began: all times of it count from there."""
+    for plane in space.planes:
+        names = {number: one.name for number, one in plane.stat_metadata.items()}
+        for stat in plane.stats:
+            if names.get(stat.metadata_id) == "profile_start_time":
+                return int(stat.uint64_value or stat.int64_value)
+    return 0
+
+
+def _events(plane: Any, begin: int, step: str) -> Iterator[_Event]:
+    """Yield the events that matter."""
+    names = {number: one.name for number, one in plane.event_metadata.items()}
+    wanted = {n for n, name in names.items() if name in (step, _START, _DONE) or KERNEL.fullmatch(name)}
+    stats = {number: one.name for number, one in plane.stat_metadata.items()}
+    for line in plane.lines:
+        first = begin + line.timestamp_ns
+        for event in line.events:
+            if event.metadata_id in wanted:
+                start = first + event.offset_ps // 1000
+                said = {stats[one.metadata_id]: _value(one, stats) for one in event.stats}
+                yield _Event(names[event.metadata_id], start, start + event.duration_ps // 1000, said)
+
+
+def _value(stat: Any, names: Mapping[int, str]) -> Any:
+    kind = stat.WhichOneof("value")
+    return names[stat.ref_value] if kind == "ref_value" else getattr(stat, kind) if kind else None
+
+
+def _route(key: Any) -> tuple[str, str] | None:
+    """Return the devices of a rendezvous key: source;incarnation;target;edge;frame."""
+    parts = str(key).split(";") if key else []
+    return (parts[0], parts[2]) if len(parts) >= 3 else None
+
+
+def _matched(kernels: list[KernelRun]) -> Iterator[KernelRun]:
+    """Yield the kernels; a receive begins when the value is sent: before, nothing is on its way.
+
+    TensorFlow names the receive of `x/_7` `x/_8`, and that of `x_S7` between processes `x_S8`.
+    """
+    sends: dict[str, list[KernelRun]] = {}
+    for kernel in kernels:
+        if has(kernel.op, "sends"):
+            sends.setdefault(kernel.name, []).append(kernel)
+    for kernel in kernels:
+        numbered = _NUMBERED.fullmatch(kernel.name) if kernel.op.endswith("Recv") else None
+        if numbered is not None:
+            own = sends.get(f"{numbered[1]}{int(numbered[2]) - 1}", ())
+            sent = next((one for one in own if kernel.start <= one.end and one.start <= kernel.end), None)
+            yield kernel if sent is None else kernel._replace(start=max(kernel.start, sent.start), route=sent.route)
+        else:
+            yield kernel

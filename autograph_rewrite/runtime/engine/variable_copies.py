@@ -1,0 +1,113 @@
+"""Read and assign full values of variables that a rewrite has mirrored or sharded.
+
+w on 2 devices, each copy in 3 shards    (w/part_0 w/part_1 w/part_2), (replica_1/w/part_0 ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
+
+
+def copies_of(item: TrainingGraph, variable: Variable) -> tuple[tuple[str, ...], ...]:
+    """Return the nodes that give the handles of each copy of a variable: one each, or one per shard."""
+    shards = variable.shards.handles if variable.shards is not None else (variable.handle,)
+    found = [_instances(item, handle) for handle in shards]
+    return tuple(zip(*found, strict=True))
+
+
+def _instances(item: TrainingGraph, handle: str) -> tuple[str, ...]:
+    return (item.layout.instances(handle) if item.layout is not None else ()) or (handle,)
+
+
+class Copy:
+    """Adds to a graph what reads and writes one copy of a variable as a whole.
+
+    Args:
+        graph: the graph.
+        handles: nodes that give the handle, or those of the shards in order.
+        variable: the variable.
+    """
+
+    def __init__(self, graph: Any, handles: Sequence[str], variable: Variable) -> None:
+        self._tf = tensorflow()
+        self._graph = graph
+        self.handles = [graph.get_tensor_by_name(f"{handle}:0") for handle in handles]
+        self._dtype = self._tf.as_dtype(variable.dtype)
+        self._shards = variable.shards
+
+    def read(self) -> Any:
+        """Return a tensor with the value."""
+        raw, parts = self._tf.raw_ops, []
+        for handle in self.handles:
+            with self._graph.device(handle.device):
+                if handle.dtype != self._tf.resource:  # a legacy variable
+                    parts.append(raw.Identity(input=handle))
+                else:
+                    parts.append(raw.ReadVariableOp(resource=handle, dtype=self._dtype))
+        if self._shards is None:
+            return parts[0]
+        with self._graph.device(self.handles[0].device):
+            return join(self._shards, parts)
+
+    def write(self, value: Any) -> Any:
+        """Return an op that gives the variable a value."""
+        raw, writes = self._tf.raw_ops, []
+        for handle, part in zip(self.handles, self._parts(value), strict=True):
+            with self._graph.device(handle.device):
+                if handle.dtype != self._tf.resource:
+                    writes.append(raw.Assign(ref=handle, value=part, validate_shape=False).op)
+                else:
+                    writes.append(raw.AssignVariableOp(resource=handle, value=part))
+        return writes[0] if len(writes) == 1 else self._tf.group(writes)
+
+    def _parts(self, value: Any) -> Sequence[Any]:
+        if self._shards is None:
+            return [value]
+        with self._graph.device(self.handles[0].device):
+            return cut(self._shards, value)
+
+    def is_initialized(self) -> Any:
+        """Return a tensor that tells whether all of it has a value."""
+        raw, found = self._tf.raw_ops, []
+        for handle in self.handles:
+            with self._graph.device(handle.device):
+                if handle.dtype != self._tf.resource:
+                    found.append(raw.IsVariableInitialized(ref=handle))
+                else:
+                    found.append(raw.VarIsInitializedOp(resource=handle))
+        return found[0] if len(found) == 1 else self._tf.reduce_all(self._tf.stack(found))
+
+
+# Cut the value of a variable into the pieces that a graph has of it, and join them, with TensorFlow's ops.
+
+
+def cut(shards: Shards, value: Any) -> list[Any]:
+    """Return the pieces of a tensor.
+
+    Args:
+        value: the whole.
+    """
+    tf = tensorflow()
+
+    def split(part: Any, sizes: tuple[int, ...], axis: int) -> Sequence[Any]:
+        found: Sequence[Any] = tf.raw_ops.SplitV(
+            value=part, size_splits=tf.constant(sizes, tf.int64), axis=axis, num_split=len(sizes)
+        )
+        return found
+
+    return shards.cut(value, split)
+
+
+def join(shards: Shards, pieces: Sequence[Any]) -> Any:
+    """Return the whole of its pieces.
+
+    Args:
+        shards: how it is cut.
+        pieces: tensors, in the order of its handles.
+    """
+    tf = tensorflow()
+    return shards.join(pieces, lambda parts, axis: tf.raw_ops.ConcatV2(values=parts, axis=axis))

@@ -1,1 +1,0 @@
-"""Failure detection: peers that failed are found and named within a timeout."""

@@ -1,0 +1,531 @@
+"""Digests: whether all workers do the same, compared before the first step, in each one, or beside it.
+
+    worker 0   rate 0.01, x of length 5, w written   ──► digest ──┐  with the size of its part,
+    worker 1   rate 0.02, x of length 5              ──► digest ──┴─ through the graph: an error on all
+
+Variables count if something else than the step has written them: where nobody did, they are equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ClusterError, RewriteError
+from autograph_rewrite.ir.graph import PASS_ATTR
+from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.plan.parts.batch_split import DIGEST
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
+from autograph_rewrite.runtime.job.liveness import listed, name_of
+from autograph_rewrite.training_graph import TrainingGraph
+
+_FEW = 6
+"""How many elements are told one by one."""
+_CONTAINERS = ("resource", "variant")
+
+
+def digest_of(given: Mapping[str, str]) -> Array:
+    """Return the digest of what has to be equal: zeros for nothing."""
+    if not given:
+        return np.zeros(DIGEST, np.int32)
+    text = "\0".join(f"{key}\0{given[key]}" for key in sorted(given))
+    return np.frombuffer(hashlib.blake2b(text.encode(), digest_size=4 * DIGEST).digest(), np.int32)
+
+
+def agree(table: Array) -> bool:
+    """Return whether all workers have sent the same digest: their rows are sizes and digests."""
+    return bool((table[:, 1:] == table[0, 1:]).all())
+
+
+def described(value: Any) -> str:
+    """Return a text that differs where type, shape or contents do."""
+    array = np.asarray(value)
+    form = f"{array.dtype.name}{list(array.shape)}"
+    if array.size <= _FEW:
+        text = repr(array.tolist())
+        return text if array.dtype.kind in "fiub" and not array.ndim else f"{form} {text}"
+    is_text = array.dtype.kind in "OSU"
+    data = repr(array.tolist()).encode() if is_text else array.tobytes()
+    return f"{form} #{zlib.crc32(data):08x}"
+
+
+def written_between(name: str) -> str:
+    """Return what a variable is called that was written from Python."""
+    return f"variable '{name}', written between steps"
+
+
+class Inputs:
+    """What is the same in all workers of the inputs of one graph.
+
+    Args:
+        item: a rewritten one.
+        key: what finds the value of an input in what a step is given, by the name of its tensor; None if nothing does.
+    """
+
+    def __init__(self, item: TrainingGraph, key: Callable[[str], Hashable | None]) -> None:
+        self._whole: list[tuple[str, Any]] = []
+        self._open: list[tuple[str, Any, tuple[int, ...]]] = []
+        ragged = {one.name: one.ragged for one in item.report.plan.batch_inputs} if item.report is not None else {}
+        for info in item.inputs.values():
+            found = key(info.tensor)
+            if found is None:
+                continue
+            if info.batch_axis is None:
+                self._whole.append((f"'{info.name}'", found))
+            elif info.shape is not None:
+                free = (info.batch_axis, *ragged.get(info.name, ()))
+                dims = tuple(d for d, size in enumerate(info.shape) if size is None and d not in free)
+                self._open += [(info.name, found, dims)] if dims else []
+
+    def given(self, values: Any) -> dict[str, str]:
+        """Return what a step is given, by name.
+
+        Args:
+            values: a mapping, or a sequence, of values by key.
+        """
+        has = values.__contains__ if isinstance(values, Mapping) else lambda key: True
+        said = {
+            name: described(values[key])
+            for name, key in self._whole
+            if has(key) and getattr(getattr(values[key], "dtype", None), "name", "") not in _CONTAINERS
+        }
+        for name, key, dims in self._open:
+            if has(key):
+                shape = np.shape(values[key])
+                said |= {f"the length of dimension {dim} of '{name}'": str(shape[dim]) for dim in dims}
+        return said
+
+
+# Compare the runs of sessions: digests of the runs in which workers meet, and of those in between.
+#
+# session.run("init")                     writes variables, and meets nobody: told with the next run that does
+# session.run(["loss", "train"], feeds)   meets the other workers: its digest travels with it
+# session.run("global_step")              only reads: any worker may do that alone
+
+_FETCHES, _BETWEEN = "what is fetched", "what was run since the last step"
+
+
+class _Kind(NamedTuple):
+    """What a run does besides computing, by the names of nodes; whether a digest can go with it; what is fetched."""
+
+    meets: frozenset[str]
+    writes: frozenset[str]
+    tells: bool
+    names: str
+
+
+class SessionDigest:
+    """Compares the runs of one session with those of the other workers'.
+
+    Args:
+        item: a rewritten item, of one of several processes.
+        graph: the tf.Graph of the session.
+
+    Attributes:
+        feed: the tensor to feed with the digest.
+        fetch: the tensor with the digests of all.
+        account: of the last run that has met others.
+        apart: operations that meet nobody, so that workers may differ in whether they fetch them.
+    """
+
+    def __init__(self, item: TrainingGraph, graph: Any) -> None:
+        self.feed, self.fetch = item.report.digests
+        self.account = StepAccount("")
+        self.apart: set[Any] = set()
+        self._graph = graph
+        self._is_served = bool(item.report.plan.homes)
+        self._inputs = Inputs(item, lambda tensor: tensor)
+        self._kinds: dict[frozenset[Any], _Kind] = {}
+        needed = ancestors([graph.get_tensor_by_name(self.fetch).op])
+        self._needs = {op for op in needed if op.type in ("Placeholder", "IteratorGetNext", "OneShotIterator")}
+        batch = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
+        self._batch = {graph.get_tensor_by_name(tensor).op for tensor in batch}
+        self._steps = 0
+        self._between: list[str] = []
+
+    def wrote(self, values: Mapping[str, Any]) -> None:
+        """Note that variables were written."""
+        self._between += (f"{written_between(name)}: {described(value)}" for name, value in values.items())
+
+    def before(self, fetches: Sequence[Any], feeds: Mapping[str, Any], changed: Mapping[str, str]) -> Array | None:
+        """Note a run; return its digest if it meets other workers.
+
+        Args:
+            fetches: tensors and operations.
+            feeds: values by tensor.
+            changed: what else has to be equal in all workers, by name.
+        """
+        kind = self._kind(fetches)
+        if not kind.tells:
+            if kind.writes or kind.meets:
+                fed = ", ".join(f"{name} = {described(value)}" for name, value in sorted(feeds.items()))
+                self._between.append(f"{kind.names}{' with ' if fed else ''}{fed}")
+            return None
+        given = {**self._inputs.given(feeds), **changed}
+        effects = [] if self._is_served else sorted(kind.meets | kind.writes)
+        given[_FETCHES] = f"{zlib.crc32(repr(effects or kind.names).encode()):08x}"
+        shown = {_FETCHES: kind.names}
+        if self._between:
+            given[_BETWEEN] = "; ".join(self._between)
+            self._between = []
+        self._steps += 1
+        self.account = StepAccount(f"step {self._steps} of the session", given, shown)
+        return digest_of(given)
+
+    def _kind(self, fetches: Sequence[Any]) -> _Kind:
+        """Return what running some tensors and operations does."""
+        roots = frozenset(getattr(element, "op", element) for element in fetches)
+        if roots not in self._kinds:
+            step = ancestors(roots)
+            meets = frozenset(common_name(op.name) for op in step if _meets(op))
+            writes = frozenset(common_name(op.name) for op in step if has(op.type, "writes"))
+            tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
+            names = sorted({common_name(op.name) for op in roots - self.apart})
+            self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(names))
+        return self._kinds[roots]
+
+
+def ancestors(roots: Iterable[Any]) -> set[Any]:
+    """Return operations and all that they depend on."""
+    seen = set(roots)
+    pending = list(seen)
+    while pending:
+        op = pending.pop()
+        for producer in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+            if producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
+    return seen
+
+
+def _meets(op: Any) -> bool:
+    """Return whether an operation is one by which workers meet: a collective, or a store that a pass made."""
+    return is_collective(op.type) or (has(op.type, "stores") and PASS_ATTR in op.node_def.attr)
+
+
+def common_name(name: str) -> str:
+    """Return a name without the replica, whose number is another one in each worker."""
+    replica, _, rest = name.partition("/")
+    return rest if replica.startswith("replica_") and replica[8:].isdecimal() else name
+
+
+# Compare the workers' inputs while the step runs: digests are exchanged in a background thread.
+#
+#     the program   step ────────────────────────────► its results, or an error on all workers
+#     a thread      digest of all of it ──► exchange ──┘
+#
+# For what is too much to be digested before the step, and for workers that run nothing themselves.
+
+
+class Beside:
+    """Compares one series of steps; all workers make the same ones.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._member, self._seconds = member, seconds
+        self._channel = tf_server.next_channel()
+        self._exchange: RepeatedSum | None = None
+        self._pool = ThreadPoolExecutor(1, "autograph_beside")
+        self._pending: Future[tuple[StepAccount, Array] | None] | None = None
+
+    def start(self, account: Callable[[], StepAccount]) -> None:
+        """Begin to compare.
+
+        Args:
+            account: makes what this worker tells of the step; it is called in the thread.
+        """
+        self._pending = self._pool.submit(self._odd, account)
+
+    def problem(self, *, failed: bool = False) -> ClusterError | None:
+        """Return the error of the step that was started last, if the workers were not given the same.
+
+        Args:
+            failed: the step has failed, so that it is no matter if the others cannot be asked any more.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        try:
+            odd = pending.result()
+        except ClusterError:
+            if failed:
+                return None
+            raise
+        return disagreement(self._member, odd[0], self._seconds, odd[1]) if odd is not None else None
+
+    def _odd(self, account: Callable[[], StepAccount]) -> tuple[StepAccount, Array] | None:
+        """Return the account and all digests if these differ."""
+        told = account()
+        table = np.zeros((len(self._member.workers), DIGEST), np.int32)
+        if self._exchange is None:
+            self._exchange = RepeatedSum(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
+        table[self._member.task] = digest_of({"": told.what, **told.given})
+        table = self._exchange.add_up(table, f"finish {told.what}")
+        return (told, table) if (table != table[0]).any() else None
+
+
+# Diagnose divergence: when workers did not do the same in a step, they exchange records of what they did.
+#
+#     worker 0   step 3: rate = 0.01   ─┐                ┌─►  ClusterError: not the same in step 3:
+#     worker 1   step 3: rate = 0.02   ─┴─ exchanged ────┴─►  'rate' is 0.01 on worker 0, 0.02 on worker 1
+#
+# They are exchanged in a session of their own, which works whatever has become of the step.
+
+GROUP = 2**29 - 1
+"""The group key of accounts."""
+PATIENCE = 4.0
+"""Seconds that a worker which has waited in vain takes for the others to tell."""
+_SHOWN, _WIDTH = 8, 120
+_SAME = "not do the same as worker 0"
+HINT = (
+    "what all replicas share has to be the same everywhere: feed equal values, write variables in every worker, make "
+    "the same calls in the same order"
+)
+
+
+@dataclass(frozen=True)
+class StepAccount:
+    """What one worker does in a step.
+
+    Attributes:
+        what: the step, for messages.
+        given: what has to be equal in all workers, by name.
+        shown: what messages show in place of something given that is only a number.
+        hint: what to do if it differs.
+    """
+
+    what: str
+    given: Mapping[str, str] = field(default_factory=dict)
+    shown: Mapping[str, str] = field(default_factory=dict)
+    hint: str = HINT
+
+
+Telling = Callable[[], StepAccount | None]
+"""Gives what a step has to tell besides what it is given itself."""
+
+
+def nothing() -> None:
+    """Tell nothing more."""
+
+
+def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:
+    """Return what the workers do differently; None if that is nothing, or somebody does not tell.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+    """
+    if len(member.workers) < 2:
+        return None
+    text = json.dumps([account.what, dict(account.given), dict(account.shown)])
+    try:
+        told = [StepAccount(*json.loads(said)) for said in _texts(member, text, seconds)]
+    except RewriteError:
+        return None
+    return _compared(member, told, account.hint)
+
+
+def disagreement(member: Membership, account: StepAccount, seconds: float, table: Array) -> ClusterError:
+    """Return the error of a step in which workers did not do the same, as their digests have shown.
+
+    Args:
+        member: this process.
+        seconds: how long others may still wait for each other in the step.
+        table: the digests, one row for each worker.
+    """
+    found = difference(member, account, seconds + PATIENCE)
+    if found is not None:
+        return found
+    odd = [task for task, row in enumerate(table) if (row != table[0]).any()]
+    return ClusterError.of_difference(f"{_not_the_same(member, odd)} in {account.what}", hint=account.hint)
+
+
+def is_told(error: BaseException) -> bool:
+    """Return whether an error says what workers do differently."""
+    return isinstance(error, ClusterError) and error.differs
+
+
+def _not_the_same(member: Membership, odd: Sequence[int]) -> str:
+    names = listed(name_of("worker", task, member.workers[task]) for task in odd)
+    return f"{names} {'do' if len(odd) > 1 else 'does'} {_SAME}"
+
+
+def _texts(member: Membership, text: str, seconds: float) -> list[str]:
+    """Return the texts of all workers."""
+    data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    longest = int(_rows(member, np.array([data.size], np.int32), seconds).max())
+    padded = np.zeros(longest + 1, np.int32)
+    padded[: data.size], padded[-1] = data, data.size
+    return [bytes(row[: row[-1]].astype(np.uint8)).decode() for row in _rows(member, padded, seconds)]
+
+
+def _rows(member: Membership, mine: Array, seconds: float) -> Array:
+    table = np.zeros((len(member.workers), mine.size), np.int32)
+    table[member.task] = mine
+    with RepeatedSum(member, seconds, table, GROUP, tf_server.next_account(), tells=False) as exchange:
+        return exchange.add_up(table, "tell what they do")
+
+
+def _compared(member: Membership, told: Sequence[StepAccount], hint: str) -> ClusterError | None:
+    """Return the error that says what differs."""
+    parts = list(_differences(told))
+    if not parts:
+        return None
+    odd = [task for task, one in enumerate(told) if (one.what, one.given) != (told[0].what, told[0].given)]
+    lines = "".join(f"\n         {part}" for part in parts[:_SHOWN])
+    more = f"\n         and {len(parts) - _SHOWN} more" if len(parts) > _SHOWN else ""
+    return ClusterError.of_difference(f"{_not_the_same(member, odd)} in {told[0].what}:{lines}{more}", hint=hint)
+
+
+def _differences(told: Sequence[StepAccount]) -> Iterator[str]:
+    """Yield a line for each thing that is not the same in all workers."""
+    steps = [one.what for one in told]
+    if len(set(steps)) > 1:
+        yield listed(f"worker {task} is in {what}" for task, what in enumerate(steps))
+        return
+    for key in dict.fromkeys(key for one in told for key in one.given):
+        values = [one.given.get(key) for one in told]
+        if len(set(values)) > 1:
+            shown = [str(one.shown.get(key, one.given.get(key, "as before")))[:_WIDTH] for one in told]
+            yield f"{key}: {listed(f'{text} on worker {task}' for task, text in enumerate(shown))}"
+
+
+# Consensus before the first step: workers compare graph and plan, and take the chief's initial values.
+#
+# Every worker rewrites the graph on its own. Equal graphs and plans give equal keys and orders, so the collectives
+# meet; where somebody runs another program, or another version of it, they would wait for each other for ever.
+
+COMPARE = "compare what they run"
+CARRY_ON = "carry on after an error, too"
+LINES = 14
+"""How many lines of a difference a message shows."""
+WIDTH = 160
+
+
+def require_consensus(
+    member: Membership,
+    plan: Plan,
+    graph: bytes = b"",
+    captured: Iterable[Array] = (),
+    *,
+    what: str = COMPARE,
+) -> None:
+    """Compare plan, graph and versions with those of the other workers.
+
+    Args:
+        member: this process.
+        graph: the `contents` of what was rewritten.
+        captured: values that have to be equal, too.
+        what: it is done for, for messages.
+
+    Raises:
+        ClusterError: they differ, or somebody is missing.
+    """
+    job = Rendezvous(member, plan.timeout_seconds)
+    values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(described(v).encode()):08x}" for v in captured]
+    parts = [plan.digest(), _versions(), *values, zlib.decompress(graph).decode() if graph else ""]
+    digest = hashlib.sha256("\n".join(parts).encode()).digest()
+    rows = job.rows(np.frombuffer(digest, np.int32), what)
+    odd = [task for task in range(len(rows)) if not np.array_equal(rows[task], rows[0])]
+    if not odd:
+        return
+    request = replace(plan, id="", graph_digest="", notes=(), edges=())
+    said = [_versions(), request.to_yaml(), *parts[2:], replace(plan, id="", graph_digest="", notes=()).to_yaml()]
+    texts = job.texts("\n".join(said), what)
+    names = listed(name_of("worker", task, member.workers[task]) for task in odd)
+    pair = texts[0].splitlines(), texts[odd[0]].splitlines()
+    lines = list(difflib.unified_diff(*pair, "worker 0", f"worker {odd[0]}", n=0, lineterm=""))
+    some = {i for sign in "-+" for i in islice((i for i, line in enumerate(lines) if line[0] == sign), LINES // 2)}
+    shown = [f"         {lines[i][:WIDTH]}" for i in sorted(some)]
+    problem = (
+        f"{names} would run something else than worker 0, and their collectives would wait for each other for ever"
+    )
+    raise ClusterError.of_difference(
+        "\n".join([problem, *shown]),
+        hint="start the same program with the same configuration and versions everywhere; what it draws by chance "
+        "while it builds the graph needs a seed",
+    )
+
+
+def adopt_from_chief(member: Membership, seconds: float, values: Sequence[Array]) -> list[Array]:
+    """Return the values that the chief's variables have: models are initialised by chance.
+
+    Args:
+        member: this process.
+        seconds: to wait for the others.
+        values: of this worker's variables.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    return Rendezvous(member, seconds).of_chief(values, "adopt the variables of worker 0")
+
+
+def common_seed(member: Membership, seconds: float, own: int | None) -> int:
+    """Return the random seed of all workers: the one that they have set, or else one that the chief draws.
+
+    Args:
+        member: this process.
+        seconds: to wait for the others.
+        own: seed that the program has set; None: none.
+
+    Raises:
+        ClusterError: they have set different ones.
+    """
+    drawn = int.from_bytes(os.urandom(4), "big")
+    rows = Rendezvous(member, seconds).rows(np.array([own is not None, own or 0, drawn], np.int64), "agree on a seed")
+    said = {int(seed) for is_set, seed, _ in rows if is_set}
+    if len(said) > 1:
+        raise ClusterError.of_difference(
+            f"the workers have set different random seeds ({listed(map(str, sorted(said)))}), so they would shuffle "
+            "the data differently, of which each is to take its part",
+            hint="set the same seed everywhere, or give each worker its own data with input: per_worker",
+        )
+    return said.pop() if said else int(rows[0][2])
+
+
+def session_name(member: Membership, seconds: float) -> str:
+    """Return a text that the chief draws: no other session, of this or another start of the job, has it.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    drawn = int.from_bytes(os.urandom(6), "big")
+    if len(member.workers) > 1:
+        drawn = int(Rendezvous(member, seconds).rows(np.array(drawn, np.int64), "open a session")[0])
+    return f"{drawn:012x}"
+
+
+def _versions() -> str:
+    """Return the versions that the rewritten graph depends on."""
+    names = ("autograph_rewrite", "tensorflow", "tensorflow-cpu", "keras", "numpy")
+    return "\n".join(f"{name} {version}" for name in names if (version := _version(name)))
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,494 @@
+"""Exchanges between workers outside of any step: sums, broadcasts and flags, with timeouts that name who is missing.
+
+    compare what all are about to run  ──  adopt the chief's variables  ──  agree on a seed
+
+They run in a session of their own, so that they work before the first step in every mode, and a failure does not spoil
+the collectives of the steps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job import tf_server
+from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, missing, name_of
+from autograph_rewrite.runtime.job.watchdog import Closing, Watchdog
+
+FIRST_KEY = 2**29
+"""Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
+
+NUMBERS = 2**24
+"""How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
+
+
+class Rendezvous:
+    """Exchanges of one job. All workers must make the same ones in the same order.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._member = member
+        self._seconds = seconds
+
+    def add_up(self, value: Array, what: str) -> Array:
+        """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
+
+        Args:
+            value: this worker's.
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        key = FIRST_KEY + tf_server.next_exchange()
+        with RepeatedSum(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
+            return exchange.add_up(value, what)
+
+    def meet(self, what: str) -> None:
+        """Wait until all workers are here.
+
+        Args:
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        self.add_up(np.zeros((), np.int32), what)
+
+    def rows(self, value: Array, what: str) -> Array:
+        """Return the workers' arrays, of equal shape, stacked in their order."""
+        mine = np.zeros((len(self._member.workers), *value.shape), value.dtype)
+        mine[self._member.task] = value
+        return self.add_up(mine, what)
+
+    def texts(self, text: str, what: str) -> list[str]:
+        """Return the texts of all workers."""
+        return [data.decode() for data in self.contents(text.encode(), what)]
+
+    def contents(self, data: bytes, what: str) -> list[bytes]:
+        """Return what all workers give, of any length."""
+        sizes = self.rows(np.array(len(data), np.int64), what)
+        words = np.zeros((int(sizes.max()) + 3) // 4, np.int32)
+        words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+        pieces = [self.rows(words[i : i + NUMBERS], what) for i in range(0, words.size, NUMBERS)]
+        rows = np.concatenate(pieces, axis=1) if pieces else np.zeros((len(sizes), 0), np.int32)
+        return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
+
+    def rounds(self, count: int, what: str) -> list[tuple[int, int]]:
+        """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
+        key = FIRST_KEY + tf_server.next_exchange()
+        mine, found = np.zeros((), np.int32), []
+        with RepeatedSum(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
+            exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
+            for _ in range(count):
+                begin = time.time_ns()
+                exchange.add_up(mine, what)
+                found.append((begin, time.time_ns()))
+        return found
+
+    def of_chief(self, values: Sequence[Array], what: str) -> list[Array]:
+        """Return the arrays that worker 0 has; all workers give arrays of the same types and shapes."""
+        result: list[Array] = [np.asarray(value) for value in values]
+        words_of = [i for i, value in enumerate(result) if value.size and value.dtype == object]
+        if words_of:
+            said = [[word.decode("latin-1") for word in result[i].ravel()] for i in words_of]
+            for i, words in zip(words_of, json.loads(self.texts(json.dumps(said), what)[0]), strict=True):
+                result[i] = np.array([word.encode("latin-1") for word in words], object).reshape(result[i].shape)
+        by_type: dict[np.dtype[Any], list[int]] = {}
+        for position, value in enumerate(result):
+            if value.size and value.dtype != object:
+                by_type.setdefault(value.dtype, []).append(position)
+        for positions in by_type.values():
+            flat = np.concatenate([result[i].reshape(-1) for i in positions])
+            bits = flat.view(np.uint8)
+            bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # they travel unchanged as integers
+            chosen = bits if self._member.is_chief else np.zeros_like(bits)
+            pieces = [self.add_up(chosen[i : i + NUMBERS], what) for i in range(0, chosen.size, NUMBERS)]
+            shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
+            at = 0
+            for i in positions:
+                size = result[i].size
+                result[i] = shared[at : at + size].reshape(result[i].shape)
+                at += size
+        return result
+
+
+# An all-reduce between workers outside of any step, in a separate session; names workers that do not join.
+#
+# It works before the first step in every mode, and its failure does not spoil the collectives of the steps.
+
+Array = np.ndarray[Any, Any]
+
+
+class RepeatedSum:
+    """A sum that can be asked for again and again. Use it as a context manager, or close it.
+
+    Args:
+        member: this process.
+        seconds: how long to wait for the others.
+        like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
+        group: the group key.
+        key: the instance key, which no other exchange of the group has.
+        tells: whether to say that it stands still.
+    """
+
+    def __init__(
+        self, member: Membership, seconds: float, like: Array, group: int, key: int, *, tells: bool = True
+    ) -> None:
+        tf = self._tf = tensorflow()
+        self._member = member
+        self._seconds = seconds
+        self._group, self._key = group, key
+        graph = tf.Graph()
+        with graph.as_default(), tf.device(f"/job:worker/replica:0/task:{member.task}/device:CPU:0"):
+            self._given = tf.compat.v1.placeholder(like.dtype, like.shape)
+            total = tf.raw_ops.CollectiveReduceV2(
+                input=tf.reshape(self._given, [-1]),
+                group_size=len(member.workers),
+                group_key=group,
+                instance_key=key,
+                ordering_token=[],
+                communication_hint="auto",
+                timeout_seconds=0.0,
+                merge_op="Add",
+                final_op="Id",
+            )
+            self._total = tf.reshape(total, like.shape)
+        config = tf.compat.v1.ConfigProto()
+        tf_server.configure(config, member)
+        self._session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
+        lookout = functools.partial(PeerMonitor, member, seconds)
+        closing = functools.partial(Closing, self._session)
+        self._watchdog = Watchdog(seconds, lookout, closing, may_idle=True)
+        self._watchdog.tells = tells
+        self._has_met = False
+
+    def __enter__(self) -> RepeatedSum:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the session."""
+        self._session.close()
+
+    def add_up(self, value: Array, what: str) -> Array:
+        """Return the sum of the workers' arrays.
+
+        Args:
+            value: this worker's.
+            what: what it is for, for messages.
+
+        Raises:
+            ClusterError: somebody is missing.
+        """
+        if not self._has_met:
+            tf_server.meet(self._member, self._seconds, what)
+            self._has_met = True
+        options = self._tf.compat.v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
+        options.experimental.collective_graph_key = self._group
+        session, feeds = self._session, {self._given: value}
+        self._watchdog.doing = f"an exchange to {what} (key {self._key})"
+        try:
+            result: Array = self._watchdog.run(lambda: session.run(self._total, feeds, options=options))
+        except self._tf.errors.OpError as error:
+            if self._watchdog.expired:
+                abandon(session)
+            raise missing(self._member, what, self._seconds, error, self._watchdog.lost) from error
+        return result
+
+
+# Means over all replicas of what each has of its variables, outside of any step (`local_sgd`).
+#
+# replica 0: w = 1, replica 1: w = 3      ─► 2 in this process, which all others do likewise ─► 2 in each copy
+
+GROUP, KEY = 2**29 - 2, 1
+"""Of the exchange between workers."""
+
+
+def replica_means(rows: Sequence[Sequence[Array]], member: Membership | None, seconds: float) -> list[Array]:
+    """Return the mean of each variable over the replicas of all workers, who call it together.
+
+    Args:
+        rows: of each variable, the values that the replicas of this process have.
+        member: this process; None where there is one.
+        seconds: how long to wait for the others.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    wide = [np.sum([np.asarray(value, _wide(value)) for value in row], 0) for row in rows]
+    count = len(rows[0]) if rows else 1
+    if member is not None and rows:
+        wide = _added_up(wide, member, seconds)
+        count *= len(member.workers)
+    return [np.asarray(total / count, np.asarray(row[0]).dtype) for total, row in zip(wide, rows, strict=True)]
+
+
+def _wide(value: Array) -> type:
+    return np.complex128 if np.iscomplexobj(value) else np.float64
+
+
+def _added_up(totals: Sequence[Array], member: Membership, seconds: float) -> list[Array]:
+    flat = [np.ascontiguousarray(total).reshape(-1).view(np.float64) for total in totals]
+    joined = np.concatenate(flat)
+    with RepeatedSum(member, seconds, joined, GROUP, KEY + joined.size % 2**20) as exchange:
+        joined = exchange.add_up(joined, "average the variables of all replicas")
+    ends = np.cumsum([part.size for part in flat])[:-1]
+    parts = np.split(joined, ends)
+    return [part.view(total.dtype).reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
+
+
+# What crosses between workers outside of collectives: broadcasts through queues on the receivers, and flags.
+#
+#     worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...
+#     worker 1   takes from its own queue: it waits there for nobody else
+#
+# A message is a list of texts, of any length. Worker 0 is never more than one ahead of who takes them. Queues are in a
+# session of their own, and no collective is needed.
+
+PIECE = 2**29
+"""Bytes of one message, about: TensorFlow sends no tensor of two gigabytes."""
+_END, _MORE = b"end", b"more"
+_LAST = 5_000
+"""Milliseconds that worker 0 takes to say that it has ended."""
+_LOOK, _RARELY, _ASK, _TELL = 0.002, 0.1, 1.0, 10.0
+"""Seconds between two looks for that word, at first and later, from one look at worker 0 to the next, and to say so."""
+
+
+class Relay:
+    """The queues of one session. Worker 0 sends, all others take.
+
+    Args:
+        member: this process.
+        name: what all workers call these queues, and nobody else's.
+    """
+
+    def __init__(self, member: Membership, name: str) -> None:
+        tf = tensorflow()
+        raw, graph = tf.raw_ops, tf.Graph()
+        hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]
+        takers = range(1, len(hosts)) if member.is_chief else [member.task]
+        self._member = member
+        self._names = {f"to_{task}": name_of("worker", task, member.workers[task]) for task in takers}
+        with graph.as_default():
+            self._message = tf.compat.v1.placeholder(tf.string, [None])
+            puts, takes, leaves, sizes = [], [], [], []
+            for task in takers:
+                with tf.device(f"{hosts[task]}/device:CPU:0"):
+                    queue = raw.FIFOQueueV2(
+                        component_types=[tf.string], capacity=1, container=name, shared_name=f"for_{task}"
+                    )
+                    puts.append(raw.QueueEnqueueV2(handle=queue, components=[self._message], name=f"to_{task}"))
+                    takes += raw.QueueDequeueV2(handle=queue, component_types=[tf.string])
+                    sizes.append(raw.QueueSizeV2(handle=queue))
+                    leaves.append(raw.QueueCloseV2(handle=queue, cancel_pending_enqueues=True))
+            self._put, self._take, self._leave, self._size = tf.group(puts), takes[0], leaves[0], sizes[0]
+        config = tf.compat.v1.ConfigProto()
+        tf_server.configure(config, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
+        self.session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
+        self._last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
+        if not member.is_chief:  # also if the program has no more use for it: worker 0 may have
+            atexit.register(self.end)
+
+    def end(self) -> None:
+        """Let nobody leave before worker 0 is done with it; of worker 0: say that it is."""
+        atexit.unregister(self.end)
+        with suppress(Exception):
+            if self._member.is_chief:
+                self.session.run(self._put, {self._message: [_END]}, self._last)
+            elif getattr(sys, "last_value", None) is None:  # else the program has failed
+                self._serve()
+        self.leave()
+
+    def _serve(self) -> None:
+        """Hold this worker's stage until worker 0 has closed its session, runs what nobody takes here, or has ended."""
+        began = asked = time.monotonic()
+        pause, is_told = _LOOK, False
+        while not self.session.run(self._size):
+            now = time.monotonic()
+            if now - asked > _ASK:
+                asked = now
+                if not any(all_answer(self._member.workers[:1]) for _ in range(2)):  # a connection may break once
+                    return
+            if now - began > _TELL and not is_told:
+                is_told = True
+                print(f"{self._member.name} holds a stage until worker 0 ends", file=sys.stderr, flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, _RARELY)
+
+    def leave(self) -> None:
+        """Take no more part in it, without waiting for anybody; of others than worker 0: tell it, if it goes on."""
+        atexit.unregister(self.end)
+        with suppress(Exception):
+            if not self._member.is_chief:
+                self.session.run(self._leave)
+        abandon(self.session)
+
+    def send(self, texts: Sequence[bytes]) -> None:
+        """Hand a message to all other workers.
+
+        Raises:
+            EOFError: one of them has closed its session; it says which.
+        """
+        tf = tensorflow()
+        for piece, is_last in pieces(texts):
+            parts = np.array([b"" if is_last else _MORE, *piece], object)
+            try:
+                self.session.run(self._put, {self._message: parts})
+            except tf.errors.CancelledError as error:
+                name = self._names.get(getattr(error.op, "name", ""))
+                if name is None:
+                    raise
+                raise EOFError(name) from error
+
+    def take(self, options: Any = None) -> list[bytes]:
+        """Wait for a message.
+
+        Args:
+            options: a RunOptions.
+
+        Raises:
+            EOFError: worker 0 has closed its session; it says so.
+        """
+        texts: list[bytes] = []
+        while True:
+            kind, *piece = self.session.run(self._take, options=options)
+            if kind == _END:
+                raise EOFError("worker 0")
+            texts += piece
+            if kind != _MORE:
+                return texts
+
+
+def pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
+    """Yield the texts in pieces that can be sent at once, and whether each is the last one.
+
+    Args:
+        texts: of one message; one of them is never cut.
+    """
+    begin, size = 0, 0
+    for at, text in enumerate(texts):
+        if size and size + len(text) > PIECE:
+            yield texts[begin:at], False
+            begin, size = at, 0
+        size += len(text)
+    yield texts[begin:], True
+
+
+def abandon(session: Any) -> None:
+    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
+    session._closed, session._session = True, None
+
+
+# Flags on the devices of workers: lists of texts to which any worker of the job can add one, and that it can read.
+#
+#     worker 0   put([1], "text")  ──► list @ worker 1            worker 1   counts([1]) ──► 1
+#
+# They are in a session of their own, need no collective, and nobody waits for anybody but for the answer.
+
+_PATIENCE = 3_000
+"""Milliseconds to wait for an answer."""
+
+
+class Flags:
+    """The flags of one name on some workers. Close them.
+
+    Args:
+        member: this process.
+        name: what all workers call them, and no others.
+        tasks: the workers on whose devices they are.
+        target: of the session, in a server; "": of this worker.
+    """
+
+    def __init__(self, member: Membership, name: str, tasks: Sequence[int], target: str = "") -> None:
+        tf = tensorflow()
+        raw, v1, graph = tf.raw_ops, tf.compat.v1, tf.Graph()
+        hosts = [f"/job:worker/replica:0/task:{task}/device:CPU:0" for task in tasks]
+        self._puts, self._sizes, self._texts = [], [], []
+        one = {"container": f"autograph.{name}", "shared_name": "flag"}
+        with graph.as_default():
+            self._text, self._at = v1.placeholder(tf.string, []), v1.placeholder(tf.int32, [])
+            for host in hosts:
+                with tf.device(host):
+                    self._puts.append(raw.Stage(values=[self._text], **one))
+                    self._sizes.append(raw.StageSize(dtypes=[tf.string], **one))
+                    self._texts.append(raw.StagePeek(index=self._at, dtypes=[tf.string], **one)[0])
+        config = tf.compat.v1.ConfigProto()
+        tf_server.configure(config, member, hosts)
+        self._options = tf.compat.v1.RunOptions(timeout_in_ms=_PATIENCE)
+        self._session = tf.compat.v1.Session(target or tf_server.target(member), graph=graph, config=config)
+
+    def put(self, text: str = "") -> None:
+        """Put one more into each.
+
+        Args:
+            text: what it says.
+
+        Raises:
+            tf.errors.OpError: somebody does not answer.
+        """
+        self._run(self._puts, {self._text: text})
+
+    def counts(self) -> list[int]:
+        """Return how many were put into each.
+
+        Raises:
+            tf.errors.OpError: somebody does not answer.
+        """
+        return [int(count) for count in self._run(self._sizes)]
+
+    def texts(self, at: int) -> list[str]:
+        """Return what was put into each.
+
+        Args:
+            at: how many came before; each has more than that.
+
+        Raises:
+            tf.errors.OpError: somebody does not answer.
+        """
+        return [bytes(text).decode() for text in self._run(self._texts, {self._at: at})]
+
+    def _run(self, fetches: list[object], feeds: Mapping[object, object] | None = None) -> Sequence[Any]:
+        try:
+            found: Sequence[Any] = self._session.run(fetches, feeds, options=self._options)
+        except tensorflow().errors.OpError:
+            abandon(self._session)  # to close it would wait for who does not answer
+            raise
+        return found
+
+    def close(self) -> None:
+        """Release the session."""
+        with suppress(Exception):
+            self._session.close()
+
+
+def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", text: str = "") -> None:
+    """Put one more into the flags of a name on some workers.
+
+    Args:
+        member: this process.
+        target: of the session, in a server; "": of this worker.
+        text: what it says.
+
+    Raises:
+        tf.errors.OpError: somebody does not answer.
+    """
+    flags = Flags(member, name, tasks, target)
+    flags.put(text)
+    flags.close()

@@ -1,0 +1,335 @@
+"""The memory of an elastic job: what outlives its workers, kept by the launcher in the memory of its host.
+
+    launcher   makes the folder (tmpfs), counts generations, removes it at the end
+    worker 0   writes snapshots           fit-1.npz, loop.npz
+    workers    write signs of life        beat-3-0: worker 0 of generation 3
+    anybody    asks to let others join    join
+
+A snapshot is written beside the old one and renamed, so a worker that is killed meanwhile leaves the old one. A worker
+of an earlier generation finds another number in the file `generation`, and writes nothing any more.
+
+Where several hosts take part, the launcher has a lease: it touches `lease` as long as it hears of the others. A worker
+that finds it too old ends, for the others may have gone on. The launcher copies each snapshot to a second host, and
+notes in `copied` which; the next one waits for that. So there are two in `snapshot_steps` steps: a host that is lost
+with a snapshot that was not copied yet costs no more than `snapshot_steps`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.errors import ConfigError
+from autograph_rewrite.runtime.job.progress import note_saved
+
+Array = np.ndarray[Any, Any]
+
+FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
+"""The variables by which a worker finds the memory of its job, and what it is there."""
+LEASE = "AUTOGRAPH_LEASE"
+"""For how many seconds without news of other hosts a worker goes on; 0: there are none."""
+EXPELLED = 75
+"""The exit code of a worker that finds that the others have gone on without it."""
+_SHARED_MEMORY = Path("/dev/shm")
+_POLL = 0.005
+_TELL = 5.0
+"""Seconds of a wait for a copy after which that is said."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a job between two steps.
+
+    Attributes:
+        position: where it was taken, and what else is no array.
+        arrays: the values of variables, as one device has them.
+    """
+
+    position: Mapping[str, Any]
+    arrays: Sequence[Array]
+
+    def write(self, file: BinaryIO) -> None:
+        """Write it to a file."""
+        arrays = {str(number): array for number, array in enumerate(self.arrays)}
+        said = {"position": self.position, "types": [array.dtype.name for array in self.arrays]}
+        text = np.frombuffer(json.dumps(said).encode(), np.uint8)
+        np.savez(file, said=text, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, file: BinaryIO) -> Snapshot:
+        """Return what was written to a file."""
+        with np.load(file, allow_pickle=False) as found:
+            said = json.loads(found["said"].tobytes().decode())
+            return cls(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
+
+
+def require_alike(*, trains_alone: bool) -> None:
+    """Refuse replicas that train by themselves in an elastic job: what a lost one has trained is on no other.
+
+    Args:
+        trains_alone: whether they do (`local_sgd`).
+
+    Raises:
+        ConfigError: they do, in an elastic job.
+    """
+    if trains_alone and JobMemory.here() is not None:
+        raise ConfigError(
+            "local_sgd lets each worker train by itself, and what a lost one has trained is on no other",
+            hint="leave local_sgd out of an elastic job, or start the job without --elastic",
+        )
+
+
+class JobMemory:
+    """The memory of a job, as one generation of its workers sees it.
+
+    Args:
+        folder: where it is.
+        generation: which one.
+        rank: which worker this is.
+        lease: for how many seconds it goes on without news of other hosts; 0: there are none.
+    """
+
+    def __init__(self, folder: Path, generation: int, rank: int = 0, lease: float = 0.0) -> None:
+        self._folder, self.generation, self.rank, self._lease = folder, generation, rank, lease
+        self._uncopied, self._waits_at_once = "", False
+
+    @classmethod
+    def here(cls, environ: Mapping[str, str] = os.environ) -> JobMemory | None:
+        """Return the memory of the job that this process takes part in; None where it is not elastic."""
+        if not environ.get(FOLDER):
+            return None
+        return cls(Path(environ[FOLDER]), int(environ[GENERATION]), int(environ[RANK]), float(environ.get(LEASE, 0)))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a worker finds in its environment."""
+        found = {FOLDER: str(self._folder), GENERATION: str(self.generation), RANK: str(self.rank)}
+        return {**found, LEASE: str(self._lease)}
+
+    @property
+    def seed(self) -> int:
+        """The random seed of a program that sets none: the same in all generations."""
+        return int((self._folder / "seed").read_text())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the job has not gone on without this generation, and cannot have."""
+        with suppress(OSError, ValueError):
+            if self._lease and _age(self._folder / "lease") > self._lease:
+                return False
+            return int((self._folder / "generation").read_text()) == self.generation
+        return False
+
+    def every(self, steps: int) -> int:
+        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost.
+
+        Args:
+            steps: the setting `snapshot_steps`.
+        """
+        if not self._lease:
+            return steps
+        self._waits_at_once = steps < 2
+        return max(1, steps // 2)
+
+    def save(self, name: str, snapshot: Snapshot, step: int = 0) -> None:
+        """Keep a snapshot in place of the last one of this name, once that has been copied to another host.
+
+        Args:
+            name: such as `fit-1`.
+            step: behind which it was taken, for who looks from outside.
+        """
+        new = self._folder / f"new-{self.generation}-{name}.npz"
+        with open(new, "wb") as file:
+            snapshot.write(file)
+        self._await_copy()
+        if not self.is_current:
+            os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
+        stamp = f"{name} {new.stat().st_mtime_ns}"
+        os.replace(new, self._folder / f"{name}.npz")
+        self._uncopied = stamp if self._lease else ""
+        note_saved("snapshot", step)
+        if self._waits_at_once:
+            self._await_copy()
+
+    def _await_copy(self) -> None:
+        """Wait until the last snapshot is on another host, too; say so if it takes long."""
+        copied, began, is_told = self._folder / "copied", time.monotonic(), False
+        while self._uncopied and self.is_current:
+            with suppress(OSError):
+                if copied.read_text() == self._uncopied:
+                    return
+            waited = time.monotonic() - began
+            if waited > _TELL and not is_told:
+                is_told = True
+                print(
+                    f"autograph_rewrite: worker {self.rank} has waited {waited:.0f} s for its last snapshot to be "
+                    "copied to a second host, and takes the next one then: the steps of all workers wait for it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(_POLL)
+
+    def load(self, name: str) -> Snapshot | None:
+        """Return the last snapshot of a name; None if there is none."""
+        path = self._folder / f"{name}.npz"
+        if not path.exists():
+            return None
+        with open(path, "rb") as file:
+            return Snapshot.read(file)
+
+    def beat(self, seconds: float) -> None:
+        """Give a sign of life every so often, from a thread, and end this process once it is expelled.
+
+        Args:
+            seconds: from one to the next.
+        """
+        path = self._beat(self.rank)
+        path.touch()
+
+        def beat() -> None:
+            pause = seconds / 4 if self._lease else seconds
+            while self.is_current:
+                with suppress(OSError):
+                    os.utime(path)
+                time.sleep(pause)
+            os._exit(EXPELLED)
+
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+
+    def silence(self, rank: int) -> float:
+        """Return for how many seconds a worker has given no sign of life; 0 before its first."""
+        with suppress(OSError):
+            return _age(self._beat(rank))
+        return 0.0
+
+    def renew(self) -> None:
+        """Let the workers of this host go on: others have been heard of."""
+        (self._folder / "lease").touch()
+
+    def note_copied(self, name: str, changed: int) -> None:
+        """Note that a snapshot is on another host, too.
+
+        Args:
+            changed: when its file was written, in nanoseconds.
+        """
+        write_whole(self._folder / "copied", f"{name} {changed}".encode())
+
+    def _beat(self, rank: int) -> Path:
+        return self._folder / f"beat-{self.generation}-{rank}"
+
+    def _mark(self, name: str) -> Path:
+        return self._folder / f"{name}-{self.generation}"
+
+    def did_step(self) -> None:
+        """Note that this generation has done a step."""
+        self._mark("stepped").touch()
+
+    @property
+    def stepped(self) -> float | None:
+        """When this generation had done its first step, by `time.time`."""
+        with suppress(OSError):
+            return self._mark("stepped").stat().st_mtime
+        return None
+
+    def refuse(self) -> None:
+        """Note that the program is refused, or differs between workers: with fewer of them it would be no better."""
+        self._mark("refused").touch()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a worker of this generation has noted that."""
+        return self._mark("refused").exists()
+
+    def blame(self, ranks: Sequence[int]) -> None:
+        """Say whom this worker waited for in vain."""
+        (self._folder / f"blame-{self.generation}-{self.rank}").write_text(json.dumps(list(ranks)))
+
+    def blamed(self, by: int) -> list[int]:
+        """Return whom a worker waited for in vain."""
+        with suppress(OSError, ValueError):
+            return [int(r) for r in json.loads((self._folder / f"blame-{self.generation}-{by}").read_text())]
+        return []
+
+    def let_join(self) -> None:
+        """Ask worker 0 to stop where others can join."""
+        self._mark("join").touch()
+
+    @property
+    def lets_join(self) -> bool:
+        """Whether worker 0 is asked to stop where others can join."""
+        return self._mark("join").exists()
+
+    def wait_to_join(self) -> None:
+        """Stop here, where the last snapshot was taken, until the next generation begins and this process ends."""
+        self._mark("waits").touch()
+        while True:
+            time.sleep(1.0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether worker 0 has stopped where others can join."""
+        return self._mark("waits").exists()
+
+
+def _age(path: Path) -> float:
+    """Return how many seconds ago a file was touched."""
+    return max(0.0, time.time() - path.stat().st_mtime)
+
+
+def _typed(array: Array, name: str) -> Array:
+    """Return an array as what it was: numpy's format forgets types of others, such as bfloat16."""
+    if array.dtype.kind != "V":
+        return array
+    import ml_dtypes
+
+    return array.view(getattr(ml_dtypes, name))
+
+
+class OwnedMemory:
+    """The memory of a job, as its launcher has it; use it as a context manager."""
+
+    def __init__(self) -> None:
+        place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="autograph-job-", dir=place))  # nobody else may read it
+        (self.folder / "seed").write_text(str(secrets.randbits(31)))
+
+    def __enter__(self) -> OwnedMemory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def begin(self, generation: int, lease: float = 0.0) -> JobMemory:
+        """Begin a generation: all earlier ones are expelled.
+
+        Args:
+            generation: its number.
+            lease: for how many seconds workers go on without news of other hosts; 0: there are none.
+        """
+        write_whole(self.folder / "generation", str(generation).encode())
+        memory = JobMemory(self.folder, generation, lease=lease)
+        memory.renew()
+        return memory
+
+    @property
+    def seed(self) -> int:
+        """The random seed of a program that sets none."""
+        return int((self.folder / "seed").read_text())
+
+    def set_seed(self, seed: int) -> None:
+        """Take the seed of the host that began the job."""
+        write_whole(self.folder / "seed", str(seed).encode())

@@ -1,0 +1,119 @@
+"""How far this process has come: a small file, written anew every second, that others read.
+
+`autograph-rewrite launch` names a folder for each process in AUTOGRAPH_REWRITE_STATUS; there is a file for each
+function, session and model that steps:
+
+    {"task": 1, "steps": 120, "examples": 7680, "rate": 812.5, "in_step": true, "changed": 1768.2, "written": 1769.0}
+
+What was saved last, from which the job can go on, is in `saved.json`: {"what": "snapshot", "step": 120, "at": 1766.1}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autograph_rewrite.diagnostics.files import write_whole
+from autograph_rewrite.runtime.job.background_thread import repeat
+
+if TYPE_CHECKING:
+    from autograph_rewrite.training_graph import RewrittenTrace
+
+
+VARIABLE = "AUTOGRAPH_REWRITE_STATUS"
+SAVED = "saved.json"
+_PERIOD = 1.0
+"""Seconds from one writing to the next."""
+_WINDOW = 10
+"""Over how many of them the rate is taken."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a process says of one function or session. Times are those of `time.time`, in seconds."""
+
+    task: int = 0
+    steps: int = 0
+    """Calls that are done; with `steps_per_run` each makes several steps."""
+    examples: int = 0
+    """Of this process, in all calls."""
+    rate: float = 0.0
+    """Examples per second of this process, over the last ten seconds."""
+    in_step: bool = False
+    changed: float = 0.0
+    """When a step has last begun or ended."""
+    written: float = 0.0
+
+
+class ProgressReport:
+    """Observes steps, and writes how far they have come.
+
+    Args:
+        folder: where to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / f"{os.getpid()}-{id(self)}.json"
+        self._task = self._steps = self._examples = 0
+        self._in_step, self._changed = False, 0.0
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._is_running = False
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Count one step, once it is done.
+
+        Args:
+            trace: what runs.
+            examples: of this process; None: nobody knows.
+        """
+        if not self._is_running:
+            report = trace.rewritten.report
+            self._task = (report.task or 0) if report is not None else 0
+            self._is_running = True
+            repeat(self._write, _PERIOD)
+        self._in_step, self._changed = True, time.time()
+        try:
+            yield
+            self._steps, self._examples = self._steps + 1, self._examples + (examples or 0)
+        finally:
+            self._in_step, self._changed = False, time.time()
+
+    def now(self) -> Progress:
+        """Return how far the steps have come."""
+        now = time.time()
+        self._seen.append((now, self._examples))
+        before, examples = self._seen[0]
+        rate = (self._examples - examples) / (now - before) if now > before else 0.0
+        return Progress(self._task, self._steps, self._examples, rate, self._in_step, self._changed, now)
+
+    def _write(self) -> bool:
+        with suppress(OSError):  # whoever looked is gone
+            write_whole(self._path, json.dumps(asdict(self.now())).encode())
+        return self._path.parent.is_dir()
+
+
+def note_saved(what: str, step: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell whoever looks that something was saved, from which the job can go on.
+
+    Args:
+        what: "snapshot" or "checkpoint".
+        step: behind which it was taken.
+        environ: says where.
+    """
+    if environ.get(VARIABLE):
+        told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()
+        with suppress(OSError):  # whoever looked is gone
+            write_whole(Path(environ[VARIABLE]) / SAVED, told)
+
+
+def requested(environ: Mapping[str, str] = os.environ) -> ProgressReport | None:
+    """Return what observes steps, if somebody wants to look."""
+    return ProgressReport(Path(environ[VARIABLE])) if environ.get(VARIABLE) else None

@@ -1,0 +1,326 @@
+"""Stop between two steps: all workers do so before the same one, save, and end.
+
+    worker 0   step 6 begun ── SIGTERM ─► tells worker 1, holds before 7, "6 begun" ─┐
+    worker 1   step 7 waits for worker 0 ──────────── told ────────────── "7 begun" ─┴─► all end behind step 7
+    worker 0   step 7 ─► saves ─► exit code 143
+
+What cannot come to its next step in time ends by force, and says so: within the grace time, or at once if a worker that
+the step needs has ended. Steps are calls of the function, or runs of the session, that began the loop: of several that
+take turns, as those of two optimizers, the first.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.cluster.launchers import TF_CONFIG, rank_of
+from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.errors import ConfigError, Preempted, RewriteError
+from autograph_rewrite.runtime.job import exchanges
+from autograph_rewrite.runtime.job.background_thread import repeat
+from autograph_rewrite.runtime.job.exchanges import RepeatedSum
+from autograph_rewrite.runtime.job.liveness import ask, listed, others
+from autograph_rewrite.runtime.job.signals import GRACE, grace, listen, name_of_signal
+from autograph_rewrite.training_graph import RewrittenTrace
+
+BY_SIGNAL = 128
+"""Exit codes are this and the signal's number, as shells have it."""
+FLAG = "stop"
+"""The flag on a worker's device that asks it to end together with all others."""
+_KEY = 2**29 - 2
+_LOOK = 0.5
+"""Seconds from one look at whether another worker was asked to end to the next."""
+_GLANCE, _PATIENCE = 0.2, 1.0
+"""Seconds from one look at those that a step needs to the next, and for their answer."""
+_LEADERLESS = 100
+"""Steps of others without one of the first, after which the loop is theirs."""
+
+Hook = Callable[[], Any]
+
+
+@dataclass
+class _Block:
+    """What counts as one step."""
+
+    who: object
+    is_begun: bool
+
+
+class Stop:
+    """Whether, and when, this process stops."""
+
+    def __init__(self) -> None:
+        self._state = threading.Condition()
+        self._hooks: list[Hook] = []
+        self._leader: object = None
+        self._without_leader = 0
+        self._member: Membership | None = None
+        self._together = self._is_armed = self._in_step = self._decides = self._is_ending = False
+        self._number: int | None = None
+        self._last: int | None = None
+        self._block: _Block | None = None
+        self.steps = 0
+
+    @classmethod
+    def here(cls) -> Stop:
+        """Return the one of this process."""
+        return _here()
+
+    def add(self, hook: Hook) -> None:
+        """Call something before the process ends, on all workers; it may return what it has saved.
+
+        Args:
+            hook: what to call, in the main thread.
+        """
+        self._hooks.append(hook)
+
+    def remove(self, hook: Hook) -> None:
+        """Call it no more."""
+        self._hooks.remove(hook)
+
+    def begin_loop(self) -> None:
+        """Let the loop be that of what makes the next step."""
+        self._leader = None
+
+    @contextmanager
+    def one_step(self, who: object, *, counts: bool = True) -> Iterator[None]:
+        """Let all that runs in here count as one step, or stop before it.
+
+        Args:
+            who: what does it.
+            counts: it is a step of a loop; else nothing happens here.
+
+        Raises:
+            Preempted: as `step`.
+            KeyboardInterrupt: the same.
+        """
+        if not counts:
+            yield
+            return
+        if self._is_armed and self._leads(who):
+            self._pass()
+        self._block = _Block(who, is_begun=self._is_armed)
+        try:
+            yield
+        finally:
+            self._block = None
+
+    @contextmanager
+    def step(self, who: object, report: Any) -> Iterator[None]:
+        """Run one step, or stop before it.
+
+        Args:
+            who: what does it.
+            report: of its rewrite; None: there was none.
+
+        Raises:
+            Preempted: the process was asked to end, and here is where all workers do.
+            KeyboardInterrupt: the same, by Ctrl-C.
+        """
+        if not self._is_armed:
+            self._arm(report)
+        if self._leads(who):
+            self._pass()
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
+    def _leads(self, who: object) -> bool:
+        """Return whether a step is one of the loop's."""
+        if self._block is not None:
+            if self._block.is_begun:
+                return False
+            who, self._block.is_begun = self._block.who, True
+        if self._leader is None or self._without_leader >= _LEADERLESS:
+            self._leader = who
+        self._without_leader = 0 if who is self._leader else self._without_leader + 1
+        return who is self._leader
+
+    def _pass(self) -> None:
+        """Count a step; if this is where all stop, do so."""
+        with self._state:
+            while self._decides:
+                self._state.wait()
+            if self._last is None or self.steps < self._last:
+                self.steps += 1
+                return
+        self._end()
+
+    def _end(self) -> None:
+        assert self._number is not None
+        self._is_ending = True
+        saved = [text for hook in list(self._hooks) if isinstance(text := hook(), str)]
+        what = f"saved {listed(saved)}" if saved else "nothing to save was registered"
+        _say(f"{self._me} ends after step {self.steps}, as {name_of_signal(self._number)} asks for; {what}")
+        if self._number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Preempted(BY_SIGNAL + self._number)
+
+    @property
+    def _me(self) -> str:
+        return self._member.name if self._member is not None else "the program"
+
+    @property
+    def _tasks(self) -> list[int]:
+        """The other workers."""
+        member = self._member
+        return [task for task in range(len(member.workers)) if task != member.task] if member is not None else []
+
+    def _arm(self, report: Any) -> None:
+        """Hear of signals, and of other workers that have."""
+        self._is_armed = True
+        if report is not None and report.member is not None:
+            self._member, self._together = report.member, not report.plan.is_asynchronous
+        listen(self.notice)
+        if self._tasks:
+            assert self._member is not None
+            mine = exchanges.Flags(self._member, FLAG, [self._member.task])
+
+            def look() -> bool:
+                with suppress(Exception):
+                    if self._number is None and mine.counts() != [0]:
+                        self.notice(signal.SIGTERM, tells=False)
+                if self._number is None:
+                    return True
+                mine.close()
+                return False
+
+            repeat(look, _LOOK)
+
+    def notice(self, number: int, *, tells: bool = True) -> None:
+        """Take note that this process is asked to end; a second Ctrl-C does not wait.
+
+        Args:
+            number: the signal.
+            tells: the other workers do not know.
+        """
+        with self._state:
+            if self._number is not None:
+                if number == signal.SIGINT:
+                    self._force("a second Ctrl-C")
+                return
+            self._number, self._decides = number, True
+        ends = time.monotonic() + of_grace(grace())
+        threading.Thread(target=self._watch, args=(ends,), name="autograph_deadline", daemon=True).start()
+        threading.Thread(target=self._decide, args=(ends, tells), name="autograph_stop", daemon=True).start()
+
+    def _decide(self, ends: float, tells: bool) -> None:
+        """Find out with all other workers behind which step to stop."""
+        last = self.steps
+        try:
+            are_there = bool(self._tasks) and not self._silent()
+            if tells and are_there:
+                assert self._member is not None
+                exchanges.put(self._member, FLAG, self._tasks)
+            if are_there or (self._together and self._tasks):
+                last = self._furthest(max(1.0, ends - time.monotonic()))
+        except Exception as error:
+            problem = str(error).partition("\n")[0] if isinstance(error, RewriteError) else "a worker does not answer"
+            self._force(f"the workers could not agree where to stop: {problem}")
+        with self._state:
+            self._last, self._decides = last, False
+            self._state.notify_all()
+
+    def _furthest(self, seconds: float) -> int:
+        """Return how many steps the first of all workers has begun."""
+        assert self._member is not None
+        begun = np.zeros(len(self._member.workers), np.int64)
+        begun[self._member.task] = self.steps
+        with RepeatedSum(self._member, seconds, begun, _KEY, _KEY) as exchange:
+            return int(exchange.add_up(begun, "stop together").max())
+
+    def _watch(self, ends: float) -> None:
+        """End the process by force when time is up, or as soon as it waits for who has ended."""
+        silent: list[str] = []
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(_GLANCE, left))
+            patience = min(_PATIENCE, left - 2 * _GLANCE)
+            if patience > 0:  # an answer that comes too late would delay the end
+                silent = self._silent(patience) if self._waits else []
+        if self._is_ending:
+            self._force("saving took too long")
+        self._force(f"{listed(silent)} does not answer" if silent else "it did not come to its next step in time")
+
+    @property
+    def _waits(self) -> bool:
+        """Whether this worker may wait for others."""
+        return self._together and bool(self._tasks) and (self._in_step or self._decides)
+
+    def _silent(self, patience: float = _PATIENCE) -> list[str]:
+        """Return the workers that do not answer; end by force if one has ended that this one waits for."""
+        assert self._member is not None
+        statuses = ask(others(self._member, {"worker": self._member.workers}), patience)
+        gone = [name for name, status in statuses.items() if status == "UNAVAILABLE"]
+        if gone and self._waits:
+            self._force(f"{listed(gone)} has ended already")
+        return [name for name, status in statuses.items() if status != "OK"]
+
+    def _force(self, why: str) -> None:
+        assert self._number is not None
+        where = "after" if self._is_ending else "in"
+        told = f"ends {where} step {self.steps}, as {name_of_signal(self._number)} asks for, by force"
+        _say(f"{self._me} {told}: {why}")
+        os._exit(BY_SIGNAL + self._number)
+
+
+def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a process stops between steps: one of a job, and one that `launch` or `run` has started."""
+    try:
+        return bool(environ.get(GRACE) or environ.get(TF_CONFIG) or rank_of(environ) is not None)
+    except ConfigError:
+        return True
+
+
+def of_grace(seconds: float) -> float:
+    """Return how long to try, of the seconds until the kill: the rest is for what the end itself takes.
+
+    Args:
+        seconds: from the signal to the kill.
+    """
+    return seconds - min(2.0, seconds / 5)
+
+
+def _say(text: str) -> None:
+    with suppress(Exception):
+        print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _here() -> Stop:
+    return Stop()
+
+
+# The boundary before each step of a function or session, where its process stops if it is asked to.
+
+
+class StepBoundary:
+    """Observes the steps of one function or session.
+
+    Args:
+        stop: whether this process stops.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self._stop = stop
+
+    def step(self, trace: RewrittenTrace, _: int | None) -> AbstractContextManager[None]:
+        """Return a context in which one step runs, unless the process stops before it."""
+        return self._stop.step(self, trace.rewritten.report)
+
+
+def requested() -> StepBoundary | None:
+    """Return the boundary of a function or session; None where its process ends as Python does."""
+    return StepBoundary(Stop.here()) if is_wanted() else None

@@ -1,0 +1,384 @@
+"""Watchdog: ends a hung step, recognised by replicas that use no processor time.
+
+TensorFlow's own timeouts on collectives start a sleeping thread for every execution, and a call that hangs does not
+even see Ctrl-C. So one thread per program looks at the running step every now and then, and cancels it when nothing of
+TensorFlow has computed for too long, or when a worker that the step needs is not there any more. What even that does
+not end is left behind (`call_thread`). A step that computes is never cut short, however long it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+from autograph_rewrite.ir.graph import PASS_ATTR, Graph
+from autograph_rewrite.ops.traits import has, ops_with
+from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.job.background_thread import repeat
+from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.tf_private import cancellation_manager
+
+_ASK = 1.0
+"""Seconds of a step after which, again and again, we ask whether the others are still there."""
+_BUSY = 0.05
+"""Share of one processor below which a process counts as idle."""
+
+_TELL = 0.5
+"""Share of the time that a step may stand still, after which that is said."""
+
+_FAILS, _GLANCE = 1.0, 0.02
+"""Seconds that a step has to fail after its connections were broken, or it was cancelled, and between two looks."""
+
+
+def may_wait(definition: bytes) -> bool:
+    """Return whether a graph or function has an op that may wait for something else than replicas."""
+    return any(op.encode() in definition for op in ops_with("waits"))
+
+
+def users_may_wait(graph: Graph) -> bool:
+    """Return whether an op of the user may wait for something else than workers; a pass's queues wait for those."""
+    return any(has(node.op, "waits") and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
+
+
+class Canceller(Protocol):
+    """What ends a step."""
+
+    def start_cancel(self) -> None:
+        """End it."""
+
+
+class Closing:
+    """Ends what a session runs by closing it, from another thread; TensorFlow has no gentler way."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def start_cancel(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+
+class Watchdog:
+    """Watches one kind of step.
+
+    Args:
+        seconds: how long the process may be idle in a step.
+        lookout: makes what looks for other workers during one step; None where there are none.
+        canceller: makes what ends a step; one that has ended is not used again.
+        may_idle: whether the step may wait for something else than replicas, as for input.
+        ahead: tells which workers wait for this one to carry on after a step that has failed; None: nobody does that.
+        exchanges: names what a step exchanges with others, for who wonders where it stands still.
+
+    Attributes:
+        doing: what the step is, for messages.
+        tells: whether to say that it stands still; not of one that may wait for something else.
+        expired: whether the last step was cancelled.
+        lost: the workers that were not there any more.
+        left: the workers whose part of the step has failed while it stood still here.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        lookout: Callable[[], PeerMonitor] | None = None,
+        canceller: Callable[[], Canceller | None] = cancellation_manager,
+        *,
+        may_idle: bool = False,
+        ahead: Callable[[], list[str]] | None = None,
+        exchanges: Callable[[], str] | None = None,
+    ) -> None:
+        self.seconds = seconds
+        self.doing, self.tells = "a step", not may_idle
+        self._exchanges = exchanges
+        self.expired = False
+        self.lost: list[str] = []
+        self.left: list[str] = []
+        self._ahead = ahead
+        self._asks_ahead: Question[list[str]] | None = None
+        self._make_lookout = lookout
+        self._make_canceller = canceller
+        self._may_idle = may_idle
+        self._failed = False
+        self._canceller = canceller()
+        self._running = 0  # the number of the step that runs; 0 between steps
+        self._steps = 0
+        self._caller = 0
+        self._seen = 0
+        self._lookout: PeerMonitor | None = None
+        self._waited = self._asked = 0.0
+        self._idle = 0.0
+        self._told = False
+        self._cpu: dict[int, float] = {}
+        self._thread: threading.Thread | None = None
+        self._runner = Runner()
+        self._numbered: set[Hashable] = set()
+
+    def run(self, call: Callable[[], Result], what: Hashable = None) -> Result:
+        """Make the call of a step of a session, and return what it returns.
+
+        Args:
+            what: equal for steps that run the same: TensorFlow asks worker 0 for a number when one of them is the
+                first, and after an error, and may wait for it without end. To be ready for that takes 0.2 to 0.5 ms.
+
+        Raises:
+            tf.errors.OpError: it failed, or nothing else could end it than to leave it behind (`expired`): its
+                session cannot be used any more, nor closed.
+        """
+
+        def step() -> Result:
+            self.start()
+            try:
+                return call()
+            finally:
+                self.stop()
+
+        try:
+            result = step() if what in self._numbered else self._runner.run(step)
+        except BaseException:
+            self._numbered.clear()
+            raise
+        self._numbered.add(what)
+        return result
+
+    def start(self) -> Any:
+        """Begin a step; return what cancels it."""
+        if self._failed:
+            self._canceller, self.expired, self._failed = self._make_canceller(), False, False
+            self.lost = []
+        self.left = []
+        self._steps += 1
+        self._caller = threading.get_native_id()
+        self._running = self._steps
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = repeat(_looking(weakref.ref(self)), self._period())
+        return self._canceller
+
+    def stop(self, *, failed: bool = False) -> None:
+        """End a step; TensorFlow itself cancels the manager of a step that fails, so it is not used again."""
+        self._running = 0
+        self._failed = failed
+
+    def _period(self) -> float:
+        return min(1.0, self.seconds / 8)
+
+    def look(self, elapsed: float) -> None:
+        """Cancel the running step if it waits in vain (called by the thread)."""
+        step = self._running
+        if not step or step != self._seen:
+            self._begin(step)
+            return
+        before, self._cpu = self._cpu, _processor_time(self._caller)
+        used = sum(seconds - before.get(thread, 0.0) for thread, seconds in self._cpu.items())
+        is_busy = used > _BUSY * elapsed
+        self._idle = 0.0 if is_busy else self._idle + elapsed
+        self._waited += elapsed
+        lost: list[str] = []
+        if self._lookout is not None and self._waited - self._asked >= _ASK:
+            self._asked = self._waited
+            lost = self._lookout.lost()
+        if not lost and self._idle and not self.left:
+            self._look_ahead(step)
+        stood = self._waited if self._may_idle else self._idle
+        if stood >= self.seconds * _TELL and self.tells and not self._told:
+            self._told = True
+            self._tell(stood)
+        stands_still = self._idle >= self.seconds and not self._may_idle
+        if (lost or stands_still) and self._running == step and not self.expired and self._canceller is not None:
+            self.lost, self.expired = lost, True
+            self._end(step, self._canceller)
+
+    def _begin(self, step: int) -> None:
+        """Begin to watch a step, or none (0): what has been computed until now is none of its."""
+        self._seen, self._idle, self._waited, self._asked = step, 0.0, 0.0, 0.0
+        self._told = False
+        self._cpu = _processor_time(self._caller) if step else {}
+        self._lookout = self._make_lookout() if self._make_lookout is not None and step else None
+        self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
+
+    def _look_ahead(self, step: int) -> None:
+        """Leave a step that stands still with those whose part of it has failed; they are asked once it is idle."""
+        if self._lookout is None or self._asks_ahead is None:
+            return
+        left = self._asks_ahead.answer()
+        if left and self._idle >= _ASK:
+            self._leave_with(step, self._lookout, left)
+
+    def _tell(self, stood: float) -> None:
+        """Say for how long a step has stood still, and what is known of those that it may wait for."""
+        others = self._lookout.account() if self._lookout is not None else "a replica waits for another"
+        named = self._exchanges() if self._exchanges is not None else ""
+        where = f"; it exchanges {named}" if named else ""
+        print(
+            f"autograph_rewrite: {self.doing} has stood still for {stood:.0f} s: {others}{where}; "
+            f"after {self.seconds:g} s (timeout_seconds) it is ended",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _leave_with(self, step: int, lookout: PeerMonitor, left: list[str]) -> None:
+        """Let a step fail that others have left: what it has asked them for never comes.
+
+        First as far as it waits for servers: TensorFlow refuses all later collectives of a process in which the
+        connection of one has broken, unless its step has failed by something else before.
+        """
+        if self._running != step:
+            return
+        self.left = left
+        if not (lookout.break_off_servers() and self._has_ended(step)):
+            lookout.break_off(left)
+
+    def _end(self, step: int, canceller: Canceller) -> None:
+        """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""
+        if self._lookout is not None and self._lookout.break_off(self.lost) and self._has_ended(step):
+            return
+        if self._running == step:  # a session that cannot be closed would keep this thread, too
+            threading.Thread(target=canceller.start_cancel, daemon=True).start()
+        if not self._has_ended(step):
+            self._runner.leave(tensorflow().errors.CancelledError(None, None, "a call of TensorFlow's does not end"))
+
+    def _has_ended(self, step: int) -> bool:
+        """Return whether a step ends soon."""
+        end = time.monotonic() + _FAILS
+        while self._running == step and time.monotonic() < end:
+            time.sleep(_GLANCE)
+        return self._running != step
+
+
+def _processor_time(caller: int) -> dict[int, float]:
+    """Return the seconds that each thread has computed; of Python's threads only `caller`, which runs the step.
+
+    A thread of the program that loads data, or draws a progress bar, says nothing about the step.
+    """
+    own = {thread.native_id for thread in threading.enumerate()} - {caller}
+    ticks = os.sysconf("SC_CLK_TCK")
+    found = {}
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/task"):
+            if int(name) not in own:
+                with suppress(OSError, ValueError, IndexError), open(f"/proc/self/task/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                    found[int(name)] = (int(fields[11]) + int(fields[12])) / ticks
+    return found or {0: time.process_time()}  # not Linux: all threads together
+
+
+def _looking(watched: weakref.ref[Watchdog]) -> Callable[[], bool]:
+    """Return what looks at a watchdog, and tells whether it is still there."""
+    before = time.monotonic()
+
+    def look() -> bool:
+        nonlocal before
+        watchdog = watched()
+        if watchdog is not None:
+            now = time.monotonic()
+            watchdog.look(now - before)
+            before = now
+        return watchdog is not None
+
+    return look
+
+
+# A thread for calls into TensorFlow that may block for ever, so that the caller can abandon them.
+#
+#     the program   run(call) ─────────── waits ──► the result, or the error of who left the call behind
+#     a thread             └─► call() ──► TensorFlow, perhaps for ever
+#
+# A session numbers the steps of its collectives with what worker 0 tells, and asks for that without a limit: no
+# timeout, no cancellation and no closing ends it. Ctrl-C lets the call end first; a second one does not wait for that.
+
+Result = TypeVar("Result")
+_Asked = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class Runner:
+    """Makes one call at a time, each in the same thread; a call that was left behind keeps that thread."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[_Asked | None] | None = None
+        self._pending: Future[Any] | None = None
+
+    def __del__(self) -> None:
+        self._end()
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what a call returns, or raise what it raises.
+
+        Raises:
+            Exception: what `leave` was given meanwhile.
+        """
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            # A daemon: Python ends although one of them waits in TensorFlow.
+            threading.Thread(target=_serve, args=(self._calls,), name="autograph_runner", daemon=True).start()
+        self._pending = pending = Future[Result]()
+        self._calls.put((call, pending))
+        try:
+            return pending.result()
+        except KeyboardInterrupt:
+            with suppress(Exception):
+                pending.exception()
+            raise
+
+    def leave(self, error: Exception) -> None:
+        """Let the call that runs raise an error now, and nobody wait for it any more; from another thread."""
+        self._end()
+        if self._pending is not None:
+            with suppress(InvalidStateError):  # it has ended after all
+                self._pending.set_exception(error)
+
+    def _end(self) -> None:
+        """Let the thread end with its last call."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+
+class Question(Generic[Result]):
+    """Asks something that may take long, or for ever, without waiting for it: the answer comes with a later call.
+
+    Args:
+        ask: returns the answer, or raises what means that there is none.
+    """
+
+    def __init__(self, ask: Callable[[], Result]) -> None:
+        self._ask = ask
+        self._answers: SimpleQueue[Result] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def answer(self) -> Result | None:
+        """Return what was asked last time, and ask again; None where nobody has answered meanwhile."""
+        found = None
+        while not self._answers.empty():
+            found = self._answers.get()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._wait, name="autograph_question", daemon=True)
+            self._thread.start()
+        return found
+
+    def _wait(self) -> None:
+        with suppress(Exception):
+            self._answers.put(self._ask())
+
+
+def _serve(calls: SimpleQueue[_Asked | None]) -> None:
+    while (asked := calls.get()) is not None:
+        _make(*asked)
+        del asked  # what the call holds goes with it
+
+
+def _make(call: Callable[[], Any], pending: Future[Any]) -> None:
+    try:
+        result = call()
+    except BaseException as error:
+        with suppress(InvalidStateError):
+            pending.set_exception(error)
+    else:
+        with suppress(InvalidStateError):
+            pending.set_result(result)

@@ -1,1 +1,0 @@
-"""Keras mode: a model whose steps run on all replicas."""

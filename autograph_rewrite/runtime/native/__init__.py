@@ -1,1 +1,0 @@
-"""Graphs as functions that TensorFlow calls by name, without tracing."""

@@ -1,1 +1,0 @@
-"""How far a process has come, for whoever looks from outside."""

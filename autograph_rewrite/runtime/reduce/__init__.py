@@ -1,1 +1,0 @@
-"""A minimal graph whose rewrite is still wrong, by delta debugging."""

@@ -1,1 +1,0 @@
-"""Graph mode: a session that takes the names of the original graph."""

@@ -1,1 +1,0 @@
-"""Profiling: steps of this process, or of all ranks of a job, traced by TensorFlow's profiler."""

@@ -1,1 +1,0 @@
-"""The numeric check: original and rewritten graph side by side."""

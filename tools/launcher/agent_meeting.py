@@ -1,0 +1,885 @@
+"""The agents of a job on several hosts: one leads, the others follow it; when it is lost, the next in order leads.
+
+    seek ──welcomed──► follow ──leader lost──► seek        calls those before it in the last view, then the endpoints
+      └──nobody before it──► lead ──another leads──► seek  forms generations with all that have come, see `lead`
+
+Each gives the one it follows, or all that follow it, a sign of life at every heartbeat; who is silent for three of them
+is lost, and so is a connection that breaks. The network is looked after in the launcher's only thread, between its
+looks at the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from autograph_rewrite.runtime.job.job_memory import JobMemory, OwnedMemory
+from autograph_rewrite.tools.launcher import agent_peers, agent_view
+
+_TICK = 0.01
+_SOON = 0.3
+"""Seconds in which a host refuses a connection."""
+_QUIET, _REMINDED = 5.0, 30.0
+"""Seconds of a meeting until it says what it waits for, and between two times that it says so."""
+
+
+class AgentMeeting:
+    """One agent among others.
+
+    Args:
+        state: what it knows.
+        say: takes what a person who waits wants to know.
+    """
+
+    def __init__(self, state: AgentState, say: Callable[[str], None] = lambda words: None) -> None:
+        self._state, self._lead, self._say = state, Lead(state), say
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._renewed = 0.0
+        self.why = ""
+        state.spawn = self._spawn
+        try:
+            self._loop.run_until_complete(state.open(self._answer))
+        except BaseException:
+            self._loop.close()
+            raise
+        self._spawn(self._beat())
+        self._spawn(self._look_around())
+
+    def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
+        """Form the next generation with the others; None: there is none."""
+        state = self._state
+        if report is not None:
+            self._note_snapshots(None)
+            state.report = report
+        task = self._loop.create_task(self._meet())
+        silent_until = time.monotonic() + _QUIET
+        while not task.done():
+            self._loop.run_until_complete(asyncio.wait({task}, timeout=0.05))
+            if time.monotonic() > silent_until and not task.done():
+                silent_until = time.monotonic() + _REMINDED
+                self._say(state.waits_for())
+            if impatient():
+                task.cancel()
+                self._loop.run_until_complete(asyncio.wait({task}))
+                return None
+        self.why = state.over if state.over is not None else state.why
+        return task.result()
+
+    async def _meet(self) -> agent_view.Part | None:
+        state = self._state
+        state.trouble_since = time.monotonic()
+        while state.over is None:
+            if state.leads:
+                part = await self._lead.form()
+            elif state.leader is not None:
+                part = await self._follow(state.leader)
+            else:
+                part = None
+                await self._seek()
+            if part is not None:
+                return part
+        return None
+
+    def look(self, memory: JobMemory) -> str | None:
+        """While a generation runs: hear of the others, copy snapshots; return why it is to end, if it is."""
+        state = self._state
+        self._loop.run_until_complete(asyncio.sleep(_TICK if state.copying else 0))
+        self._note_snapshots(memory)
+        problem = state.problem()
+        if problem is not None:
+            self._loop.run_until_complete(self._verify())
+            return problem
+        if time.monotonic() - self._renewed > state.heartbeat / 4:
+            self._renewed = time.monotonic()
+            memory.renew()
+        if state.leads and agent_view.can_join(state.current, state.newcomers(), state.bounds):
+            state.tell_worker_0("join")
+        if state.lets_join and not memory.lets_join:
+            memory.let_join()
+        return None
+
+    def request(self) -> None:
+        """Ask for as many workers as there may be."""
+        state = self._state
+        if state.leads:
+            state.ask_for_more()
+        elif state.leader is not None:
+            state.leader.post("request")
+
+    def leave(self) -> None:
+        """Say goodbye, and close all connections."""
+        state = self._state
+        kind = "leave" if state.over is None else "beat"
+        wires = [wire for wire in (state.leader, *(peer.wire for peer in state.peers.values())) if wire is not None]
+        for wire in wires:
+            wire.post(kind)
+            wire.close()
+        with suppress(*agent_peers.BROKEN):
+            self._loop.run_until_complete(asyncio.wait_for(self._gone(wires), 2.0))
+        state.door.close()
+        while pending := asyncio.all_tasks(self._loop):  # an answer may begin another
+            for task in pending:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self._loop.close()
+
+    async def _gone(self, wires: list[agent_peers.Wire]) -> None:
+        for wire in wires:
+            await wire.gone()
+
+    def _spawn(self, what: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _beat(self) -> None:
+        """Give signs of life, and miss those of others."""
+        state = self._state
+        while True:
+            for wire in (state.leader, *(peer.wire for peer in state.peers.values())):
+                if wire is not None:
+                    wire.post("beat")
+            await asyncio.sleep(state.heartbeat / 2)
+            state.drop_silent()
+
+    # ---------------------------------------------------------------------------------------------------- following
+
+    async def _seek(self) -> None:
+        """Find who leads, or lead."""
+        state = self._state
+        state.lets_join = False
+        state.door.forget_names()
+        is_first = True
+        for address in state.before_me():
+            answer = await self._call(address)
+            if answer.kind == "welcome" or state.leads or state.over is not None:
+                return
+            is_first = is_first and answer.kind in ("refused", "silent")
+        if is_first and (state.is_member or state.is_founder):
+            state.leads = True
+            return
+        if state.is_patient():
+            await asyncio.sleep(state.heartbeat / 2)
+        else:
+            state.over = state.unanswered()
+
+    async def _call(self, address: str) -> agent_peers.CallAnswer:
+        """Call another agent, and follow it if it leads."""
+        state = self._state
+        answer = first = await state.door.call(address, "hello", **state.hello())
+        for _ in range(3):  # it may know who leads
+            state.note_answer(address, answer)
+            if answer.kind == "anew":
+                state.become_new()
+            elif answer.kind == "see" and answer.leader not in ("", address, state.own.address):
+                address = answer.leader
+            else:
+                break
+            answer = await state.door.call(address, "hello", **state.hello())
+        if answer.kind == "welcome":
+            assert answer.wire is not None
+            if state.leader is not None:
+                answer.wire.close()
+                return answer
+            state.resign()
+            state.leader, state.leader_at, state.leader_agent = answer.wire, address, answer.agent
+            self._spawn(self._hear_leader(answer.wire))
+            return answer
+        return first
+
+    async def _hear_leader(self, wire: agent_peers.Wire) -> None:
+        """Take what the leader says until the connection ends."""
+        state = self._state
+        with suppress(*agent_peers.BROKEN):
+            while wire is state.leader:
+                message, data = await wire.receive()
+                self._from_leader(message, data, wire)
+        if wire is state.leader:
+            state.lose_leader(f"host {state.leader_at} has broken off")
+            await self._knock(state.leader_at)
+        wire.close()
+
+    def _from_leader(self, message: agent_peers.Message, data: bytes, wire: agent_peers.Wire) -> None:
+        state, kind = self._state, message["type"]
+        if kind in ("piece", "kept", "want"):
+            self._snapshot(message, data, wire)
+        elif kind == "stop" and message["generation"] == state.current.generation:
+            state.told = str(message["words"])
+        elif kind == "prepare":
+            state.prepare = (
+                agent_view.GenerationHosts.of(message["view"]),
+                agent_peers.versions_of(message["have"]),
+                int(message["seed"]),
+            )
+            state.snapshots.keep_only(state.prepare[1])
+        elif kind == "begin":
+            state.begin = message
+        elif kind == "join":
+            state.lets_join = True
+        elif kind == "over":
+            state.over = str(message["words"])
+        elif kind == "leave":
+            state.ended.add(state.leader_agent)
+            state.lose_leader(f"host {state.leader_at} has left")
+
+    async def _follow(self, leader: agent_peers.Wire) -> agent_view.Part | None:
+        """Wait for the next generation; None if the leader is lost, or it is over."""
+        state = self._state
+        report = None if state.report is None else asdict(state.report)
+        have = state.snapshots.versions
+        leader.post("ended", report=report, generation=state.current.generation, have=have)
+        ports: list[int] = []
+        while leader is state.leader and state.over is None:
+            if state.prepare is not None and state.prepare[1] == state.snapshots.versions and not ports:
+                view, _, seed = state.prepare
+                state.views = (*state.views, view)
+                state.owned.set_seed(seed)
+                ports = state.free_ports(view)
+                leader.post("prepared", generation=view.generation, ports=ports)
+            if state.begin is not None and state.prepare is not None:
+                view, said = state.prepare[0], state.begin
+                if said["generation"] == view.generation:
+                    state.why = str(said["why"])
+                    return state.commit(view, tuple(said["workers"]), tuple(said["servers"]))
+            if state.prepare is not None and ports and state.prepare[0] is not state.views[-1]:
+                ports = []  # another one: somebody was lost meanwhile
+            await asyncio.sleep(_TICK)
+        return None
+
+    # ------------------------------------------------------------------------------------------------------ leading
+
+    async def _answer(self, wire: agent_peers.Wire, message: agent_peers.Message) -> None:
+        """Answer who calls; stay with who follows."""
+        state = self._state
+        if message["type"] == "knock":
+            wire.post("see", agent=state.own.agent, leader=state.leader_address)
+            state.hear_of(str(message["leader"]), int(message["generation"]))
+            await wire.drained()
+            return
+        if message["type"] != "hello":
+            return
+        seat, views = agent_view.Seat(**message["seat"]), agent_peers.views_of(message["views"])
+        kind = state.answer_to(seat, views)
+        wire.post(kind, agent=state.own.agent, leader=state.leader_address)
+        await wire.drained()
+        if kind != "welcome":
+            return
+        peer = agent_peers.Peer(wire, seat, views, agent_peers.versions_of(message["have"]))
+        known = state.peers.pop(seat.agent, None)
+        if known is not None:
+            known.wire.close()
+        state.peers[seat.agent] = peer
+        try:
+            while state.peers.get(seat.agent) is peer:
+                said, data = await wire.receive()
+                self._from_member(peer, said, data)
+        finally:
+            if state.peers.get(seat.agent) is peer:
+                state.lose(seat.agent, "has broken off")
+            if state.leads and seat.agent not in state.ended:
+                await self._knock(seat.address)
+
+    def _from_member(self, peer: agent_peers.Peer, message: agent_peers.Message, data: bytes) -> None:
+        state, kind = self._state, message["type"]
+        if kind in ("piece", "kept", "want"):
+            if kind == "kept":
+                peer.have[str(message["name"])] = tuple(message["version"])
+            self._snapshot(message, data, peer.wire)
+        elif kind == "ended":
+            peer.report = agent_view.HostReport(**message["report"]) if message["report"] is not None else None
+            peer.generation, peer.have, peer.is_idle = (
+                message["generation"],
+                agent_peers.versions_of(message["have"]),
+                True,
+            )
+        elif kind == "prepared":
+            peer.prepared, peer.ports = int(message["generation"]), [int(port) for port in message["ports"]]
+        elif kind == "request":
+            state.ask_for_more()
+        elif kind == "leave":
+            state.ended.add(peer.seat.agent)
+            state.lose(peer.seat.agent, "has left")
+
+    async def _look_around(self) -> None:
+        """While this one leads: look whether somebody else does, and tell those who do not know."""
+        state = self._state
+        while True:
+            await asyncio.sleep(2 * state.heartbeat)
+            for address in state.absent() if state.leads else ():
+                if state.is_established():
+                    await self._knock(address)
+                elif (await self._call(address)).kind == "welcome":
+                    break
+
+    async def _verify(self) -> None:
+        """Ask at once, while it proves something, whether those who are missing have ended."""
+        missing = self._state.absent() if self._state.leads or self._state.leader is None else []
+        await asyncio.gather(*(asyncio.wait_for(self._knock(a), _SOON) for a in missing), return_exceptions=True)
+
+    async def _knock(self, address: str) -> None:
+        state = self._state
+        said = {"leader": state.own.address, "generation": state.current.generation}
+        state.note_answer(address, await state.door.call(address, "knock", **said))
+
+    # ---------------------------------------------------------------------------------------------------- snapshots
+
+    def _snapshot(self, message: agent_peers.Message, data: bytes, wire: agent_peers.Wire) -> None:
+        """Take a piece of a snapshot, or word that one has come, or is wanted."""
+        state, kind, name = self._state, message["type"], str(message["name"])
+        if kind == "piece" and state.snapshots.take(message, data):
+            wire.post("kept", name=name, version=message["version"])
+        elif kind == "want" and name in state.snapshots.versions:
+            self._spawn(state.snapshots.send(wire, name))
+        elif kind == "kept":
+            state.copied[name] = tuple(message["version"])
+
+    def _note_snapshots(self, memory: JobMemory | None) -> None:
+        """Copy what worker 0 has kept, if it is here, to a second host."""
+        state = self._state
+        if 0 not in state.current.ranks(state.own.agent):
+            return
+        for name, written in state.snapshots.changed(state.current.generation).items():
+            state.copying[name] = written
+            wire = state.second()
+            if wire is not None and memory is not None:
+                self._spawn(state.snapshots.send(wire, name))
+        for name, written in list(state.copying.items()):
+            if state.second() is None or state.copied.get(name) == state.snapshots.versions[name]:
+                del state.copying[name]
+                if memory is not None:
+                    memory.note_copied(name, written)
+
+
+# Lead a job: end a generation everywhere, see who is left, prepare the next one, begin it.
+#
+#     stop ──► all have told how their parts ended ──► enough are here to decide ──► newest snapshots fetched
+#                                                                                         │
+#     begin ◄── all have ports, and the snapshots ◄── prepare: view, snapshots, seed ◄────┘
+#
+# Whoever is lost on the way is left out of the next try. A view counts once all its hosts are prepared; who has
+# prepared one tells of it, so that nobody forms another without a majority of that one, too.
+
+
+class Lead:
+    """What an agent does while it leads.
+
+    Args:
+        state: what it knows.
+    """
+
+    def __init__(self, state: AgentState) -> None:
+        self._state = state
+
+    async def form(self) -> agent_view.Part | None:
+        """Form the next generation; None: this agent does not lead any more, or it is over."""
+        state, stopped = self._state, set[str]()
+        while state.leads and state.over is None:
+            is_trouble = self._is_trouble()
+            if not is_trouble and self._all_idle():
+                self._end("")
+            elif is_trouble and not self._all_idle():
+                for agent, peer in state.peers.items():
+                    if not peer.is_idle and agent not in stopped:
+                        stopped.add(agent)
+                        words = state.why or self._losses().words
+                        peer.wire.post("stop", generation=state.current.generation, words=words)
+            elif is_trouble:
+                view = self._next()
+                part = await self._prepared(view) if view is not None else None
+                if part is not None:
+                    return part
+                if view is None and not state.is_patient():
+                    self._end(self._too_few())
+            await asyncio.sleep(_TICK)
+        return None
+
+    def _end(self, words: str) -> None:
+        state = self._state
+        for peer in state.peers.values():
+            peer.wire.post("over", words=words)
+        state.over = words
+
+    def _too_few(self) -> str:
+        state = self._state
+        view = self._known()[0]
+        here = sum(agent in state.present for agent in view.agents)
+        if not view.generation:
+            return f"too few workers came within {state.way.patience:g} s"
+        if not all(agent_view.may_go_on(known, state.present, state.ended) for known in self._known()):
+            reached = f"only {here} of {len(view.seats)} hosts reach each other, and the others may have gone on"
+            limit = state.way.limit
+            return f"{self._losses().words}: {reached} without this one, which gives up after {limit}"
+        return f"{self._losses().words or 'hosts are lost'}: too few workers are left"
+
+    def _members(self) -> list[agent_peers.Peer | None]:
+        """Return the peers of the last generation; None for each that is missing."""
+        state = self._state
+        return [state.peers.get(agent) for agent in state.current.agents if agent != state.own.agent]
+
+    def _is_trouble(self) -> bool:
+        """Whether the generation cannot end well any more, or there was none."""
+        state = self._state
+        if state.report is None or not state.report.ended_well:
+            return True
+        for peer in self._members():
+            if peer is None or (peer.is_idle and not (peer.report is not None and peer.report.ended_well)):
+                return True
+        return False
+
+    def _all_idle(self) -> bool:
+        return all(peer.is_idle for peer in self._state.peers.values())
+
+    def _known(self) -> list[agent_view.GenerationHosts]:
+        """Return the last generation that began, as far as those who are here know, and what was prepared since."""
+        state = self._state
+        begun = max([state.current, *(peer.views[0] for peer in state.peers.values() if peer.views)], key=_number)
+        views = [*state.views, *(view for peer in state.peers.values() for view in peer.views)]
+        return [begun, *(view for view in views if view.generation > begun.generation)]
+
+    def _reports(self, generation: int) -> list[agent_view.HostReport]:
+        state = self._state
+        found = [peer.report for peer in state.peers.values() if peer.generation == generation and peer.report]
+        own = [state.report] if state.report is not None and state.current.generation == generation else []
+        return [*own, *found]
+
+    def _losses(self) -> agent_view.Losses:
+        """Return who is lost, besides hosts; where one of these is lost, its workers are what others failed for."""
+        state, view = self._state, self._known()[0]
+        missing = [seat for seat in view.seats if seat.agent not in state.present]
+        found = agent_view.losses(self._reports(view.generation))
+        if missing:
+            words = [state.lost.get(seat.agent, f"host {seat.address} is lost") for seat in missing]
+            return replace(
+                found if found.words and self._was_killed(view) else agent_view.Losses(), words=", ".join(words)
+            )
+        return found
+
+    def _was_killed(self, view: agent_view.GenerationHosts) -> bool:
+        return any(report.was_killed for report in self._reports(view.generation))
+
+    def _next(self) -> agent_view.GenerationHosts | None:
+        """Return the next view, once it can be told; None: not yet."""
+        state = self._state
+        base, *prepared = self._known()
+        known = {seat.agent: seat for seat in base.seats}
+        seats = [state.own, *(peer.seat for peer in state.peers.values())]
+        seats.sort(key=lambda seat: (seat.agent != state.own.agent, _place(base, seat)))
+        waited = time.monotonic() - state.trouble_since
+        if not base.generation and sum(seat.places for seat in seats) < state.bounds.most and waited < state.way.wait:
+            return None
+        missing = [a for view in (base, *prepared) for a in view.agents if a not in state.present | state.ended]
+        if missing and waited < SETTLE * state.heartbeat:
+            return None
+        if not all(agent_view.may_go_on(view, state.present, state.ended) for view in (base, *prepared)):
+            return None
+        has_stepped = any(report.has_stepped for report in self._reports(base.generation))
+        view = agent_view.following(base, self._losses(), has_stepped, seats, state.bounds)
+        if view is None:
+            if base.generation and all(agent in state.present for agent in known):
+                self._end(f"{self._losses().words}: too few workers are left")  # nobody is to be waited for
+            return None
+        state.why = self._losses().words
+        newest = max(view.generation for view in (base, *prepared))
+        return replace(view, generation=newest + 1)
+
+    async def _prepared(self, view: agent_view.GenerationHosts) -> agent_view.Part | None:
+        """Prepare and begin a generation; None if somebody is lost meanwhile."""
+        state = self._state
+        state.views = (*state.views, view)
+        if not await self._fetched(view):
+            return None
+        have = dict(state.snapshots.versions)
+        members = [state.peers[agent] for agent in view.agents if agent in state.peers]
+        for peer in members:
+            peer.wire.post("prepare", view=view.data(), have=have, seed=state.owned.seed)
+            for name in [name for name, version in have.items() if peer.have.get(name) != version]:
+                state.spawn(state.snapshots.send(peer.wire, name))
+        while any(peer.prepared != view.generation for peer in members):
+            if not self._are_here(view):
+                return None
+            await asyncio.sleep(_TICK)
+        if not self._are_here(view):
+            return None
+        return self._begun(view, {**{p.seat.agent: p.ports for p in members}, state.own.agent: state.free_ports(view)})
+
+    def _begun(self, view: agent_view.GenerationHosts, ports: dict[str, list[int]]) -> agent_view.Part:
+        state = self._state
+        workers: list[str] = []
+        servers: list[str] = []
+        for seat in view.seats:
+            addresses = agent_peers.joined(seat.address.rpartition(":")[0].strip("[]"), ports[seat.agent])
+            workers += addresses[: seat.workers]
+            servers += addresses[seat.workers :]
+        said: dict[str, Any] = {"generation": view.generation, "workers": workers, "servers": servers, "why": state.why}
+        for agent in view.agents:
+            if agent in state.peers:
+                peer = state.peers[agent]
+                peer.wire.post("begin", **said)
+                peer.is_idle, peer.views, peer.report = False, (view,), None
+        return state.commit(view, tuple(workers), tuple(servers))
+
+    async def _fetched(self, view: agent_view.GenerationHosts) -> bool:
+        """Fetch the newest snapshots that somebody has; tell whether all are still here."""
+        state = self._state
+        newest: dict[str, agent_peers.Version] = dict(state.snapshots.versions)
+        for peer in state.peers.values():
+            for name, version in peer.have.items():
+                if version > newest.get(name, (0, 0)):
+                    newest[name] = version
+                    peer.wire.post("want", name=name)
+        while any(state.snapshots.versions.get(name, (0, 0)) < version for name, version in newest.items()):
+            if not self._are_here(view):
+                return False
+            await asyncio.sleep(_TICK)
+        return self._are_here(view)
+
+    def _are_here(self, view: agent_view.GenerationHosts) -> bool:
+        return self._state.leads and all(agent in self._state.present for agent in view.agents)
+
+
+def _number(view: agent_view.GenerationHosts) -> int:
+    return view.generation
+
+
+def _place(view: agent_view.GenerationHosts, seat: agent_view.Seat) -> int:
+    """Return the place of a host in a view; new ones come last."""
+    return view.agents.index(seat.agent) if seat.agent in view.agents else len(view.seats)
+
+
+# What an agent knows of its job, and what follows from that; nothing here waits.
+#
+#     views     the last generation that began, and those that were prepared since: any of them may be what others have
+#     peers     who follows this agent, if it leads
+#     ended     agents whose processes are known to have ended; the others that are missing are only silent
+#
+# The names of agents are made at random, so who was expelled comes back as somebody else.
+
+LOST = 3
+"""After how many heartbeats without a sign of life a host is lost; its workers end by themselves by then."""
+SETTLE = 2.0
+"""For how many heartbeats to wait for those who are only silent: their workers have ended by then."""
+_TRUST = 1.5
+"""For how many heartbeats after the last news of an agent a refused connection proves that it has ended, and has formed
+no generation without this host before, for which it would have had to wait for `SETTLE`."""
+_CALL = 1.5
+"""How many heartbeats an answer may take."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the hosts of a job meet."""
+
+    endpoints: tuple[str, ...]
+    """Where somebody who leads may be found; the first one begins."""
+    token: bytes
+    address: str | None = None
+    """Where this host is reached; None: as it reaches the first endpoint."""
+    wait: float = 10.0
+    """Seconds for all workers, once enough are there."""
+    patience: float = 300.0
+    """Seconds for enough hosts."""
+
+    @property
+    def limit(self) -> str:
+        """The patience, and the option that says it."""
+        return f"{self.patience:g} s (--rdzv-timeout)"
+
+
+class AgentState:
+    """What an agent knows.
+
+    Args:
+        way: how the hosts meet.
+        bounds: how many workers there may be.
+        own: its seat, without an address yet.
+        owned: the memory of the job on this host.
+        ports: finds free ones.
+    """
+
+    def __init__(
+        self, way: Way, bounds: agent_view.Bounds, own: agent_view.Seat, owned: OwnedMemory, ports: agent_view.Ports
+    ) -> None:
+        self.way, self.bounds, self.own, self.owned, self._ports = way, bounds, own, owned, ports
+        self.endpoints, self.heartbeat = way.endpoints, bounds.heartbeat
+        self.restarts = self.servers = 0
+        self.snapshots = agent_peers.HostSnapshots(owned.folder)
+        self.views: tuple[agent_view.GenerationHosts, ...] = ()
+        self.leads = self.is_founder = self.lets_join = False
+        self.leader: agent_peers.Wire | None = None
+        self.leader_at = self.leader_agent = self._hint = ""
+        self.peers: dict[str, agent_peers.Peer] = {}
+        self.ended: set[str] = set()
+        self.lost: dict[str, str] = {}
+        self._news: dict[str, float] = {}
+        self.report: agent_view.HostReport | None = None
+        self.told: str | None = None
+        self.over: str | None = None
+        self.why = ""
+        self.prepare: tuple[agent_view.GenerationHosts, dict[str, agent_peers.Version], int] | None = None
+        self.begin: agent_peers.Message | None = None
+        self.copying: dict[str, int] = {}
+        self.copied: dict[str, agent_peers.Version] = {}
+        self.trouble_since = time.monotonic()
+        self.door: agent_peers.Door
+        self.spawn: Callable[[Coroutine[Any, Any, None]], None]
+
+    async def open(self, answer: Callable[[agent_peers.Wire, agent_peers.Message], Coroutine[Any, Any, None]]) -> None:
+        """Listen: at the first endpoint that is here, else at any port.
+
+        Args:
+            answer: is given who calls.
+        """
+        host = self.way.address or agent_peers.own_address(self.endpoints[0])
+        here = [endpoint for endpoint in self.endpoints if agent_peers.is_at(endpoint, host)]
+        self.door = agent_peers.Door(self.way.token, _CALL * self.heartbeat, answer)
+        port = await self.door.open(host, [int(endpoint.rpartition(":")[2]) for endpoint in here])
+        self.own = replace(self.own, agent=secrets.token_hex(8), address=agent_peers.joined(host, [port])[0])
+        first = self.endpoints[0]
+        self.is_founder = first in here and int(first.rpartition(":")[2]) == port
+
+    @property
+    def current(self) -> agent_view.GenerationHosts:
+        """The last generation that began."""
+        return self.views[0] if self.views else agent_view.GenerationHosts(restarts=self.restarts)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this agent takes part in a generation."""
+        return bool(self.views)
+
+    @property
+    def present(self) -> set[str]:
+        """The agents that reach each other, if this one leads."""
+        return {self.own.agent, *self.peers}
+
+    @property
+    def leader_address(self) -> str:
+        """Where who leads listens."""
+        if self.leads:
+            return self.own.address
+        return self.leader_at if self.leader is not None else ""
+
+    def is_patient(self) -> bool:
+        """Whether it is too early to give up."""
+        return time.monotonic() - self.trouble_since < self.way.patience
+
+    def waits_for(self) -> str:
+        """Return what the next generation waits for."""
+        limit = self.way.limit
+        if self.leads:
+            here = sum(seat.places for seat in (self.own, *(peer.seat for peer in self.peers.values())))
+            wanted = f"{self.bounds.least} to {self.bounds.most} workers"
+            return f"{here} of {wanted} are here; the others may come to {self.own.address} within {limit}"
+        if self.leader is not None:
+            return f"waits for {self.leader_at}, which leads"
+        return f"nobody who leads answers at {', '.join(self.endpoints)} yet; gives up after {limit}"
+
+    def unanswered(self) -> str:
+        """Return why this agent gives up: nobody who leads answers."""
+        places = f"nobody who leads answers at {', '.join(self.endpoints)}"
+        limit = self.way.limit
+        if not self.is_member:
+            return f"{places} within {limit}"
+        lost = ", ".join(self.lost.values()) or "hosts are lost"
+        return f"{lost}, and {places}: the others may have gone on without this host, which gives up after {limit}"
+
+    # ------------------------------------------------------------------------------------------------ who is reached
+
+    def hello(self) -> dict[str, Any]:
+        """What to say to somebody who may lead."""
+        views = [view.data() for view in self.views]
+        return {"seat": vars(self.own), "views": views, "have": self.snapshots.versions}
+
+    def before_me(self) -> list[str]:
+        """Return the addresses at which somebody may lead already."""
+        hint, self._hint = self._hint, ""
+        known = [hint] if hint else []
+        if self.is_member:
+            agents = self.current.agents
+            return known + [seat.address for seat in self.current.seats[: agents.index(self.own.agent)]]
+        return known + [endpoint for endpoint in self.endpoints if endpoint != self.own.address and not self.is_founder]
+
+    def absent(self) -> list[str]:
+        """Return the addresses at which others may be, who do not follow this agent."""
+        seats = [seat for view in self.views for seat in view.seats]
+        here = {peer.seat.address for peer in self.peers.values()} | {self.own.address}
+        return [a for a in dict.fromkeys([*(seat.address for seat in seats), *self.endpoints]) if a not in here]
+
+    def note_answer(self, address: str, answer: agent_peers.CallAnswer) -> None:
+        """Note what an answer says of an agent that was there: where another one answers, or none, it has ended.
+
+        That counts soon after the last news of it only: later it may have ended after it went on without this host.
+
+        Args:
+            address: that was called.
+            answer: what became of that.
+        """
+        if answer.kind == "silent":
+            return
+        for seat in (seat for view in self.views for seat in view.seats):
+            is_recent = time.monotonic() - self._news.get(seat.agent, 0.0) < _TRUST * self.heartbeat
+            if seat.address == address and seat.agent != answer.agent and is_recent:
+                self.ended.add(seat.agent)
+
+    def answer_to(self, seat: agent_view.Seat, views: tuple[agent_view.GenerationHosts, ...]) -> str:
+        """Return what to answer who wants to follow.
+
+        Args:
+            views: that it knows.
+        """
+        theirs = views[0].generation if views else 0
+        if not self.leads or theirs > self.current.generation:
+            return "see"
+        if views and seat.agent not in self.current.agents and theirs < self.current.generation:
+            return "anew"
+        agents = self.current.agents
+        if seat.agent in agents and agents.index(seat.agent) < agents.index(self.own.agent) and self.report is not None:
+            return "see"  # it comes first
+        return "welcome"
+
+    def is_established(self) -> bool:
+        """Whether nobody else can lead the hosts of the last generation."""
+        return self.is_member and all(agent_view.may_go_on(view, self.present, self.ended) for view in self.views)
+
+    def newcomers(self) -> list[agent_view.Seat]:
+        """Return the seats of those who want to join."""
+        return [peer.seat for peer in self.peers.values() if peer.seat.agent not in self.current.agents]
+
+    # ------------------------------------------------------------------------------------------------ who is lost
+
+    def lose(self, agent: str, how: str) -> None:
+        """Have one who followed no more.
+
+        Args:
+            agent: its name.
+            how: what it did.
+        """
+        peer = self.peers.pop(agent)
+        peer.wire.close()
+        self._news[agent] = peer.wire.heard
+        self.lost[agent] = f"host {peer.seat.address} {how}"
+        self.trouble_since = time.monotonic()
+
+    def lose_leader(self, words: str) -> None:
+        """Follow nobody any more.
+
+        Args:
+            words: why.
+        """
+        if self.leader is not None:
+            self.leader.close()
+            self._news = dict.fromkeys(self.current.agents, self.leader.heard)
+        self.lost[self.leader_agent] = words
+        self.leader, self.prepare, self.begin, self.lets_join = None, None, None, False
+        self.told, self.trouble_since = words, time.monotonic()
+
+    def drop_silent(self) -> None:
+        """Lose those who have given no sign of life."""
+        now, most = time.monotonic(), LOST * self.heartbeat
+        for agent, peer in list(self.peers.items()):
+            if now - peer.wire.heard > most:
+                self.lose(agent, f"has given no sign of life for {now - peer.wire.heard:.1f} s")
+        if self.leader is not None and now - self.leader.heard > most:
+            silence = now - self.leader.heard
+            self.lose_leader(f"host {self.leader_at} has given no sign of life for {silence:.1f} s")
+
+    def resign(self) -> None:
+        """Lead nobody any more."""
+        self.leads = False
+        for peer in self.peers.values():
+            peer.wire.close()
+        self.peers.clear()
+
+    def hear_of(self, leader: str, generation: int) -> None:
+        """Note who leads; who leads an older generation stops to.
+
+        Args:
+            leader: its address.
+        """
+        if generation > self.current.generation and leader != self.own.address:
+            self._hint = leader
+            if self.leads:
+                self.resign()
+
+    def become_new(self) -> None:
+        """Be another agent: the others went on without this one."""
+        self.own = replace(self.own, agent=secrets.token_hex(8))
+        self.views, self.report, self.prepare, self.begin, self.is_founder = (), None, None, None, False
+        self.snapshots.keep_only({})
+
+    # ------------------------------------------------------------------------------------------------ generations
+
+    def problem(self) -> str | None:
+        """Return why the generation that runs is to end."""
+        if self.told is not None:
+            return self.told
+        if self.over is not None:
+            return self.over
+        if not self.leads:
+            return None
+        for seat in self.current.seats:
+            if seat.agent not in self.present:
+                return self.lost.get(seat.agent, f"host {seat.address} is lost")
+        for peer in self.peers.values():
+            has_reported = peer.is_idle and peer.generation == self.current.generation
+            if has_reported and peer.report is not None and not peer.report.ended_well:
+                return peer.report.words or "another host has ended its part"
+        return None
+
+    def ask_for_more(self) -> None:
+        """Let all workers join that were lost."""
+        if self.views:
+            self.views = (agent_view.asked_for_more(self.views[0]), *self.views[1:])
+
+    def tell_worker_0(self, kind: str) -> None:
+        """Tell the host of worker 0 something.
+
+        Args:
+            kind: of message.
+        """
+        for seat in self.current.seats:
+            if 0 in self.current.ranks(seat.agent):
+                if seat.agent == self.own.agent:
+                    self.lets_join = True
+                elif seat.agent in self.peers and not self.lets_join:
+                    self.peers[seat.agent].wire.post(kind)
+                    self.lets_join = True
+
+    def second(self) -> agent_peers.Wire | None:
+        """Return the way to the host that copies snapshots; None: there is no other host."""
+        if not self.leads:
+            return self.leader
+        for seat in self.current.seats:
+            if seat.agent in self.peers:
+                return self.peers[seat.agent].wire
+        return None
+
+    def free_ports(self, view: agent_view.GenerationHosts) -> list[int]:
+        """Return ports for this host's processes.
+
+        Args:
+            view: of the generation.
+        """
+        serves = view.agents[0] == self.own.agent
+        return self._ports(len(view.ranks(self.own.agent)) + (self.servers if serves else 0))
+
+    def commit(
+        self, view: agent_view.GenerationHosts, workers: tuple[str, ...], servers: tuple[str, ...]
+    ) -> agent_view.Part:
+        """Begin a generation.
+
+        Args:
+            view: its hosts.
+            workers: the addresses of its workers.
+            servers: and of its parameter servers.
+        """
+        self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
+        self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
+        ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent
+        return agent_view.Part(view.generation, ranks, workers, servers, serves, LOST * self.heartbeat)

@@ -1,1 +1,0 @@
-"""The terminal: output streams, colours, the line of progress, mistyped words, completion."""

@@ -1,1 +1,0 @@
-"""The verbs that compare a rewrite with the original."""

@@ -1,0 +1,62 @@
+"""`explain GRAPH --config C`: say in sentences what a rewrite does, what of it is divided, and what is replicated."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import autograph_rewrite as ar
+from autograph_rewrite.tools import common_arguments as common
+
+if TYPE_CHECKING:
+    from autograph_rewrite.inspect.report_view import Account
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    common.add_graph(parser)
+    common.add_config(parser, plan=True)
+    common.add_batch(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Rewrite, and explain it; nothing is written."""
+    from autograph_rewrite.inspect.explain import text_of
+    from autograph_rewrite.inspect.report_view import account_of
+    from autograph_rewrite.inspect.table import fitted
+    from autograph_rewrite.views import where_time_goes
+
+    chosen = common.config_or_plan(args)
+    item = common.load_graph(args)
+    new = ar.rewrite(item, chosen, batch=args.batch)
+    account = account_of(new)
+    if args.json:
+        common.print_json(_data(account))
+    else:
+        print(fitted(text_of(account)), where_time_goes(item, new.report.plan, chosen, args.batch), sep="", end="")
+    return 0
+
+
+def _data(account: Account) -> dict[str, Any]:
+    from autograph_rewrite.plan.parts.notes import ranking
+
+    return {
+        "replicas": account.replicas,
+        "mode": account.mode,
+        "devices": [list(own) for own in account.devices],
+        "coverage": account.covered.share,
+        "batch": account.covered.batch,
+        "flops": account.covered.flops,
+        "whole": common.whole_work(account.covered),
+        "bytes_of_batch": account.batch,
+        "exchanged_bytes": account.exchanged_bytes,
+        "exchanges": [
+            {"value": edge.value, "owner": edge.owner, "by": edge.means, "bytes": edge.bytes, "reason": edge.reason}
+            for edge in account.edges
+            if edge.kind != "local"
+        ],
+        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
+        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "plan_notes": list(account.plan_notes),
+        "ranking": ranking(account.ranking),
+    }

@@ -1,1 +1,0 @@
-"""The verb for the user's shell."""
