@@ -357,7 +357,7 @@ def containers_are_filled(view: View) -> Iterator[Fault]:
 
 def reshards_agree(view: View) -> Iterator[Fault]:
     """A reshard is over the axes along which its value changes, and these are axes of a mesh."""
-    yield from (Fault(problem, node) for node, problem in reshard_faults(view.nodes))
+    yield from (Fault(problem, node) for node, problem in reshard_faults(view.nodes, view.mesh))
 
 
 def places_are_apart(view: View) -> Iterator[Fault]:

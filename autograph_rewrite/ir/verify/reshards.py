@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.reshards import Reshard, reshard_of
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
-from autograph_rewrite.ir.mesh import is_axis
+from autograph_rewrite.ir.mesh import Mesh, is_axis
 from autograph_rewrite.ir.types.opdefs import OWN, RESHARD
 from autograph_rewrite.ir.types.placement import REPLICATED
 
 
-def reshard_faults(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
+def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, str]]:
     """Yield the reshards that contradict themselves or what they read, and what is wrong."""
+    alone = {axis.name for axis in mesh.axes if axis.size == 1}  # there nobody asks along which axis an instance lies
     for node in nodes:
         if node.op == RESHARD:
             try:
@@ -25,10 +26,10 @@ def reshard_faults(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
             except GraphError as error:
                 yield node, error.problem
                 continue
-            yield from ((node, f"'{node.name}' {problem}") for problem in _faults(node, found))
+            yield from ((node, f"'{node.name}' {problem}") for problem in _faults(node, found, alone))
 
 
-def _faults(node: Node, found: Reshard) -> Iterator[str]:
+def _faults(node: Node, found: Reshard, alone: set[str]) -> Iterator[str]:
     unknown = [axis for axis in found.over if not is_axis(axis)]
     if unknown or len(set(found.over)) != len(found.over) or not found.over:
         yield f"is over {', '.join(found.over) or 'nothing'}: axes of a mesh are wanted, each once"
@@ -44,12 +45,13 @@ def _faults(node: Node, found: Reshard) -> Iterator[str]:
         elif not changes and axis in found.over:
             yield f"is over '{axis}', along which its value is {before!r} before and after"
     for value in node.inputs:
-        for axis in sorted(value.node.span - node.span - set(found.over)):
+        for axis in sorted(value.node.span - node.span - set(found.over) - alone):
             yield f"reads '{value.name}', which has instances along '{axis}', and is not over it"
 
 
 def _is_elsewhere(node: Node, axis: str) -> bool:
-    return any(value.node.place.get(axis) != node.place[axis] for value in node.inputs)
+    """Return whether what a node reads has another place; what has none is wherever it is read."""
+    return any(axis in value.node.place and value.node.place[axis] != node.place[axis] for value in node.inputs)
 
 
 def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
