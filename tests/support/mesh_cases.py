@@ -19,7 +19,7 @@ instance by TensorFlow's kernels, and puts values of the second graph together a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -47,7 +47,7 @@ Placements = Mapping[str, Placement]
 DEAD: Any = None
 """What comes out of the side of a branch that is not taken."""
 COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
-UPDATES = {
+UPDATES: dict[str, Callable[..., tuple[Any, ...]]] = {
     "ResourceApplyGradientDescent": lambda held, rate, slope: (held - rate * slope,),
     "ResourceApplyMomentum": lambda held, slot, rate, slope, keep: (
         held - rate * (slot * keep + slope),

@@ -29,7 +29,7 @@ _PLACEMENT = re.compile(r"\s*(?P<kind>[^\s(),=>{}:-]+)(?:\s*\((?P<inner>[^()]*)\
 _ARROW = re.compile(r"\s*->")
 _WORD = re.compile(r"\s*(?P<word>[A-Za-z_]\w*)")
 _MARK = re.compile(r"\s*(?P<mark>[{}:,])")
-SPAN_OF_AXES = re.compile(r"\s*\{(?P<axes>\s*[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*)*\s*)\}")
+SPAN_OF_AXES = re.compile(r"\s*\{(?P<axes>\s*[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*){0,63}\s*)\}")
 """A span whose axes are named; attributes, which stand between braces too, have an equals sign."""
 
 Others = tuple[tuple[str, Placement], ...]
