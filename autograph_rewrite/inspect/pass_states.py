@@ -368,9 +368,11 @@ def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
     for node in rewrite.graph:
         if node in state.transfers:
             values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
-            found |= {
-                value.name: annotation(rewrite.fact(value).placement, state.facts[value].placement) for value in values
-            }
+            for value in values:
+                made, seen = rewrite.fact(value), state.facts[value]
+                found[value.name] = annotation(
+                    made.placement, seen.placement, others=made.others, seen_others=seen.others
+                )
     for value, placement in rewrite.converted.items():
         if rewrite.graph.nodes.get(value.node.name) is value.node:
             found[value.name] = annotation(placement, placement)

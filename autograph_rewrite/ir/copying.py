@@ -49,6 +49,7 @@ def copy_node(
     if graph.current_pass:
         attrs |= provenance(graph.current_pass, node)
     copy = Node(graph, graph.unique_name(name), variant.op or node.op, node.device, attrs, node.rest)
+    copy.place = node.place
     return graph.insert(copy, inputs, controls)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import NOWHERE, ONCE, PerInstance, Place, Select, Span
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -44,7 +44,7 @@ class Node:
 
     __slots__ = (
         "_attrs", "_control_users", "_controls", "_inputs", "_outputs", "_types",
-        "device", "graph", "name", "op", "rest", "selects", "span",
+        "device", "graph", "name", "op", "place", "rest", "selects", "span",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes) -> None:
@@ -54,6 +54,7 @@ class Node:
         self.device = device
         self.rest = rest
         self.span = ONCE
+        self.place: Place = NOWHERE
         self.selects: dict[int, Select] = {}
         self._attrs = attrs
         self._inputs: tuple[Value, ...] = ()
@@ -110,6 +111,12 @@ class Node:
         """Say how often the node runs."""
         if span != self.span:
             self.span = span
+            self.graph.edits += 1
+
+    def set_place(self, place: Place) -> None:
+        """Say where along axes without instances the node runs."""
+        if place != self.place:
+            self.place = dict(place)
             self.graph.edits += 1
 
     def set_device(self, device: str) -> None:
@@ -415,7 +422,7 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit
     for node in tuple(graph):
         copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
-        copy.span = node.span
+        copy.span, copy.place = node.span, node.place
         if copy.name in target.nodes:
             target.insert(copy)  # raises
         target.nodes[copy.name] = copies[node] = copy

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 REPLICA, MICRO, PROCESS = "replica", "micro", "process"
-MODEL, STAGE, SERVER = "model", "stage", "server"
+MODEL, STAGE, SERVER, SHARD = "model", "stage", "server", "shard"
+AXES = (REPLICA, MICRO, MODEL, STAGE, SERVER, SHARD, PROCESS)
+"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`."""
 
 Span = frozenset[str]
 """The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part
@@ -24,6 +28,10 @@ of that of the job."""
 ONCE: Span = frozenset()
 PER_REPLICA: Span = frozenset((REPLICA,))
 EACH: Span = frozenset((REPLICA, MICRO))
+Place = Mapping[str, int | tuple[int, ...]]
+"""Where along axes a node runs that has no instances along them, `stage=1`; of each of its own instances, where they
+are in several places: the server of each block of a variable."""
+NOWHERE: Place = MappingProxyType({})
 WORDS = {ONCE: "once", PER_REPLICA: "replica", EACH: "each"}
 """How the printed form names the spans of the batch."""
 OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each replica"}
@@ -33,6 +41,14 @@ OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each repli
 def word(span: Span) -> str:
     """Return how the printed form names a span."""
     return WORDS.get(span) or f"{{{', '.join(sorted(span))}}}"
+
+
+_AXIS = re.compile(rf"{'|'.join(AXES)}|{MODEL}_\d+")
+
+
+def is_axis(name: str) -> bool:
+    """Return whether an axis may have that name."""
+    return _AXIS.fullmatch(name) is not None
 
 
 def is_rarer(reader: Span, producer: Span) -> bool:

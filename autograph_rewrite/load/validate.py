@@ -17,7 +17,7 @@ from autograph_rewrite.ir.format.function_library import Function, Library, call
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import Arg, OpDef, dtypes_of, find_op, get_op, signature
+from autograph_rewrite.ir.types.opdefs import OWN, Arg, OpDef, dtypes_of, find_op, get_op, signature
 from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.ir.types.wire import RawNode
 
@@ -116,10 +116,21 @@ def _type(value: Value, reader: Node, node_check: NodeCheck) -> int | None:
 
 def _check_op(node: Node) -> None:
     _check_name(node.op, limit("name"))
+    _refuse_own(f"'{node.name}'", node.op, node)
     try:
         get_op(node.op)
     except GraphError as error:
         raise GraphError(error.problem, node=node, hint=error.hint) from None
+
+
+def _refuse_own(who: str, op: str, node: Node | None = None) -> None:
+    """Refuse an op that only passes make, and that no TensorFlow has."""
+    if op in OWN:
+        raise GraphError(
+            f"{who} is an {op}, which stands in a graph between two passes only",
+            node=node,
+            hint="give the graph that was not distributed yet",
+        )
 
 
 # The body of a function, checked as a graph is: what its names stand for, and each node by `node_check`.
@@ -159,6 +170,7 @@ class _CheckedBody:
                 raise GraphError(f"two nodes or arguments{self._of} are named '{node.name}'")
             self._nodes[node.name] = node
         for node in self._function.nodes:
+            _refuse_own(f"'{node.name}'{self._of}", node.op)
             read = [(text, self._read(text, node)) for text in node.inputs if not text.startswith("^")]
             self._check.check(self._stated(node, read))
             for text in node.inputs:

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autograph_rewrite import GraphError
+from autograph_rewrite.ir import mesh
 from autograph_rewrite.ir.format import annotations
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, read_annotation
 from autograph_rewrite.ir.format.parser import parse, read
 from autograph_rewrite.ir.format.printer import render
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, REPLICA
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement, split
 from tests.ir.test_random_edits import graphs
 
@@ -21,9 +22,22 @@ PLACEMENTS = st.one_of(
     st.integers(0, 9).map(split),
     st.sampled_from(annotations.COMBINED_BY).map(lambda op: Placement("partial", op=op)),
 )
-ANNOTATIONS = st.builds(
-    Annotation, PLACEMENTS, st.none() | PLACEMENTS, st.none() | st.sampled_from((ONCE, PER_REPLICA, EACH))
+AXES = [axis for axis in mesh.AXES if axis != REPLICA] + ["model_0", "model_11"]
+OTHERS = st.dictionaries(st.sampled_from(AXES), PLACEMENTS.filter(lambda one: one != REPLICATED)).map(
+    lambda found: tuple(found.items())
 )
+SPANS = st.sampled_from((ONCE, PER_REPLICA, EACH)) | st.frozensets(st.sampled_from([*AXES, REPLICA]), min_size=1)
+
+
+@st.composite
+def annotation(draw: st.DrawFn) -> Annotation:
+    """Draw an annotation; what is not converted along one axis is converted along none."""
+    readers = draw(st.none() | PLACEMENTS)
+    seen = draw(OTHERS) if readers is not None else ()
+    return Annotation(draw(PLACEMENTS), readers, draw(st.none() | SPANS), others=draw(OTHERS), readers_others=seen)
+
+
+ANNOTATIONS = annotation()
 
 
 @st.composite
@@ -56,7 +70,7 @@ def test_the_short_form_leaves_out_what_every_replica_has(drawn: tuple[Graph, An
     again = read(render(graph, full=True))  # without provenance, which is a comment of the short form
     short = render(again.graph, placements=stated)
     told = read(render(graph, placements=stated).replace("  #", " #")).placements
-    assert told == {name: one for name, one in stated.items() if one.placement != REPLICATED or one.readers}
+    assert told == {name: one for name, one in stated.items() if not one.is_plain}
     assert render(again.graph, placements=told) == short
 
 
@@ -70,6 +84,27 @@ def test_each_result_of_a_node_has_a_placement_of_its_own() -> None:
     }
     assert found.placements["parts"].where == "case.txt:3"
     assert text in render(found.graph, placements=found.placements)
+
+
+@pytest.mark.parametrize(
+    ("written", "printed"),
+    [
+        ("{replica: split(0), model: split(1)}", None),
+        ("{ replica:split( 0 ),model:split(1) }", "{replica: split(0), model: split(1)}"),
+        ("{model_1: partial(sum), replica: split(0)}", "{replica: split(0), model_1: partial(sum)}"),
+        ("{replica: split(0)}", "split(0)"),
+        ("{model: replicated}", "replicated"),
+        ("{replica: replicated, stage: split(2)}", "{stage: split(2)}"),
+        ("{model: partial(sum)} -> replicated", None),
+        ("split(0) -> {replica: split(0), model: split(1)} {micro, model}", None),
+        ("split(0) {replica, micro}", "split(0) each"),
+        ("split(0) {replica}", "split(0) replica"),
+    ],
+)
+def test_placements_are_stated_by_axis(written: str, printed: str | None) -> None:
+    found, at = read_annotation(written)
+    assert at == len(written)
+    assert str(found) == (printed or written)
 
 
 def test_the_span_of_an_annotation_is_not_that_of_a_node() -> None:
@@ -95,6 +130,14 @@ def test_the_span_of_an_annotation_is_not_that_of_a_node() -> None:
         ("local -> ", 25, "a placement is missing here", ""),
         ("local -> everywhere", 26, "'everywhere' is no placement", "write one of"),
         ("partial(sum) eech", 30, "'eech' says no number of instances", "did you mean 'each'?"),
+        ("{}", 18, "an axis is missing here", "write one of: replica, micro, model"),
+        ("{modle: split(0)}", 18, "'modle' is no axis of a mesh", "did you mean 'model'?"),
+        ("{model split(0)}", 24, "':' is missing here", "write {replica: split(0), model: split(1)}"),
+        ("{model: split(0)", 33, "', or }' is missing here", ""),
+        ("{model: splt(0)}", 25, "'splt(0)' is no placement", "did you mean 'split(0)'?"),
+        ("{model: split(0), model: local}", 35, "the axis 'model' is named twice", "give it one placement"),
+        ("{model: split(0)} -> {stag: local}", 39, "'stag' is no axis of a mesh", "did you mean 'stage'?"),
+        ("local {model, replicas}", 31, "'replicas' is no axis of a mesh", "did you mean 'replica'?"),
         ("split(0) each once", 31, "'once' is not understood after a type", ""),
         ("split(0)]", 25, "']' is not understood after a type", ""),
     ],

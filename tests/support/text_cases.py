@@ -52,8 +52,8 @@ IDLE = "(nothing to do)"
 
 
 def cases() -> list[Path]:
-    """Return the files of all cases."""
-    return sorted(FOLDER.glob("*/*.txt"))
+    """Return the files of all cases; those in `mesh` are of no single pass (`mesh_cases`)."""
+    return sorted(path for path in FOLDER.glob("*/*.txt") if path.parent.name != "mesh")
 
 
 def parts(path: Path) -> tuple[str, str]:

@@ -1,9 +1,11 @@
 """Annotations of values: what the printed form and archives keep beside a graph, and its syntax.
 
     %dw: float32[3,4] @ partial(sum) -> replicated each
+    %h: float32[?,8] @ {replica: split(0), model: split(1)} {model, replica}
 
 Behind `@` stands what the value is where it is produced: here, each replica makes a contribution. Behind the arrow
 stands what its readers are given: the sum. The last word says how often its node stands in an expanded graph.
+A bare placement is that along the batch's axis; braces name the axis of each. An axis that is not named is replicated.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.mesh import WORDS, Span, word
+from autograph_rewrite.ir.mesh import AXES, REPLICA, WORDS, Span, is_axis, word
 from autograph_rewrite.ir.types.placement import ANY, LOCAL, REPLICATED, UNKNOWN, Placement, split
 
 PLAIN = {placement.kind: placement for placement in (REPLICATED, LOCAL, ANY, UNKNOWN)}
@@ -23,9 +25,15 @@ KINDS = ("replicated", "split(0)", "partial(sum)", "local", "any", "unknown")
 COMBINED_BY = ("sum", "max", "min", "prod", "all", "any", "own")
 SPANS = {name: span for span, name in WORDS.items()}
 
-_PLACEMENT = re.compile(r"\s*(?P<kind>[^\s(),=>-]+)(?:\s*\((?P<inner>[^()]*)\))?")
+_PLACEMENT = re.compile(r"\s*(?P<kind>[^\s(),=>{}:-]+)(?:\s*\((?P<inner>[^()]*)\))?")
 _ARROW = re.compile(r"\s*->")
 _WORD = re.compile(r"\s*(?P<word>[A-Za-z_]\w*)")
+_MARK = re.compile(r"\s*(?P<mark>[{}:,])")
+SPAN_OF_AXES = re.compile(r"\s*\{(?P<axes>\s*[A-Za-z_]\w*(?:\s*,\s*[A-Za-z_]\w*){0,63}\s*)\}")
+"""A span whose axes are named; attributes, which stand between braces too, have an equals sign."""
+
+Others = tuple[tuple[str, Placement], ...]
+"""Placements along axes besides the batch's, without those that are replicated."""
 
 
 @dataclass(frozen=True)
@@ -33,37 +41,59 @@ class Annotation:
     """What is stated of one value.
 
     Attributes:
-        placement: where it is produced.
-        readers: what its readers are given, where it is converted once for all of them.
+        placement: where it is produced, along the batch's axis.
+        readers: what its readers are given along it, where it is converted once for all of them.
         span: how often its node stands in the expanded graph, of which this is an instance; None in a folded graph,
             whose nodes say so themselves.
         where: the line that states it.
+        others: where it is produced along other axes.
+        readers_others: what its readers are given along them, where it is converted.
     """
 
     placement: Placement
     readers: Placement | None = None
     span: Span | None = None
     where: str = field(default="", compare=False)
+    others: Others = ()
+    readers_others: Others = ()
 
     def __str__(self) -> str:
-        converted = f" -> {self.readers!r}" if self.readers is not None else ""
-        return f"{self.placement!r}{converted}{f' {word(self.span)}' if self.span is not None else ''}"
+        converted = ""
+        if self.readers is not None:
+            converted = f" -> {placements_text(self.readers, self.readers_others)}"
+        often = f" {word(self.span)}" if self.span is not None else ""
+        return f"{placements_text(self.placement, self.others)}{converted}{often}"
 
     @property
     def is_plain(self) -> bool:
         """Whether it says no more than that every replica has the value."""
-        return self.placement == REPLICATED and self.readers is None
+        return self.placement == REPLICATED and not self.others and self.readers is None
+
+
+def placements_text(placement: Placement, others: Others = ()) -> str:
+    """Return how the printed form states placements: bare where the batch's axis is the only one."""
+    if not others:
+        return repr(placement)
+    named = others if placement == REPLICATED else ((REPLICA, placement), *others)
+    return f"{{{', '.join(f'{axis}: {one!r}' for axis, one in named)}}}"
 
 
 @cache
-def annotation(placement: Placement, seen: Placement, span: Span | None = None) -> Annotation:
+def annotation(
+    placement: Placement, seen: Placement, span: Span | None = None, others: Others = (), seen_others: Others = ()
+) -> Annotation:
     """Return what is stated of a value that propagation has reached; equal ones are one object.
 
     Args:
         placement: where it is produced.
         seen: what its readers see.
+        span: how often its node stands in the expanded graph.
+        others: where it is produced along axes besides the batch's.
+        seen_others: what its readers see along them.
     """
-    return Annotation(placement, None if seen == placement else seen, span)
+    if (seen, seen_others) == (placement, others):
+        return Annotation(placement, None, span, others=others)
+    return Annotation(placement, seen, span, others=others, readers_others=seen_others)
 
 
 Annotations = Mapping[str, Annotation]
@@ -93,17 +123,47 @@ def read_annotation(text: str, at: int = 0) -> tuple[Annotation, int]:
     Raises:
         MisreadError: an unknown word, or none.
     """
-    placement, at = _placement(text, at)
-    readers, span = None, None
+    placement, others, at = _placements(text, at)
+    readers, span, readers_others = None, None, Others()
     if arrow := _ARROW.match(text, at):
-        readers, at = _placement(text, arrow.end())
-    if found := _WORD.match(text, at):
+        readers, readers_others, at = _placements(text, arrow.end())
+    if named := SPAN_OF_AXES.match(text, at):
+        span, at = span_of(named), named.end()
+    elif found := _WORD.match(text, at):
         span = SPANS.get(found["word"])
         if span is None:
             problem = f"'{found['word']}' says no number of instances"
             raise MisreadError(problem, found.start("word"), _suggestion(found["word"], tuple(SPANS)))
         at = found.end()
-    return Annotation(placement, readers, span), at
+    return Annotation(placement, readers, span, others=others, readers_others=readers_others), at
+
+
+def span_of(found: re.Match[str]) -> Span:
+    """Return the span that `SPAN_OF_AXES` has found.
+
+    Raises:
+        MisreadError: there is no such axis.
+    """
+    axes, start = set(), found.start("axes")
+    for written in found["axes"].split(","):
+        axes.add(_axis(written.strip(), start + len(written) - len(written.lstrip())))
+        start += len(written) + 1
+    return frozenset(axes)
+
+
+def placements_of(text: str) -> dict[str, Placement]:
+    """Return the placements by axis that a text is, without those that are replicated.
+
+    Args:
+        text: `split(0)`, or `{replica: split(0), model: split(1)}`.
+
+    Raises:
+        MisreadError: it is no such thing.
+    """
+    placement, others, at = _placements(text, 0)
+    if text[at:].strip():
+        raise MisreadError(f"'{text[at:].strip()}' is not understood after placements", at, "write one for each axis")
+    return ({} if placement == REPLICATED else {REPLICA: placement}) | dict(others)
 
 
 @cache
@@ -117,6 +177,42 @@ def placement_of(text: str) -> Placement:
         MisreadError: it is none.
     """
     return _placement(text, 0)[0]
+
+
+def _placements(text: str, at: int) -> tuple[Placement, Others, int]:
+    """Return the placement along the batch's axis, those along others, and the position behind them."""
+    if not (mark := _MARK.match(text, at)) or mark["mark"] != "{":
+        placement, at = _placement(text, at)
+        return placement, (), at
+    found: dict[str, Placement] = {}
+    while not found or mark["mark"] == ",":
+        name = _WORD.match(text, mark.end())
+        if name is None:
+            raise MisreadError("an axis is missing here", mark.end(), f"write one of: {', '.join(AXES)}")
+        axis = _axis(name["word"], name.start("word"))
+        if axis in found:
+            raise MisreadError(f"the axis '{axis}' is named twice", name.start("word"), "give it one placement")
+        mark = _next_mark(text, name.end(), ":")
+        found[axis], at = _placement(text, mark.end())
+        mark = _next_mark(text, at, ",}")
+    others = tuple((axis, one) for axis, one in found.items() if axis != REPLICA and one != REPLICATED)
+    return found.get(REPLICA, REPLICATED), others, mark.end()
+
+
+def _next_mark(text: str, at: int, wanted: str) -> re.Match[str]:
+    mark = _MARK.match(text, at)
+    if mark is None or mark["mark"] not in wanted:
+        here = len(text) - len(text[at:].lstrip())
+        raise MisreadError(
+            f"'{' or '.join(wanted)}' is missing here", here, "write {replica: split(0), model: split(1)}"
+        )
+    return mark
+
+
+def _axis(name: str, at: int) -> str:
+    if not is_axis(name):
+        raise MisreadError(f"'{name}' is no axis of a mesh", at, _suggestion(name, AXES))
+    return name
 
 
 def _placement(text: str, at: int) -> tuple[Placement, int]:

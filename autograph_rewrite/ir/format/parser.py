@@ -2,6 +2,7 @@
 
     %x: float32[?,16] @ replicated -> split(0) = Placeholder()
     %y: float32 @ split(0) = MatMul(%x, %w) {transpose_b=true} ^ready @CPU:0 each        # a comment
+    %z: float32 @ {replica: split(0), model: split(1)} = MatMul(%y, %v) {model, replica} stage=1
 
 Types and counts that are not stated are read off operands and results. A line may read what stands below it. Placements
 (`ir.format.annotations`) are kept beside the graph, by the names of values.
@@ -18,10 +19,17 @@ from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import closest, infer
-from autograph_rewrite.ir.format.annotations import SPANS, Annotation, MisreadError, read_annotation
+from autograph_rewrite.ir.format.annotations import (
+    SPAN_OF_AXES,
+    SPANS,
+    Annotation,
+    MisreadError,
+    read_annotation,
+    span_of,
+)
 from autograph_rewrite.ir.format.literals import Literals, dtype_number
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import AXES, ONCE, PerInstance, Select, Span, is_axis
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ir.types.dtypes import base
@@ -38,7 +46,8 @@ _OPERAND = re.compile(
 _TYPE = re.compile(r"\s*(?P<dtype>\w+|\?)(?:\[(?P<shape>[^\]]*)\])?\s*(?P<placed>@)?")
 _NEXT = re.compile(r"\s*(?:,|$)")
 _TAIL = re.compile(
-    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<span>each|replica)\b|fields\s+(?P<fields>"[^"]*"))'
+    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<span>each|replica)\b(?!\s*=)'
+    rf'|(?P<axis>[A-Za-z_]\w*)\s*=\s*(?:(?P<at>\d{{1,9}})\b|each\((?P<each>[\d\s|]*)\))|fields\s+(?P<fields>"[^"]*"))'
 )
 _ANCHOR = re.compile(rf"anchor\s+(?P<anchor>.+?)\s*=\s*%(?P<name>{_NAME})(?::(?P<index>\d+))?\s*$")
 _BINARY = re.compile(r'(?P<what>library|versions|fields)\s*=\s*b64(?P<data>"[^"]*")\s*$')
@@ -84,6 +93,7 @@ class _Line:
     controls: list[str] = field(default_factory=list)
     device: str = ""
     span: Span = ONCE
+    place: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
     rest: bytes = b""
 
 
@@ -188,7 +198,7 @@ def _line(content: str, number: int) -> _Line:
         _types(content, *head.span("types"), line)
     at = _operands(content, head.end(), line)
     literals = Literals(content, at)
-    if literals.peek() == "{":
+    if literals.peek() == "{" and not _names_axes(content, at):
         op = find_op(line.op)
         dtype, shape = line.types[0] if line.types else (None, None)
         literals.constant = None if dtype is None or (shape and None in shape) else (dtype, shape)
@@ -196,6 +206,12 @@ def _line(content: str, number: int) -> _Line:
         at = literals.at
     _tail(content, at, line)
     return line
+
+
+def _names_axes(content: str, at: int) -> bool:
+    """Return whether a span stands where attributes may: words between braces, of which one is an axis."""
+    found = SPAN_OF_AXES.match(content, at)
+    return found is not None and any(is_axis(word.strip()) for word in found["axes"].split(","))
 
 
 def _types(content: str, at: int, end: int, line: _Line) -> None:
@@ -242,23 +258,37 @@ def _operands(content: str, at: int, line: _Line) -> int:
 
 
 def _tail(content: str, at: int, line: _Line) -> None:
-    while found := _TAIL.match(content, at):
+    while found := SPAN_OF_AXES.match(content, at) or _TAIL.match(content, at):
         at = found.end()
-        if found["control"]:
+        if found.re is SPAN_OF_AXES:
+            line.span = span_of(found)
+        elif found["control"]:
             line.controls.append(_unquoted(found["control"]))
         elif found["device"]:
             quoted = found["device"].startswith('"')
             line.device = json.loads(found["device"]) if quoted else device_specs.canonical(found["device"])
         elif found["span"]:
             line.span = SPANS[found["span"]]
+        elif found["axis"]:
+            _read_place(line, found)
         else:
             line.rest = base64.b64decode(json.loads(found["fields"]))
     left = content[at:].strip()
     if left and not left.startswith("#"):
         raise GraphError(
             f"'{left[:30]}' is not understood",
-            hint="after the operands: {attributes} ^control @device each or replica",
+            hint="after the operands: {attributes} ^control @device each, replica or {axis, axis} axis=place",
         )
+
+
+def _read_place(line: _Line, found: re.Match[str]) -> None:
+    axis, several = found["axis"], found["each"]
+    if not is_axis(axis):
+        hint = f"write one of: {', '.join(AXES)}"
+        raise MisreadError(f"'{axis}' is no axis of a mesh", found.start("axis"), hint)
+    if axis in line.place:
+        raise MisreadError(f"the place along '{axis}' is stated twice", found.start("axis"), "state it once")
+    line.place[axis] = int(found["at"]) if several is None else tuple(int(one) for one in several.split("|"))
 
 
 def _unquoted(name: str) -> str:
@@ -272,6 +302,8 @@ def _add_nodes(graph: Graph, lines: Mapping[str, _Line], replicas: int, name: st
             raw = _attributes(line, types, replicas)
             node = Node(graph, line.name, line.op, line.device, raw, line.rest)
             node.span = line.span
+            if line.place:
+                node.place = line.place
             graph.insert(node)
             if find_op(line.op) is not None:
                 types[line.name] = signature(line.op, raw)[1]

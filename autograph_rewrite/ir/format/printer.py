@@ -29,7 +29,7 @@ from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
-from autograph_rewrite.ir.types.opdefs import find_op
+from autograph_rewrite.ir.types.opdefs import OWN, find_op
 from autograph_rewrite.ir.types.protos import proto
 from autograph_rewrite.ops.traits import has
 
@@ -98,8 +98,7 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
     parts += [f"^{control.name}" for control in node.controls]
     if node.device:
         parts.append(f"@{device_specs.short(node.device)}")
-    if node.span != ONCE:
-        parts.append(word(node.span))
+    parts += _where(node)
     if comment := "; ".join(filter(None, (provenance(node), remark))):
         parts.append(f" # {comment}")
     return " ".join(parts)
@@ -120,11 +119,18 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
     parts += [f"^{quoted(control.name)}" for control in node.controls]
     if node.device:
         parts.append(f"@{json.dumps(node.device)}")
-    if node.span != ONCE:
-        parts.append(word(node.span))
+    parts += _where(node)
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)
+
+
+def _where(node: Node) -> Iterator[str]:
+    """Yield along which axes the instances of a node lie, and where along others it is."""
+    if node.span != ONCE:
+        yield word(node.span)
+    for axis, at in sorted(node.place.items()):
+        yield f"{axis}={at}" if isinstance(at, int) else f"{axis}=each({' | '.join(map(str, at))})"
 
 
 def _binaries(graph: Graph) -> list[str]:
@@ -226,8 +232,9 @@ def _selected(name: str, select: Select | None) -> str:
 def shown_attrs(node: Node) -> dict[str, str]:
     """Return the attributes worth reading, as text, by name."""
     op, attrs = node.op, node._attrs
+    text = literals.write if op in OWN else attr_text  # what those say is never shortened
     return {
-        key: attr_text(attrs[key])
+        key: text(attrs[key])
         for key in sorted(attrs)
         if not (key in _UNSHOWN or _goes_without_saying(op, key, attrs[key]))
     }

@@ -8,6 +8,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, PerInstance
 from autograph_rewrite.ir.types import wire
+from autograph_rewrite.ir.types.opdefs import OWN
 
 TWO_GIB = 2**31 - 1
 _INDEX = re.compile("[0-9]{1,5}")  # a longer one is corruption, and would cost memory
@@ -114,7 +115,7 @@ def to_bytes(graph: Graph) -> bytes:
     """Encode a graph without EACH nodes as a GraphDef.
 
     Raises:
-        GraphError: over 2 GiB, or still folded.
+        GraphError: over 2 GiB, or still folded, or with ops that only passes know.
     """
     nodes = []
     for node in graph:
@@ -123,6 +124,13 @@ def to_bytes(graph: Graph) -> bytes:
                 f"'{node.name}' runs on each replica: a folded graph is no GraphDef yet",
                 node=node,
                 hint="expand it first, or print it with ir.text",
+            )
+        if node.op in OWN or node.place:
+            what = f"an {node.op}" if node.op in OWN else "placed along axes of a mesh"
+            raise GraphError(
+                f"'{node.name}' is {what}: no GraphDef can say that",
+                node=node,
+                hint="lower and expand it first, or print it with ir.text",
             )
         inputs = [text.encode() for text in input_names(node)]
         nodes.append(

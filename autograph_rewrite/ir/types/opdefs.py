@@ -1,7 +1,7 @@
 """TensorFlow's op registry (operands, results, attributes of each op type), shipped and read without TensorFlow.
 
 Where the process has imported TensorFlow, its registry comes first: it has custom kernels, and another release may
-declare other attributes.
+declare other attributes. Beside it stand the package's own ops (`OWN`), which no finished graph has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 
 from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.protos import proto
 
 RESULT_TYPES = "_result_types"
@@ -80,6 +81,8 @@ def find_op(name: str) -> OpDef | None:
 
 @cache  # an exception is not kept: the library of an unknown op may be loaded later
 def _known(name: str, is_running: bool) -> OpDef:
+    if name in OWN:
+        return OWN[name]
     declared = (_from_running_tensorflow(name) if is_running else None) or _shipped().get(name)
     if declared is None:
         raise LookupError(name)
@@ -144,6 +147,44 @@ def _newer_attrs(name: str) -> tuple[tuple[str, bytes], ...]:
         return ()
     lacking = set(_read(shipped).attrs) - {attr.name for attr in running.attr}
     return tuple((key, one.default) for key, one in _read(shipped).attrs.items() if key in lacking and one.default)
+
+
+RESHARD, REGION, EFFECT = "ar.reshard", "ar.region", "ar.effect"
+
+
+def _own(name: str, result: Arg, attrs: Mapping[str, str], **defaults: Any) -> OpDef:
+    """Return the signature of an op of the package, which gives values of the types that it takes."""
+    declared = {
+        key: Attr(key, kind, encode(kind, defaults[key]) if key in defaults else None) for key, kind in attrs.items()
+    }
+    deciding = tuple(key for key in (result.type_attr, result.type_list_attr) if key)
+    return OpDef(name, (result,), (result,), declared, is_stateful=False, type_attrs=deciding)
+
+
+_LIST = "list(string)"
+OWN: Mapping[str, OpDef] = {
+    RESHARD: _own(
+        RESHARD,
+        Arg("value", 0, "T", "", "", is_ref=False),
+        {"T": "type", "over": _LIST, "before": "string", "after": "string", "edge": "int"},
+        edge=-1,
+    ),
+    REGION: _own(
+        REGION,
+        Arg("values", 0, "", "", "T", is_ref=False),
+        {"T": "list(type)", "region": "string", "over": _LIST, "border": "string", "exits": _LIST},
+        exits=(),
+    ),
+    EFFECT: _own(EFFECT, Arg("handle", dtypes.RESOURCE, "", "", "", is_ref=False), {}),
+}
+"""Ops that only a graph between two passes has.
+
+op           what it is
+ar.reshard   a value with other placements along some axes: of one edge of the plan, -1 where none is planned
+ar.region    where values go into (`border` "begin") or come out of ("end") a set of nodes that computes on what each
+             instance along some axes has, as if it were all there is; `exits`: sum, mean, first or keep, for each value
+ar.effect    a variable as what it waits for leaves it: who reads or writes it after that takes this handle
+"""
 
 
 MOST = 2**20

@@ -26,6 +26,7 @@ from autograph_rewrite.ir.verify.collectives import collective_faults
 from autograph_rewrite.ir.verify.dead_values import on_other_devices, values_arrive
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults, raise_for
 from autograph_rewrite.ir.verify.job import Job, Root
+from autograph_rewrite.ir.verify.reshards import unlowered
 from autograph_rewrite.ops.traits import has
 
 
@@ -127,6 +128,7 @@ def expanded_faults(
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
     faults = folded_faults(graph, 1, devices)
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span != ONCE]
+    faults += [Fault(problem, node) for node, problem in unlowered(graph)]
     if faults:
         return faults  # what follows relies on edges that are true
     finished = Finished(graph, original, tuple(devices), micro)

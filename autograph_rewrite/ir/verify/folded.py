@@ -16,15 +16,16 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, Mesh, PerInstance, Select, is_rarer, word
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, Mesh, PerInstance, Select, is_axis, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.dtypes import base, dtype_name
-from autograph_rewrite.ir.types.opdefs import OpDef, find_op, get_op, signature
+from autograph_rewrite.ir.types.opdefs import RESHARD, OpDef, find_op, get_op, signature
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ir.verify.collective_groups import collect
 from autograph_rewrite.ir.verify.loops import loop_faults
+from autograph_rewrite.ir.verify.reshards import reshard_faults
 from autograph_rewrite.ops.traits import ENTERS, has, ops_with
 
 SHOWN = 12  # faults in one message
@@ -234,7 +235,7 @@ def selectors_fit(view: View) -> Iterator[Fault]:
     for node in view.nodes:
         if node.selects:
             yield from _selector_faults(view, node)
-        elif node.span != EACH:
+        elif node.span != EACH and node.op != RESHARD:  # which reads all, and says along which axes
             yield from _unselected(node)
 
 
@@ -244,7 +245,8 @@ def _unselected(node: Node) -> Iterator[Fault]:
     for i, value in enumerate(node._inputs):
         other = value.node.span
         if i not in node.selects and is_rarer(span, other):
-            problem = f"'{node.name}' runs {OFTEN[span]} and reads {word(other)} '{value.name}' without a selector"
+            often = OFTEN.get(span, f"along {word(span)}")
+            problem = f"'{node.name}' runs {often} and reads {word(other)} '{value.name}' without a selector"
             yield Fault(problem, node)
 
 
@@ -364,6 +366,25 @@ def array_elements_are_written_once(view: View) -> Iterator[Fault]:
                 yield Fault(f"'{other.name}' and '{node.name}' write the same elements of a tensor array", node)
 
 
+def reshards_agree(view: View) -> Iterator[Fault]:
+    """A reshard is over the axes along which its value changes, and these are axes of a mesh."""
+    yield from (Fault(problem, node) for node, problem in reshard_faults(view.nodes, view.mesh))
+
+
+def places_are_apart(view: View) -> Iterator[Fault]:
+    """A node has a place along axes of a mesh only, and one of its own instances' places for each of them."""
+    for node in view.nodes:
+        for axis, at in node.place.items():
+            if not is_axis(axis):
+                yield Fault(f"'{node.name}' has a place along '{axis}', which is no axis of a mesh", node)
+            elif axis in node.span:
+                yield Fault(f"'{node.name}' has instances along '{axis}' and a place there", node)
+            elif min(at if isinstance(at, tuple) else (at,), default=-1) < 0:
+                yield Fault(f"'{node.name}' is nowhere along '{axis}'", node)
+            elif isinstance(at, tuple) and node.span == ONCE:
+                yield Fault(f"'{node.name}' runs once, and has several places along '{axis}'", node)
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
     containers_are_filled,
@@ -377,6 +398,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     devices_exist,
     anchors_resolve,
     collectives_are_complete,
+    reshards_agree,
+    places_are_apart,
 )
 
 

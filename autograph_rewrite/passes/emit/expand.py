@@ -27,11 +27,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format.serde import frame
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, PerInstance, Select, prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.verify.reshards import unlowered
 from autograph_rewrite.passes.base.instance_order import is_running_sum
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -418,6 +420,8 @@ class Expanded:
 
 def _expand(rewrite: Rewrite) -> None:
     """Write the GraphDef, one copy per replica of what every replica runs."""
+    for node, problem in unlowered(rewrite.graph):
+        raise PassError(problem, node=node, hint="run the passes that lower it: 'expand' writes ops of TensorFlow only")
     common = rewrite.get(Merged).common & set(rewrite.graph)
     rewrite.put(Expanded(expand(rewrite.graph, rewrite.get(ReplicaLayout), set(common))))
 

@@ -1,0 +1,63 @@
+"""Invariants of the package's own ops: a reshard says what it does, and a finished graph has none left.
+
+%sum: float32[4,8] = ar.reshard(%dw) {after="replicated", before="partial(sum)", over=["model"]}
+fault: 'sum' changes along 'replica', and is not over it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.format.reshards import Reshard, reshard_of
+from autograph_rewrite.ir.graph import PASS_ATTR, Node
+from autograph_rewrite.ir.mesh import Mesh, is_axis
+from autograph_rewrite.ir.types.opdefs import OWN, RESHARD
+from autograph_rewrite.ir.types.placement import REPLICATED
+
+
+def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, str]]:
+    """Yield the reshards that contradict themselves or what they read, and what is wrong."""
+    alone = {axis.name for axis in mesh.axes if axis.size == 1}  # there nobody asks along which axis an instance lies
+    for node in nodes:
+        if node.op == RESHARD:
+            try:
+                found = reshard_of(node)
+            except GraphError as error:
+                yield node, error.problem
+                continue
+            yield from ((node, f"'{node.name}' {problem}") for problem in _faults(node, found, alone))
+
+
+def _faults(node: Node, found: Reshard, alone: set[str]) -> Iterator[str]:
+    unknown = [axis for axis in found.over if not is_axis(axis)]
+    if unknown or len(set(found.over)) != len(found.over) or not found.over:
+        yield f"is over {', '.join(found.over) or 'nothing'}: axes of a mesh are wanted, each once"
+        return
+    if found.edge < -1:
+        yield f"is of the edge {found.edge}: edges are counted from 0"
+    for axis in dict.fromkeys((*found.over, *found.before, *found.after)):
+        before, after = (one.get(axis, REPLICATED) for one in (found.before, found.after))
+        # A value that changes its place keeps its placements: what one stage computes and the next reads.
+        changes = before != after or (axis in node.place and _is_elsewhere(node, axis))
+        if changes and axis not in found.over:
+            yield f"changes along '{axis}', and is not over it"
+        elif not changes and axis in found.over:
+            yield f"is over '{axis}', along which its value is {before!r} before and after"
+    for value in node.inputs:
+        for axis in sorted(value.node.span - node.span - set(found.over) - alone):
+            yield f"reads '{value.name}', which has instances along '{axis}', and is not over it"
+
+
+def _is_elsewhere(node: Node, axis: str) -> bool:
+    """Return whether what a node reads has another place; what has none is wherever it is read."""
+    return any(axis in value.node.place and value.node.place[axis] != node.place[axis] for value in node.inputs)
+
+
+def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
+    """Yield the ops of the package in a graph that may have none any more, and what is wrong."""
+    for node in nodes:
+        if node.op in OWN:
+            made = node.attr(PASS_ATTR)
+            by = f", which '{made.decode()}' has made," if made is not None else ""
+            yield node, f"'{node.name}'{by} is still an {node.op}: a pass has to lower it before 'expand'"
