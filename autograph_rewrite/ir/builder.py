@@ -8,13 +8,13 @@ share = build.op("Mul", total, build.const(0.5, what="half"), what="share")
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import ONCE, Select, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, Place, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 
@@ -28,6 +28,7 @@ class Builder:
         scope: what their names begin with.
         origin: the node that they serve, or its name (provenance).
         span: how often they run.
+        place: where, on axes on which they have no instances.
         device: where; empty for nowhere yet.
         tied: constants wait for this one: without an input they would run outside of its loop or branch.
     """
@@ -36,15 +37,23 @@ class Builder:
     scope: str
     origin: Node | str | None = None
     span: Span = ONCE
+    place: Place = field(default_factory=lambda: ANYWHERE)
     device: str = ""
     tied: Node | None = None
 
     @classmethod
     def at(
-        cls, node: Node, what: str = "", *, span: Span = ONCE, device: str = "", tied: Node | None = None
+        cls,
+        node: Node,
+        what: str = "",
+        *,
+        span: Span = ONCE,
+        place: Place = ANYWHERE,
+        device: str = "",
+        tied: Node | None = None,
     ) -> Builder:
         """Return a builder of what serves a node, under its name, or under another below that."""
-        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied)
+        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, place, device, tied)
 
     def node(
         self,
@@ -78,6 +87,7 @@ class Builder:
             device=self.device,
             controls=controls,
             span=self.span,
+            place=self.place,
             selects=selects,
             origin=self.origin,
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PerInstance, Place, Select, Span, at
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -44,7 +44,7 @@ class Node:
 
     __slots__ = (
         "_attrs", "_control_users", "_controls", "_inputs", "_outputs", "_types",
-        "device", "graph", "name", "op", "rest", "selects", "span",
+        "device", "graph", "name", "op", "place", "rest", "selects", "span",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, name: str, op: str, device: str, attrs: dict[str, Any], rest: bytes) -> None:
@@ -54,6 +54,7 @@ class Node:
         self.device = device
         self.rest = rest
         self.span = ONCE
+        self.place = ANYWHERE
         self.selects: dict[int, Select] = {}
         self._attrs = attrs
         self._inputs: tuple[Value, ...] = ()
@@ -111,6 +112,21 @@ class Node:
         if span != self.span:
             self.span = span
             self.graph.edits += 1
+
+    def set_place(self, place: Place) -> None:
+        """Say where the node stands, on axes on which it has no instances."""
+        if place != self.place:
+            self.place = place
+            self.graph.edits += 1
+
+    def put(self, axis: str, coordinate: int) -> None:
+        """Give the node a coordinate on one axis."""
+        self.set_place(at(axis, coordinate, self.place))
+
+    def leave(self, axis: str) -> None:
+        """Let the node stand nowhere on one axis."""
+        if axis in self.place:
+            self.set_place(MappingProxyType({name: i for name, i in self.place.items() if name != axis}))
 
     def set_device(self, device: str) -> None:
         """Place the node."""
@@ -319,6 +335,7 @@ class Graph:
         device: str = "",
         controls: Iterable[Node] = (),
         span: Span = ONCE,
+        place: Place = ANYWHERE,
         selects: Mapping[int, Select] | None = None,
         origin: Node | str | None = None,
     ) -> Node:
@@ -332,6 +349,7 @@ class Graph:
             device: device string, empty for none yet.
             controls: nodes that must run before it.
             span: how often it runs.
+            place: where it stands, on axes on which it has no instances.
             selects: which instances it reads, by input index.
             origin: the original node that it stands for or serves (provenance).
 
@@ -342,7 +360,7 @@ class Graph:
         if self.current_pass:
             raw |= provenance(self.current_pass, origin)
         node = Node(self, self.unique_name(name), op, device, raw, b"")
-        node.span = span
+        node.span, node.place = span, place
         self.insert(node, inputs, controls)
         node.selects = dict(selects) if selects else {}
         return node
@@ -415,7 +433,7 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit
     for node in tuple(graph):
         copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
-        copy.span = node.span
+        copy.span, copy.place = node.span, node.place
         if copy.name in target.nodes:
             target.insert(copy)  # raises
         target.nodes[copy.name] = copies[node] = copy

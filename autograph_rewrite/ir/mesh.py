@@ -2,21 +2,26 @@
 
     %dw = MatMul(%x, %dy)  each          span {replica, micro}: an instance for each micro-batch of each replica
     %sum = AddN(all(%dw))                span {}: one for all of them, which reads them all
+    %w = VarHandleOp()                   place {server: 1}: on the second of the devices that hold variables
 
-A placement says what a value is, a span how often it is computed. The axes of a mesh are major to minor: instances are
-counted along the minor axis first.
+A placement says what a value is, a span how often it is computed, a place where. The axes of a mesh are major to minor:
+instances are counted along the minor axis first.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
 REPLICA, MICRO, PROCESS = "replica", "micro", "process"
-STAGE, SERVER = "stage", "server"
+STAGE, MODEL, SERVER = "stage", "model", "server"
+"""Axes of places: the stages of a pipeline, the logical devices of a replica, and the devices that all replicas share:
+those that hold variables, and hosts."""
 
 Span = frozenset[str]
 """The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part
@@ -29,6 +34,19 @@ WORDS = {ONCE: "once", PER_REPLICA: "replica", EACH: "each"}
 OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each replica"}
 """How messages name them."""
 
+Place = Mapping[str, int]
+"""Where a node stands along axes on which it has no instances: its coordinate on each of them."""
+ANYWHERE: Place = MappingProxyType({})
+
+
+def at(axis: str, coordinate: int, place: Place = ANYWHERE) -> Place:
+    """Return a place with a coordinate on one more axis."""
+    return MappingProxyType({**place, axis: coordinate})
+
+
+DRIVEN = at(PROCESS, 0)
+"""The place of what one worker runs once for the whole job."""
+
 
 def word(span: Span) -> str:
     """Return how the printed form names a span."""
@@ -38,6 +56,10 @@ def word(span: Span) -> str:
 def is_rarer(reader: Span, producer: Span) -> bool:
     """Return whether a reader stands for several instances of a producer, and has to choose one or read all."""
     return not producer <= reader
+
+
+_LOCATED = frozenset((REPLICA, STAGE, MODEL))
+"""The axes along which devices lie."""
 
 
 class Select(Enum):
@@ -56,18 +78,26 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """The instances of a process.
+    """The instances of a process, and the devices that they run on.
 
     Attributes:
         axes: major to minor.
+        devices: of each stage and logical device of each replica, major to minor.
+        shared: the devices that all replicas share, by their coordinate.
     """
 
     axes: tuple[Axis, ...]
+    devices: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, replicas: int, micro: int = 1) -> Mesh:
-        """Return the mesh of some replicas with so many micro-batches each, which follow one another."""
-        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro)))
+    def of(cls, replicas: int, micro: int = 1, places: Iterable[Axis] = ()) -> Mesh:
+        """Return the mesh of some replicas with so many micro-batches each, which follow one another.
+
+        Args:
+            places: the axes on which nodes have coordinates.
+        """
+        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
 
     def size(self, name: str) -> int:
         """Return how many coordinates an axis has."""
@@ -97,6 +127,16 @@ class Mesh:
             if name in span:
                 instance, at[name] = divmod(instance, size)
         return at
+
+    def device(self, at: Mapping[str, int]) -> str:
+        """Return the device of a coordinate; it is the first on each axis that is not named."""
+        if SERVER in at:
+            return self.shared[at[SERVER]]
+        index = 0
+        for name, size in self.axes:
+            if name in _LOCATED:
+                index = index * size + at.get(name, 0)
+        return self.devices[index]
 
 
 @dataclass(frozen=True)

@@ -364,7 +364,6 @@ def copy_nodes(
         inputs = [made[v].output(v.index) if v in made else known.get(v, v) for v in node.inputs]
         waits = () if any(not has(one.op, "constant") for one in made.values()) else triggers
         copies[node] = copy_node(graph, node, inputs, name=f"{scope}/{copied(node.name)}", controls=waits)
-        copies[node].span = node.span
     return copies
 
 
@@ -419,7 +418,6 @@ def _enter(graph: Graph, node: Node, cell: LoopCell, number: int) -> Value:
     """Let what enters the forward's loop enter that of the gradient."""
     name = f"{COPIES}/{number}/{copied(node.name)}"
     enter = copy_node(graph, node, node.inputs, name=name)
-    enter.span = node.span
     enter.set_attr("frame_name", cell.frame[0].encode())
     return enter.output()
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, Mesh, PerInstance, Select, is_rarer, word
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PROCESS, Axis, Mesh, PerInstance, Select, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
@@ -52,7 +52,9 @@ class View:
 Invariant = Callable[[View], Iterable[Fault]]
 
 
-def check_folded(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> None:
+def check_folded(
+    graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1, places: Iterable[Axis] = ()
+) -> None:
     """Check every invariant of a graph between two passes.
 
     Args:
@@ -60,22 +62,26 @@ def check_folded(graph: Graph, replicas: int, devices: Sequence[str] = (), micro
         replicas: how many instances an EACH node will have.
         devices: the devices that passes may use; empty to accept any.
         micro: how many of the instances belong to one replica.
+        places: the axes on which nodes have coordinates.
 
     Raises:
         VerifyError: names every broken invariant.
     """
-    raise_for(folded_faults(graph, replicas, devices, micro))
+    raise_for(folded_faults(graph, replicas, devices, micro, places))
 
 
-def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> list[Fault]:
+def folded_faults(
+    graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1, places: Iterable[Axis] = ()
+) -> list[Fault]:
     """Return every broken invariant of a graph between two passes.
 
     Args:
         replicas: instances of an EACH node in this process.
         devices: canonical names of all that may be used; none: not checked.
         micro: how many of the instances belong to one replica.
+        places: the axes on which nodes have coordinates.
     """
-    view = View(graph, tuple(graph), Mesh.of(replicas // micro, micro), tuple(devices))
+    view = View(graph, tuple(graph), Mesh.of(replicas // micro, micro, places), tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 
@@ -324,6 +330,24 @@ def _exists(text: str, allowed: Sequence[device_specs.Spec]) -> bool:
     return spec is not None and (not allowed or any(spec.fits(device) for device in allowed))
 
 
+def places_lie_in_the_mesh(view: View) -> Iterator[Fault]:
+    """A node has a coordinate where it has no instances, on axes that are there; what a job runs once runs once."""
+    sizes = dict(view.mesh.axes)
+    for node in view.nodes:
+        if not node.place:
+            continue
+        for axis, coordinate in node.place.items():
+            if axis in node.span:
+                yield Fault(f"'{node.name}' has instances along the axis {axis}, and a coordinate on it", node)
+            if not 0 <= coordinate < sizes.get(axis, 0):
+                known = f"the mesh has {sizes[axis]}" if axis in sizes else "the mesh has no such axis"
+                yield Fault(f"'{node.name}' is at {axis} {coordinate}, and {known}", node)
+        if PROCESS in node.place and node.span != ONCE:
+            yield Fault(
+                f"'{node.name}' is what one worker runs for all, but runs {OFTEN.get(node.span, 'often')}", node
+            )
+
+
 def anchors_resolve(view: View) -> Iterator[Fault]:
     """Every name held outside points into the graph."""
     for name, value in view.graph.anchors.items():
@@ -363,6 +387,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     selectors_fit,
     instances_have_their_attributes,
     devices_exist,
+    places_lie_in_the_mesh,
     anchors_resolve,
     collectives_are_complete,
 )

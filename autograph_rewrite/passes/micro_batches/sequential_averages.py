@@ -210,7 +210,6 @@ def _unroll(rewrite: Rewrite, update: Update, statistics: Sequence[tuple[Value, 
 
 def _copied(rewrite: Rewrite, node: Node, inputs: Sequence[Value], name: str, controls: Iterable[Node]) -> Node:
     copy = copy_node(rewrite.graph, node, inputs, name=name, controls=controls)
-    copy.set_span(node.span)
     select_first(copy)
     return copy
 
