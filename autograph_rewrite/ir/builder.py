@@ -28,18 +28,18 @@ class Builder:
         scope: what their names begin with.
         origin: the node that they serve, or its name (provenance).
         span: how often they run.
-        place: where, on axes on which they have no instances.
         device: where; empty for nowhere yet.
         tied: constants wait for this one: without an input they would run outside of its loop or branch.
+        place: where, on axes on which they have no instances.
     """
 
     graph: Graph
     scope: str
     origin: Node | str | None = None
     span: Span = ONCE
-    place: Place = field(default_factory=lambda: ANYWHERE)
     device: str = ""
     tied: Node | None = None
+    place: Place = field(default_factory=lambda: ANYWHERE, kw_only=True)
 
     @classmethod
     def at(
@@ -53,7 +53,7 @@ class Builder:
         tied: Node | None = None,
     ) -> Builder:
         """Return a builder of what serves a node, under its name, or under another below that."""
-        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, place, device, tied)
+        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied, place=place)
 
     def node(
         self,

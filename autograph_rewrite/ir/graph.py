@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PerInstance, Place, Select, Span, at
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PROCESS, PerInstance, Place, Select, Span, at
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -133,6 +133,11 @@ class Node:
         if device != self.device:
             self.device = device
             self.graph.edits += 1
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether one worker runs it, once for the whole job."""
+        return PROCESS in self.place
 
     @property
     def input_dtypes(self) -> tuple[int, ...]:

@@ -66,7 +66,7 @@ def _report(rewrite: Rewrite) -> Report:
         tuple(one.named() for one in rewrite.compressed),
         task=rewrite.request.task,
         digests=digest_names(graph),
-        homes=rewrite.server_region.homes,
+        homes=rewrite.homes.of,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
@@ -82,7 +82,7 @@ def _run_writes(rewrite: Rewrite) -> RunWrites:
     """Return what runs write; what a user's pass makes of it, only the user knows."""
     if rewrite.plan.passes:
         return RunWrites()
-    original, homes = rewrite.get(Recorded), rewrite.server_region.homes
+    original, homes = rewrite.get(Recorded), rewrite.homes.of
     on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
     elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
     return compared(original.writes, original.nodes, rewrite.graph, elsewhere)

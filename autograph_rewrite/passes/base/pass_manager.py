@@ -106,7 +106,8 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     try:
         one.run(rewrite)
         if verify and one.is_whole and graph.edits != rewrite.verified:
-            check_folded(graph, rewrite.instances, rewrite.job.all_devices, 1 if rewrite.is_rolled else rewrite.micro)
+            micro = 1 if rewrite.is_rolled else rewrite.micro
+            check_folded(graph, rewrite.instances, rewrite.job.all_devices, micro, rewrite.places)
             rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))

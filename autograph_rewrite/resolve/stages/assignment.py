@@ -39,25 +39,21 @@ from autograph_rewrite.training_graph import Variable
 
 @dataclass
 class Stages:
-    """Where the nodes of a folded graph belong.
+    """What is known of the nodes of a pipeline besides their stages.
 
     Attributes:
-        count: how many stages there are.
-        of: the stage of each node that runs for each block.
         backward: those of them that compute gradients.
         owners: for which variable another is kept, as the nodes that give their handles.
     """
 
-    count: int
-    of: dict[Node, int]
     backward: set[Node]
     owners: Mapping[Node, Node] = field(default_factory=dict)
 
 
 def assign_stages(
     plan: Plan, state: Propagation, outputs: Iterable[Value], variables: Mapping[str, Variable]
-) -> Stages | None:
-    """Divide the nodes of the original graph; None where the plan has no stages.
+) -> tuple[dict[Node, int], Stages] | None:
+    """Return the stage of each node of the original graph that runs for each block; None where the plan has none.
 
     Args:
         plan: resolved.
@@ -82,7 +78,7 @@ def assign_stages(
     rest = [node for node in each if node not in forward]
     backward = gradients_of(rest, needed, chosen)
     backward_stages(rest, chosen, backward, pipeline.stages)
-    return Stages(pipeline.stages, chosen, backward, owners_of(plan, state, variables))
+    return chosen, Stages(backward, owners_of(plan, state, variables))
 
 
 def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict[Node, int]:
