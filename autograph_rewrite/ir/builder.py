@@ -43,17 +43,10 @@ class Builder:
 
     @classmethod
     def at(
-        cls,
-        node: Node,
-        what: str = "",
-        *,
-        span: Span = ONCE,
-        place: Place = ANYWHERE,
-        device: str = "",
-        tied: Node | None = None,
+        cls, node: Node, what: str = "", *, span: Span = ONCE, device: str = "", tied: Node | None = None
     ) -> Builder:
         """Return a builder of what serves a node, under its name, or under another below that."""
-        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied, place=place)
+        return cls(node.graph, f"{node.name}/{what}" if what else node.name, node, span, device, tied)
 
     def node(
         self,

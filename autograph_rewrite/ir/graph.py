@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PROCESS, PerInstance, Place, Select, Span, at
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PROCESS, PerInstance, Place, Select, Span
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -121,12 +121,12 @@ class Node:
 
     def put(self, axis: str, coordinate: int) -> None:
         """Give the node a coordinate on one axis."""
-        self.set_place(at(axis, coordinate, self.place))
+        self.set_place({**self.place, axis: coordinate})
 
     def leave(self, axis: str) -> None:
         """Let the node stand nowhere on one axis."""
         if axis in self.place:
-            self.set_place(MappingProxyType({name: i for name, i in self.place.items() if name != axis}))
+            self.set_place({name: i for name, i in self.place.items() if name != axis})
 
     def set_device(self, device: str) -> None:
         """Place the node."""

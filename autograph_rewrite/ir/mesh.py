@@ -35,22 +35,19 @@ OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each repli
 """How messages name them."""
 
 Place = Mapping[str, int]
-"""Where a node stands along axes on which it has no instances: its coordinate on each of them."""
+"""Where a node stands along axes on which it has no instances: its coordinate on each of them. What one worker runs,
+once for the whole job, is on process 0."""
 ANYWHERE: Place = MappingProxyType({})
-
-
-def at(axis: str, coordinate: int, place: Place = ANYWHERE) -> Place:
-    """Return a place with a coordinate on one more axis."""
-    return MappingProxyType({**place, axis: coordinate})
-
-
-DRIVEN = at(PROCESS, 0)
-"""The place of what one worker runs once for the whole job."""
 
 
 def word(span: Span) -> str:
     """Return how the printed form names a span."""
     return WORDS.get(span) or f"{{{', '.join(sorted(span))}}}"
+
+
+def described(place: Place) -> str:
+    """Return how the full printed form names a place."""
+    return f"at {{{', '.join(f'{axis}={coordinate}' for axis, coordinate in sorted(place.items()))}}}"
 
 
 def is_rarer(reader: Span, producer: Span) -> bool:

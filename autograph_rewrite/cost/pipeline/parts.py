@@ -22,8 +22,7 @@ from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.stages.assignment import assign_stages
-from autograph_rewrite.resolve.stages.of_once import stages_of_once
+from autograph_rewrite.resolve.stages.assignment import assign_stages, stages_of_once
 
 BEFORE, AFTER = "before", "after"
 Part = tuple[str, int]

@@ -21,7 +21,7 @@ from autograph_rewrite.ir.attr_inference import closest, infer
 from autograph_rewrite.ir.format.annotations import SPANS, Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.literals import Literals, dtype_number
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PerInstance, Place, Select, Span
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ir.types.dtypes import base
@@ -38,8 +38,10 @@ _OPERAND = re.compile(
 _TYPE = re.compile(r"\s*(?P<dtype>\w+|\?)(?:\[(?P<shape>[^\]]*)\])?\s*(?P<placed>@)?")
 _NEXT = re.compile(r"\s*(?:,|$)")
 _TAIL = re.compile(
-    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<span>each|replica)\b|fields\s+(?P<fields>"[^"]*"))'
+    rf'\s*(?:\^(?P<control>{_NAME})|@(?P<device>"[^"]*"|[^\s#]+)|(?P<span>each|replica)\b|at\s+\{{(?P<place>[^}}]*)\}}'
+    r'|fields\s+(?P<fields>"[^"]*"))'
 )
+_PLACED = re.compile(r"(\w+)\s*=\s*(\d+)")
 _ANCHOR = re.compile(rf"anchor\s+(?P<anchor>.+?)\s*=\s*%(?P<name>{_NAME})(?::(?P<index>\d+))?\s*$")
 _BINARY = re.compile(r'(?P<what>library|versions|fields)\s*=\s*b64(?P<data>"[^"]*")\s*$')
 
@@ -84,6 +86,7 @@ class _Line:
     controls: list[str] = field(default_factory=list)
     device: str = ""
     span: Span = ONCE
+    place: Place = field(default_factory=dict)
     rest: bytes = b""
 
 
@@ -251,13 +254,15 @@ def _tail(content: str, at: int, line: _Line) -> None:
             line.device = json.loads(found["device"]) if quoted else device_specs.canonical(found["device"])
         elif found["span"]:
             line.span = SPANS[found["span"]]
+        elif found["place"]:
+            line.place = {axis: int(coordinate) for axis, coordinate in _PLACED.findall(found["place"])}
         else:
             line.rest = base64.b64decode(json.loads(found["fields"]))
     left = content[at:].strip()
     if left and not left.startswith("#"):
         raise GraphError(
             f"'{left[:30]}' is not understood",
-            hint="after the operands: {attributes} ^control @device each or replica",
+            hint="after the operands: {attributes} ^control @device each or replica at {axis=coordinate}",
         )
 
 
@@ -271,7 +276,7 @@ def _add_nodes(graph: Graph, lines: Mapping[str, _Line], replicas: int, name: st
         with _Place(name, line.number):
             raw = _attributes(line, types, replicas)
             node = Node(graph, line.name, line.op, line.device, raw, line.rest)
-            node.span = line.span
+            node.span, node.place = line.span, line.place or ANYWHERE
             graph.insert(node)
             if find_op(line.op) is not None:
                 types[line.name] = signature(line.op, raw)[1]

@@ -25,7 +25,7 @@ from autograph_rewrite.ir.format import literals
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, word
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, described, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
@@ -122,6 +122,8 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
         parts.append(f"@{json.dumps(node.device)}")
     if node.span != ONCE:
         parts.append(word(node.span))
+    if node.place:
+        parts.append(described(node.place))
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PROCESS, Axis, Mesh, PerInstance, Select, is_rarer, word
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PROCESS, Mesh, PerInstance, Select, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
@@ -52,36 +52,28 @@ class View:
 Invariant = Callable[[View], Iterable[Fault]]
 
 
-def check_folded(
-    graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1, places: Iterable[Axis] = ()
-) -> None:
+def check_folded(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> None:
     """Check every invariant of a graph between two passes.
 
     Args:
         graph: a folded graph, or a plain one.
-        replicas: how many instances an EACH node will have.
+        mesh: of the process: how many instances nodes will have, and the axes on which they have coordinates.
         devices: the devices that passes may use; empty to accept any.
-        micro: how many of the instances belong to one replica.
-        places: the axes on which nodes have coordinates.
 
     Raises:
         VerifyError: names every broken invariant.
     """
-    raise_for(folded_faults(graph, replicas, devices, micro, places))
+    raise_for(folded_faults(graph, mesh, devices))
 
 
-def folded_faults(
-    graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1, places: Iterable[Axis] = ()
-) -> list[Fault]:
+def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list[Fault]:
     """Return every broken invariant of a graph between two passes.
 
     Args:
-        replicas: instances of an EACH node in this process.
+        mesh: of the process.
         devices: canonical names of all that may be used; none: not checked.
-        micro: how many of the instances belong to one replica.
-        places: the axes on which nodes have coordinates.
     """
-    view = View(graph, tuple(graph), Mesh.of(replicas // micro, micro, places), tuple(devices))
+    view = View(graph, tuple(graph), mesh, tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 

@@ -39,7 +39,6 @@ from autograph_rewrite.ir.mesh import (
     Place,
     Select,
     Span,
-    at,
     is_rarer,
 )
 from autograph_rewrite.ir.types import attrs as raw_attrs
@@ -104,10 +103,12 @@ class Homes:
     Attributes:
         of: the device of each variable that lives on one, the state of optimizers included, by name.
         devices: all of them, by their coordinates; passes add to them.
+        pushes: by variable, the nodes that hand this process's contribution over.
     """
 
     of: Mapping[str, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
+    pushes: dict[str, list[Node]] = field(default_factory=dict)
 
 
 @dataclass
@@ -246,7 +247,7 @@ class Rewrite:
         devices = self.homes.devices
         if device not in devices:
             devices.append(device)
-        return at(SERVER, devices.index(device))
+        return {SERVER: devices.index(device)}
 
     def settle(self, node: Node, device: str) -> None:
         """Put a node on a device that all replicas share."""

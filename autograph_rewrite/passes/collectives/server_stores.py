@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import ONCE, PROCESS, at
+from autograph_rewrite.ir.mesh import ONCE, PROCESS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -31,25 +30,6 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 
 NEVER_STALE = np.int64(2**63 - 1)
 """The step of every contribution: an accumulator silently drops those of steps before its own."""
-
-
-@dataclass
-class Contributions:
-    """The nodes that hand what this process contributes over, by whose gradient it is."""
-
-    by_owner: dict[str, list[Node]] = field(default_factory=dict)
-
-    @property
-    def all(self) -> list[Node]:
-        """Those of all owners."""
-        return [push for several in self.by_owner.values() for push in several]
-
-
-def contributions(rewrite: Rewrite) -> Contributions:
-    """Return what this process hands over, as far as it is known by now."""
-    if not rewrite.has(Contributions):
-        rewrite.put(Contributions())
-    return rewrite.get(Contributions)
 
 
 class ServerBuilder:
@@ -84,7 +64,7 @@ class ServerBuilder:
             controls: nodes that it runs after.
             **attrs: by name, decoded.
         """
-        place = at(PROCESS, 0, self._place) if on_server else self._place
+        place = {**self._place, PROCESS: 0} if on_server else self._place
         site = Site(f"{self._name}/{what}", ONCE, self._origin, place)
         return self._rewrite.add(op, inputs, site, attrs=attrs or None, controls=controls)
 
@@ -207,7 +187,7 @@ def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value
     handle = home.store("ResourceConditionalAccumulator", "sum", dtype=dtype, shape=None, reduction_type=b"SUM")
     step = home.const(NEVER_STALE, dtypes.INT64, "step")
     push = home.add("ResourceAccumulatorApplyGradient", (handle, step, part), "push")
-    contributions(rewrite).by_owner.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
     required = home.const(rewrite.processes, dtypes.INT32, "required", on_server=True)
     take = home.add(
         "ResourceAccumulatorTakeGradient", (handle, required), "take", on_server=True, controls=[push], dtype=dtype
@@ -221,7 +201,7 @@ def _parts(rewrite: Rewrite, part: Value, edge: EdgePlan, home: ServerBuilder) -
     queue = home.queue(types, count, "parts")
     task = home.const(rewrite.task, dtypes.INT32, "task")
     push = home.add("QueueEnqueueV2", (queue, task, home.wrapped(part, "part")), "push", timeout_ms=-1)
-    contributions(rewrite).by_owner.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
     number = home.const(count, dtypes.INT32, "count", on_server=True)
     attrs: dict[str, Any] = {"component_types": types, "timeout_ms": -1}
     take = home.add("QueueDequeueManyV2", (queue, number), "take", on_server=True, controls=[push], **attrs)

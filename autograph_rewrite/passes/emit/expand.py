@@ -84,7 +84,7 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.cells]
     for node in graph:
         if node.span != EACH:
-            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.count(node))]
+            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.mesh.count(node.span))]
         elif node in run.order.roots or node in run.order.sums or _differs(node):
             special[run.cell(node)].append(node)
         else:
@@ -312,7 +312,7 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
         return _running_sum(node, instance, run, common)
 
     def read(producer: Node, select: Select | None) -> list[bytes]:
-        wanted = run.read(node, instance, producer, select)
+        wanted = run.mesh.read(node.span, instance, producer.span, select)
         return [instance_name(producer, i, common, run.micro).encode() for i in wanted]
 
     inputs: list[bytes] = []
@@ -351,7 +351,7 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     kept = {key: raw for key, raw in node._attrs.items() if key != "N" and isinstance(raw, bytes)}
     parts: list[bytes] = []
     totals: list[bytes] = []
-    for instance in run.read(node, replica, value.node, Select.ALL):
+    for instance in run.mesh.read(node.span, replica, value.node.span, Select.ALL):
         term = (instance_name(value.node, instance, common, run.micro) + suffix).encode()
         if instance % run.micro == 0:
             totals.append(term)

@@ -10,7 +10,7 @@ from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH, MODEL, ONCE, REPLICA, STAGE, Mesh
+from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -55,13 +55,11 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
             node.put(MODEL, logical)
     if plan.looped:
         follow(graph)
+    assign_devices(rewrite, mesh, is_whole=is_whole)
     if is_whole:
-        assign_devices(rewrite, devices[0])
         read_beside(rewrite)
-    else:
-        _assign_parts(rewrite, mesh)
     if stages is not None:
-        tell_ready(graph, stages, mesh.size(STAGE), order.roots, stage_devices(mesh))
+        tell_ready(graph, stages, order.roots, stage_devices(mesh))
     if not plan.stage_hosts:  # one host
         _stay_on_host(rewrite, devices[0], fed)
     layout = ReplicaLayout(replace(mesh, shared=tuple(rewrite.homes.devices)), order)
@@ -81,20 +79,6 @@ def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:
     stages = range(mesh.size(STAGE))
     found = [devices[first + stage * size % each :][:size] for first in firsts for stage in stages]
     return replace(mesh, devices=tuple(device for cell in found for device in cell))
-
-
-def _assign_parts(rewrite: Rewrite, mesh: Mesh) -> None:
-    """Set the device of what runs once where each replica has several: what a server holds is no part of a stage."""
-    hosts = rewrite.plan.stage_hosts
-    for node in rewrite.graph:
-        if node.span == EACH:
-            continue
-        home = rewrite.home_of(node) if node.span == ONCE else None
-        if home is None:
-            is_drivers = hosts and has(node.op, "of_the_program")  # the CPU of the process that runs the others
-            own = {axis: at for axis, at in node.place.items() if axis in (STAGE, MODEL)}
-            home = hosts[0] + HOST if is_drivers else mesh.device(own)
-        node.set_device(home)
 
 
 def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
@@ -136,23 +120,28 @@ ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(Homes,), gives=(ReplicaL
 # them would only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
 
 
-def assign_devices(rewrite: Rewrite, first: str) -> None:
+def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
     """Set the device of every node that runs once; expansion places the instances of the others.
 
     Args:
-        first: the device of the first replica.
+        mesh: of this process, with the devices of its replicas.
+        is_whole: each replica has one device.
     """
-    host_only = parse(first).kind == "CPU"
-    for node in rewrite.graph:
-        if node.span != ONCE:
-            continue
-        if (home := rewrite.home_of(node)) is not None:
-            node.set_device(home)
-        elif host_only:
-            node.set_device(first)
-        else:
+    first, drivers = mesh.device({}), rewrite.plan.stage_hosts
+
+    def device(node: Node) -> str:
+        if node.span == ONCE and (home := rewrite.home_of(node)) is not None:
+            return home  # what a server holds is no part of a stage
+        if is_whole:
             on_host = stays_on_host(node) or "CPU" in node.device.upper()
-            node.set_device(process_of(first) + HOST if on_host else first)
+            return _host(first) if on_host else first
+        if drivers and has(node.op, "of_the_program"):
+            return drivers[0] + HOST
+        return mesh.device({axis: at for axis, at in node.place.items() if axis in (STAGE, MODEL)})
+
+    for node in rewrite.graph:
+        if node.span == ONCE or (node.span == PER_REPLICA and not is_whole):
+            node.set_device(device(node))
 
 
 def stays_on_host(node: Node) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import EACH, MICRO, MODEL, ONCE, PER_REPLICA, SERVER, STAGE, Mesh, Select, prefix
+from autograph_rewrite.ir.mesh import EACH, MICRO, MODEL, ONCE, PER_REPLICA, SERVER, STAGE, Mesh, prefix
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 
@@ -57,22 +57,9 @@ class ReplicaLayout:
         """Return the device of a node that all replicas share; None where each has it on its own."""
         return self.mesh.shared[node.place[SERVER]] if SERVER in node.place else None
 
-    def count(self, node: Node) -> int:
-        """Return how many instances a node has."""
-        return self.mesh.count(node.span)
-
     def device(self, node: Node, instance: int) -> str:
         """Return the device of an instance of a node that does not run once."""
         return self.mesh.device({**node.place, **self.mesh.coordinates(node.span, instance)})
-
-    def read(self, node: Node, instance: int, producer: Node, select: Select | None) -> list[int]:
-        """Return which instances of a producer an instance of a node reads.
-
-        Args:
-            node: the reader.
-            select: which of several.
-        """
-        return self.mesh.read(node.span, instance, producer.span, select)
 
 
 def instance_name(node: Node, instance: int, common: Collection[Node], micro: int = 1) -> str:

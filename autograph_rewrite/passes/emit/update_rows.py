@@ -100,7 +100,7 @@ def update_by_rows(node: Node) -> None:
     waits = list(dict.fromkeys((*node.controls, *_makers(node))))
     select = {node.inputs[at]: which for at, which in node.selects.items()}
 
-    build = Builder.at(node, span=node.span, place=node.place, device=node.device)
+    build = Builder(node.graph, node.name, node, node.span, node.device, place=node.place)
 
     def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Node:
         selects = {i: select[one] for i, one in enumerate(inputs) if one in select}

@@ -13,14 +13,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TypeVar
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ANYWHERE, EACH, Place
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import EXITS
 from autograph_rewrite.passes.base.instance_order import (
@@ -62,10 +61,7 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
 
 
 def gates_of(
-    graph: Graph,
-    clusters: Mapping[Cluster, Iterable[Node]],
-    unconditional: Collection[Node],
-    places: Mapping[Cluster, Place] = MappingProxyType({}),
+    graph: Graph, clusters: Mapping[Cluster, Iterable[Node]], unconditional: Collection[Node]
 ) -> dict[Cluster, Gate]:
     """Add the gates of clusters.
 
@@ -73,12 +69,8 @@ def gates_of(
         graph: the folded graph.
         clusters: nodes that run one behind the other for one micro-batch.
         unconditional: the nodes that run in any case.
-        places: of the clusters, where they have any.
     """
-    return {
-        cluster: _gate(graph, nodes, unconditional, places.get(cluster, ANYWHERE))
-        for cluster, nodes in clusters.items()
-    }
+    return {cluster: _gate(graph, nodes, unconditional) for cluster, nodes in clusters.items()}
 
 
 def in_order(
@@ -106,20 +98,19 @@ def in_order(
     return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
 
 
-def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node], place: Place) -> Gate:
+def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) -> Gate:
     """Add the gate behind some nodes, and what passes it on.
 
     Args:
         graph: the folded graph.
         nodes: those that run for one micro-batch.
         unconditional: the nodes that run in any case: what is in a branch not taken would never open the gate.
-        place: of the gate.
     """
     inside = set(nodes)
     last = [node for node in inside if node in unconditional and not any(user in inside for user in successors(node))]
     last.sort(key=lambda node: node.name)
     running = {node: [user for user in successors(node) if is_running_sum(user)] for node in last}
-    build = Builder(graph, GATE, span=EACH, place=place)
+    build = Builder(graph, GATE, span=EACH)
     default = Builder(graph, GATE).const(0, dtypes.FLOAT, "default")
     controls = [node for node in last if not running[node]]
     made = build.node("PlaceholderWithDefault", default, controls=controls, dtype=dtypes.FLOAT, shape=())

@@ -20,7 +20,7 @@ import numpy as np
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import ANYWHERE, EACH, PerInstance, Span, at
+from autograph_rewrite.ir.mesh import ANYWHERE, EACH, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 
@@ -319,7 +319,7 @@ class Loop:
 
     def _build(self, name: str) -> Builder:
         """Return a builder of what runs as often as the loop does, where a part of its body stands."""
-        place = at(self.axis, self._part) if self.axis else ANYWHERE
+        place = {self.axis: self._part} if self.axis else ANYWHERE
         return Builder(self._graph, self._named(name), span=self._span, place=place)
 
     def _named(self, name: str) -> str:

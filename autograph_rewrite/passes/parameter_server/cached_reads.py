@@ -39,7 +39,7 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
     for name in asked:
         variable = item.variables[name]
         handle = rewrite.graph.nodes.get(variable.handle)
-        uses = list(_local_uses(rewrite, handle)) if handle is not None and name in rewrite.homes.of else []
+        uses = list(_local_uses(handle)) if handle is not None and name in rewrite.homes.of else []
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
@@ -50,19 +50,19 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
             proxies[name] = _proxy(rewrite, variable, handle)
             for node, index in uses:
                 node.set_input(index, proxies[name].output())
-                _bring_home(rewrite, node)
+                _bring_home(node)
     if proxies:
         _refresh(rewrite, item, proxies)
 
 
-def _local_uses(rewrite: Rewrite, handle: Node) -> Iterator[Use]:
+def _local_uses(handle: Node) -> Iterator[Use]:
     """Yield what reads the variable for something else than its update."""
     for use in handle.output().uses:
-        if not is_update(use.node) and not _leads_to_update(rewrite, use.node):
+        if not is_update(use.node) and not _leads_to_update(use.node):
             yield use
 
 
-def _leads_to_update(rewrite: Rewrite, node: Node) -> bool:
+def _leads_to_update(node: Node) -> bool:
     """Return whether an update reads a handle, here or behind the nodes that hand it on."""
     if node.is_driven or is_update(node):
         return True
@@ -70,7 +70,7 @@ def _leads_to_update(rewrite: Rewrite, node: Node) -> bool:
     return any(other.is_driven or is_update(other) for other in reached)
 
 
-def _bring_home(rewrite: Rewrite, node: Node) -> None:
+def _bring_home(node: Node) -> None:
     """Let a reader run where its replica is."""
     reached = [use.node for use in handle_uses(node)] if has(node.op, "forwards_handle") else []
     for other in (node, *reached):
@@ -98,7 +98,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
         mask = 0  # of what a branch does behind a write, too
         for producer in dependencies(node):
             mask |= masks.get(producer, 0)
-        name = handles.get(handle_node(node.inputs[0])) if _is_update_there(rewrite, node) else None
+        name = handles.get(handle_node(node.inputs[0])) if node.is_driven and is_update(node) else None
         if name is not None:
             mask |= 1 << count
             written[name] |= 1 << count
@@ -107,7 +107,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
     made: dict[tuple[str, int], tuple[Node, int]] = {}  # the copy, and all writes that it waits for
     for node in order:
         is_local = node in unconditional and not node.is_driven
-        awaited = [producer for producer in _awaited(rewrite, node) if masks.get(producer)] if is_local else []
+        awaited = [producer for producer in _awaited(node) if masks.get(producer)] if is_local else []
         mask = 0
         for control in awaited:
             mask |= masks[control]
@@ -125,11 +125,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
                 reader.add_control(made[key][0])
 
 
-def _is_update_there(rewrite: Rewrite, node: Node) -> bool:
-    return node.is_driven and is_update(node)
-
-
-def _awaited(rewrite: Rewrite, node: Node) -> list[Node]:
+def _awaited(node: Node) -> list[Node]:
     """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
     ends = (value.node for value in node.inputs if not value.node.is_driven)
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))

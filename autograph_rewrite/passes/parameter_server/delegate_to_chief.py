@@ -29,7 +29,7 @@ from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_cod
 from autograph_rewrite.passes.base.order_accesses import Runs
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
-from autograph_rewrite.passes.collectives.server_stores import ServerBuilder, contributions
+from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
 from autograph_rewrite.training_graph import TrainingGraph
@@ -142,7 +142,7 @@ def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
-    marked = {push: 1 for push in contributions(rewrite).all if push in step}
+    marked = {push: 1 for push in _pushes(rewrite) if push in step}
     behind = marks_before(order, {**marked, turns.all_began: 1})
     pending = [node for node in order if node in step and node.is_driven and is_update(node) and not behind[node]]
     seen = set(pending)
@@ -251,7 +251,7 @@ class _RequiredPushes:
     """
 
     def __init__(self, rewrite: Rewrite, order: Sequence[Node], on_server: set[Node]) -> None:
-        pushes = set(contributions(rewrite).all).intersection(order)
+        pushes = set(_pushes(rewrite)).intersection(order)
         joint = pushes.union(node for node in order if is_collective(node.op))
         behind = marks_before(order, dict.fromkeys(joint, 1))
         unconditional = unconditional_nodes(order)
@@ -319,12 +319,12 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
     the updates that the read follows, as a loss that is fetched alone, does not wait for it.
     """
-    graph, pushed = rewrite.graph, contributions(rewrite)
+    graph, pushed = rewrite.graph, rewrite.homes.pushes
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [value.node for value in outputs_of(graph, item)]
     step, unconditional = ancestors(roots), unconditional_nodes(order)
-    pushes = [push for push in pushed.all if push in step]
+    pushes = [push for push in _pushes(rewrite) if push in step]
     sums = [node for node in order if is_collective(node.op) and node in step and node in unconditional]
     if not pushes and not sums:
         return
@@ -335,16 +335,21 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
         handle = graph.nodes.get(variable.handle)
         if name not in rewrite.homes.of or handle is None:
             continue
-        own = [push for push in pushed.by_owner.get(name, pushes) if push in step]
+        own = [push for push in pushed.get(name, pushes) if push in step]
         for read in _reads(handle):
             if read.is_driven or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
                 if (position[read] < position[push] or not behind[read] & 2) and runs.may_wait(push, read):
                     push.add_control(read)
-            if name not in pushed.by_owner and not behind[read]:
+            if name not in pushed and not behind[read]:
                 for node in filter(lambda node: runs.may_wait(node, read), sums):
                     node.add_control(read)
+
+
+def _pushes(rewrite: Rewrite) -> list[Node]:
+    """Return what hands this process's contributions over."""
+    return [push for several in rewrite.homes.pushes.values() for push in several]
 
 
 def _reads(handle: Node) -> list[Node]:

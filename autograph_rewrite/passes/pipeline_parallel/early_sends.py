@@ -23,7 +23,7 @@ import numpy as np
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import ANYWHERE, EACH, ONCE, STAGE, Place, Span, at
+from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -61,10 +61,9 @@ def send_first(
         devices: of each replica's stages, in turn.
         unconditional: the nodes that run in any case.
     """
-    stage = nodes[0].place.get(STAGE, 0)
-    crossing = [
-        value for node in nodes if node in unconditional for value in node.read_outputs if _away(value, devices)
-    ]
+    stage = nodes[0].place[STAGE]
+    certain = [node for node in nodes if node in unconditional]
+    crossing = [value for node in certain for value in node.read_outputs if _away(value, devices)]
     if not crossing:
         return []
     _wait_for_less(nodes, crossing)
@@ -72,12 +71,11 @@ def send_first(
     needed = _before_all({value.node for value in crossing}, inside)
     rest = inside - needed
     late = [node for node in nodes if node in rest and not any(producer in rest for producer in predecessors(node))]
-    place = at(STAGE, stage)
-    made = _look(graph, "made", 1, [value.node for value in crossing], EACH, place)[-1]
-    turn = _look(graph, "turn", _WORK, [made], EACH, place)[-1]
+    made = _look(graph, "made", 1, EACH, [value.node for value in crossing])[-1]
+    turn = _look(graph, "turn", _WORK, EACH, [made])[-1]
     added = [made, turn]
     for value in crossing:
-        build = Builder.at(value.node, "sent", span=EACH, place=place)
+        build = Builder.at(value.node, "sent", span=EACH)
         sent = build.node("Identity", value, controls=[made], T=value.dtype)
         for use in list(value.uses):
             if _is_away(use.node, stage, devices):
@@ -85,33 +83,30 @@ def send_first(
         added.append(sent)
     for node in late:
         node.add_control(turn)
+    for node in added:
+        node.put(STAGE, stage)
     if nodes[0] in stages.backward:
         stages.backward |= set(added)
     return added
 
 
-def _look(
-    graph: Graph, name: str, numbers: int, controls: Iterable[Node], span: Span = ONCE, place: Place = ANYWHERE
-) -> list[Node]:
+def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[Node]) -> list[Node]:
     """Add zeros, and what looks at them once others have run, last; TensorFlow would see through anything simpler.
 
     Args:
         graph: the folded graph.
         numbers: how many zeros.
         span: how often they are looked at.
-        place: where.
     """
     build = Builder(graph, f"{SCOPE}/{name}")
     zeros = build.const(np.zeros(numbers), dtypes.FLOAT, "zeros")
     some = build.op("PlaceholderWithDefault", zeros, what="some", dtype=dtypes.FLOAT, shape=(numbers,))
-    last = replace(build, span=span, place=place)
-    looking = last.node("CheckNumerics", some, controls=dict.fromkeys(controls), message=name)
+    looking = replace(build, span=span).node("CheckNumerics", some, controls=dict.fromkeys(controls), message=name)
     return [zeros.node, some.node, looking]
 
 
 def _away(value: Value, devices: Devices) -> bool:
-    stage = value.node.place.get(STAGE, 0)
-    return any(_is_away(use.node, stage, devices) for use in value.uses)
+    return any(_is_away(use.node, value.node.place[STAGE], devices) for use in value.uses)
 
 
 def _is_away(reader: Node, stage: int, devices: Devices) -> bool:
@@ -138,27 +133,22 @@ def _before_all(roots: Collection[Node], inside: Collection[Node]) -> set[Node]:
 
 
 def tell_ready(
-    graph: Graph,
-    stages: Stages,
-    count: int,
-    roots: Mapping[Node, tuple[HappensAfter | None, ...]],
-    devices: Devices,
+    graph: Graph, stages: Stages, roots: Mapping[Node, tuple[HappensAfter | None, ...]], devices: Devices
 ) -> None:
     """Let the forward part of a stage begin once the next stage's process has asked for what it makes.
 
     Args:
         graph: the folded graph, placed.
         stages: what is known of its EACH nodes besides theirs.
-        count: how many stages there are.
         roots: what the parts of stages begin with.
-        devices: of each replica's stages, in turn.
+        devices: of each replica's stages, all of them.
     """
     begins: dict[int, list[Node]] = {}
     for node in roots:
         if node not in stages.backward:
-            begins.setdefault(node.place.get(STAGE, 0), []).append(node)
+            begins.setdefault(node.place[STAGE], []).append(node)
     for stage, nodes in sorted(begins.items()):
-        if stage + 1 >= count or not are_apart(stage, stage + 1, devices):
+        if stage + 1 >= len(devices[0]) or not are_apart(stage, stage + 1, devices):
             continue
         ready = _round(graph, stage, devices)
         for node in nodes:
@@ -177,7 +167,7 @@ def _round(graph: Graph, stage: int, devices: Devices) -> Node:
 
 def _at(graph: Graph, name: str, device: str, controls: Iterable[Node]) -> Node:
     """Add something small on a device, which waits for others."""
-    added = _look(graph, name, 1, controls)
+    added = _look(graph, name, 1, ONCE, controls)
     for node in added:
         node.set_device(device)
     return added[-1]

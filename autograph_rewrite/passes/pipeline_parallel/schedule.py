@@ -18,18 +18,17 @@ from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, p
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH, REPLICA, STAGE, Mesh, at
+from autograph_rewrite.ir.mesh import EACH, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
-from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, stage_of
+from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
-from autograph_rewrite.resolve.stages.assignment import Stages
-from autograph_rewrite.resolve.stages.of_once import stages_of_once
+from autograph_rewrite.resolve.stages.assignment import Stages, stages_of_once
 
 Cluster = tuple[str, int]
 
@@ -50,7 +49,7 @@ def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> In
         firsts = [own[:each] for own in stage_devices(mesh)]
         order = schedule_stages(graph, stages, plan.pipeline, firsts, micro)
     nodes = topological_order(graph)
-    given = {node: stage for node in nodes if (stage := stage_of(node)) is not None}
+    given = {node: node.place[STAGE] for node in nodes if node.span == EACH and STAGE in node.place}
     for node, stage in stages_of_once(nodes, given, stages.owners, captured=rewrite.captures).items():
         node.put(STAGE, stage)
     return order
@@ -95,7 +94,10 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
         added = send_first(graph, nodes, stages, devices, unconditional)
         nodes += added
         unconditional |= set(added)
-    gates = gates_of(graph, clusters, unconditional, {cluster: at(STAGE, cluster[1]) for cluster in clusters})
+    gates = gates_of(graph, clusters, unconditional)
+    for (_, stage), made in gates.items():
+        made.gate.put(STAGE, stage)
+        made.passed.put(STAGE, stage)
     tasks = [[((task.kind, task.stage), task.micro) for task in each_device] for each_device in given]
     return in_order(clusters, gates, tasks, micro)
 

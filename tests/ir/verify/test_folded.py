@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded, folded_faults
@@ -41,12 +41,12 @@ def const(graph: Graph, name: str, value: int) -> Value:
 
 
 def problems(graph: Graph, replicas: int = 2, devices: tuple[str, ...] = DEVICES) -> list[str]:
-    return [fault.problem for fault in folded_faults(graph, replicas, devices)]
+    return [fault.problem for fault in folded_faults(graph, Mesh.of(replicas), devices)]
 
 
 def test_a_sound_folded_graph_passes() -> None:
-    check_folded(folded(), 2, DEVICES)
-    check_folded(folded(), 2)
+    check_folded(folded(), Mesh.of(2), DEVICES)
+    check_folded(folded(), Mesh.of(2))
 
 
 def test_every_real_graph_passes() -> None:
@@ -58,13 +58,13 @@ def test_every_real_graph_passes() -> None:
             y = tf.matmul(x, w) + v
         _, s = tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s * tf.reduce_sum(y)), [0, tf.constant(1.0)])
         tf.compat.v1.train.AdamOptimizer().minimize(s)
-    check_folded(serde.from_bytes(original.as_graph_def().SerializeToString()), 1)
+    check_folded(serde.from_bytes(original.as_graph_def().SerializeToString()), Mesh.of(1))
 
 
 @settings(max_examples=50)
 @given(graphs())
 def test_every_random_graph_passes(graph: Graph) -> None:
-    check_folded(graph, 1, ("/device:CPU:0",))
+    check_folded(graph, Mesh.of(1), ("/device:CPU:0",))
 
 
 def break_use(graph: Graph) -> None:
@@ -253,7 +253,7 @@ def test_a_broken_invariant_is_named(spoil: Callable[[Graph], None], message: st
     assert any(message in problem for problem in found), found
     assert len(found) <= 3, "one break is not a hundred messages"
     with pytest.raises(VerifyError) as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
 
@@ -264,12 +264,12 @@ def test_all_faults_are_reported_together_and_the_list_is_bounded() -> None:
     break_device_syntax(graph)
     break_count(graph)
     with pytest.raises(VerifyError) as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert "3 invariants are broken" in str(caught.value)
     for i in range(50):
         graph.insert(Node(graph, f"n{i}", "NoSuchOp", "", {}, b""))
     with pytest.raises(VerifyError, match="and 41 more") as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert len(str(caught.value).splitlines()) < 20
 
 
@@ -354,7 +354,7 @@ def test_ten_thousand_nodes_are_checked_in_a_fraction_of_a_second() -> None:
         node.span = EACH
         value = graph.insert(node, [value, value]).output()
     start = time.process_time()
-    check_folded(graph, 8, DEVICES)
+    check_folded(graph, Mesh.of(8), DEVICES)
     assert time.process_time() - start < 0.5
 
 

@@ -176,7 +176,7 @@ def test_who_reads_one_micro_batch_reads_the_first(stage: int | None) -> None:
         plan = Plan(devices=devices[:1], micro=Micro(3, loop=True), pipeline=Pipeline(2, devices, "gpipe"))
         roll_stages(graph, Stages(set()), plan, {}, [read])
     places = (Axis(STAGE, 2),)
-    check_folded(graph, 1, places=places)
+    check_folded(graph, Mesh.of(1, places=places))
     written = tf.Graph()
     with written.as_default():
         data = expand(graph, ReplicaLayout(replace(Mesh.of(1, 1, places), devices=devices[:1] * 2)), set())
