@@ -132,8 +132,8 @@ def _in_loops(
 def _offload(rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat) -> tuple[Decision, Propagation]:
     """Move values to the host's memory, if that is another one."""
     plan = rewrite.plan
-    if all(is_host(device) for device in plan.devices) or len(plan.stage_hosts) > 1:
-        reason = SEVERAL if len(plan.stage_hosts) > 1 else ON_HOST
+    if all(is_host(device) for device in plan.devices) or plan.is_driven:
+        reason = SEVERAL if plan.is_driven else ON_HOST
         return replace(decision, left=(*decision.left, Left("remat.offload", reason))), acts.state
     done, left, state = offload(acts, values_to_offload(acts, remat, decision.segments))
     return replace(decision, left=(*decision.left, *first_of_each(left)), offloaded=tuple(done)), state

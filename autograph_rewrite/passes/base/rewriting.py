@@ -166,7 +166,7 @@ class Rewrite:
         plan = job
         if plan.is_asynchronous and len(plan.processes) > 1:  # workers do not wait for each other: each is a job
             plan, task = plan.alone(task), 0
-        if plan.stage_hosts:  # all have the whole graph, which worker 0 runs
+        if plan.is_driven:  # all have the whole graph, which worker 0 runs
             task = 0
         anchor_outputs(graph, request.item)
         feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))

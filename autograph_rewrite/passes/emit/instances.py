@@ -60,7 +60,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
         read_beside(rewrite)
     if stages is not None:
         tell_ready(graph, stages, order.roots, stage_devices(mesh))
-    if not plan.stage_hosts:  # one host
+    if not plan.is_driven:  # one host
         _stay_on_host(rewrite, devices[0], fed)
     layout = ReplicaLayout(replace(mesh, shared=tuple(rewrite.homes.devices)), order)
     if is_whole:

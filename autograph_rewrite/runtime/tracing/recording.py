@@ -112,7 +112,7 @@ class Ranks:
 
     def cut_among(self, item: TrainingGraph) -> int:
         """Return how many ranks give examples of their own to a step."""
-        if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
+        if self._job is None or (item.report is not None and item.report.plan.is_driven):
             return 1
         return len(self._job[0].workers)
 

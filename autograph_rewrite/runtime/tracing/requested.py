@@ -70,7 +70,7 @@ class RequestedProfile:
         said: dict[str, Any] = {"trace": found.data(), "predicted": None, "notes": []}
         if found.rank == 0:
             report = tracer.traces[0].rewritten.report
-            processes = len(report.plan.processes) if report is not None and not report.plan.stage_hosts else 1
+            processes = len(report.plan.processes) if report is not None and not report.plan.is_driven else 1
             machine = calibrate() if request.get("calibrate") else None
             said["predicted"], said["notes"] = prediction(
                 tracer.traces[0], (tracer.examples[0] or 0) * processes, machine

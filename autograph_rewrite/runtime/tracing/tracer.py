@@ -163,7 +163,7 @@ def rank_trace(
 def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
     """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
     for report in (item.report for item in items if item.report is not None):
-        staged = bool(report.plan.stage_hosts)  # all feed one batch
+        staged = report.plan.is_driven  # all feed one batch
         covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
         return report.task, covered.flops, not (staged and report.task)
     return 0, 0.0, True

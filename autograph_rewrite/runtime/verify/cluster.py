@@ -47,7 +47,7 @@ def fit_together(item: TrainingGraph, plan: Plan) -> str:
 
 def in_one_process(plan: Plan) -> Plan:
     """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
-    if plan.stage_hosts:
+    if plan.is_driven:
         return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
     if len(plan.processes) <= 1:
         return plan

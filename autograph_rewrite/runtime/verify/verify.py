@@ -112,7 +112,7 @@ def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
     if plan.steps_per_run > 1:
         told.append(f"single steps were compared, of which a run does {plan.steps_per_run} in a loop")
-    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
+    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.is_driven else [])
 
 
 def _checked(flat: TrainingGraph, plan: Plan, certificate: Certificate, batch: int | None) -> TrainingGraph:
