@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, Mesh, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, PROCESS, REPLICA, SERVER, STAGE, Axis, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded, folded_faults
@@ -371,3 +371,32 @@ def test_what_only_one_branch_of_a_loop_makes_is_not_carried_on() -> None:
     ended = graph.add("Merge", [branch.output(0), branch.output(1)], name="ended")
     graph.node("next").set_inputs([ended.output()])
     assert problems(graph) == []
+
+
+PLACES = (Axis(STAGE, 2), Axis(SERVER, 1), Axis(PROCESS, 3))
+
+
+def faults_of(node: str, place: dict[str, int]) -> list[str]:
+    """Return what is wrong with the sound graph once a node of it has a place."""
+    graph = folded()
+    graph.node(node).set_place(place)
+    return [fault.problem for fault in folded_faults(graph, Mesh.of(2, places=PLACES), DEVICES)]
+
+
+def test_coordinates_on_the_axes_of_the_mesh_are_sound() -> None:
+    assert faults_of("y", {STAGE: 1, SERVER: 0}) == []
+    assert faults_of("total", {SERVER: 0, PROCESS: 0}) == []
+
+
+def test_a_node_with_instances_along_an_axis_has_no_coordinate_on_it() -> None:
+    assert faults_of("y", {REPLICA: 1}) == ["'y' has instances along the axis replica, and a coordinate on it"]
+    assert faults_of("loss", {REPLICA: 1}) == [], "on the second replica alone"
+
+
+def test_a_coordinate_beyond_the_mesh_is_found() -> None:
+    assert faults_of("y", {STAGE: 2}) == ["'y' is at stage 2, and the mesh has 2"]
+    assert faults_of("y", {"expert": 0}) == ["'y' is at expert 0, and the mesh has no such axis"]
+
+
+def test_what_one_worker_runs_for_all_runs_once() -> None:
+    assert faults_of("y", {PROCESS: 0}) == ["'y' is what one worker runs for all, but runs on each replica"]
