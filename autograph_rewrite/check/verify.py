@@ -125,7 +125,7 @@ def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
     if plan.steps_per_run > 1:
         told.append(f"single steps were compared, of which a run does {plan.steps_per_run} in a loop")
-    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.stage_hosts else [])
+    return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.is_driven else [])
 
 
 def _checked(flat: TrainingGraph, plan: Plan, certificate: Certificate, batch: int | None) -> TrainingGraph:
@@ -283,7 +283,7 @@ def fit_together(item: TrainingGraph, plan: Plan) -> str:
 
 def in_one_process(plan: Plan) -> Plan:
     """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
-    if plan.stage_hosts:
+    if plan.is_driven:
         return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
     if len(plan.processes) <= 1:
         return plan

@@ -81,7 +81,7 @@ def of_ranks(
     states.keep("normalise", flat.graph)
     new = run(flat, [states], task or 0)
     plan = new.report.plan
-    several = task is None and len(plan.processes) > 1 and not plan.stage_hosts
+    several = task is None and len(plan.processes) > 1 and not plan.is_driven
     states.keep("expand (rank 0)" if several else "expand", new.graph, new.placements)
     for rank in range(1, len(plan.processes) if several else 1):
         other = run(flat, [], rank)

@@ -8,13 +8,13 @@ share = build.op("Mul", total, build.const(0.5, what="half"), what="share")
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import ONCE, Select, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, Place, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 
@@ -30,6 +30,7 @@ class Builder:
         span: how often they run.
         device: where; empty for nowhere yet.
         tied: constants wait for this one: without an input they would run outside of its loop or branch.
+        place: where, on axes on which they have no instances.
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class Builder:
     span: Span = ONCE
     device: str = ""
     tied: Node | None = None
+    place: Place = field(default_factory=lambda: ANYWHERE, kw_only=True)
 
     @classmethod
     def at(
@@ -78,6 +80,7 @@ class Builder:
             device=self.device,
             controls=controls,
             span=self.span,
+            place=self.place,
             selects=selects,
             origin=self.origin,
         )

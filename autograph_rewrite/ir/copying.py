@@ -1,4 +1,4 @@
-"""The one way to copy a node: the same op and attributes, new operands, provenance recorded."""
+"""The one way to copy a node: the same op and attributes, as often and in the same place; new operands, provenance."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def copy_node(
     if graph.current_pass:
         attrs |= provenance(graph.current_pass, node)
     copy = Node(graph, graph.unique_name(name), variant.op or node.op, node.device, attrs, node.rest)
-    copy.place = node.place
+    copy.span, copy.place = node.span, node.place
     return graph.insert(copy, inputs, controls)
 
 

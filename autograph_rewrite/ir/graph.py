@@ -17,7 +17,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
-from autograph_rewrite.ir.mesh import NOWHERE, ONCE, PerInstance, Place, Select, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PROCESS, PerInstance, Place, Select, Span
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
@@ -54,7 +54,7 @@ class Node:
         self.device = device
         self.rest = rest
         self.span = ONCE
-        self.place: Place = NOWHERE
+        self.place: Place = ANYWHERE
         self.selects: dict[int, Select] = {}
         self._attrs = attrs
         self._inputs: tuple[Value, ...] = ()
@@ -114,16 +114,35 @@ class Node:
             self.graph.edits += 1
 
     def set_place(self, place: Place) -> None:
-        """Say where along axes without instances the node runs."""
+        """Say where the node stands, on axes on which it has no instances."""
         if place != self.place:
-            self.place = dict(place)
+            self.place = place
             self.graph.edits += 1
+
+    def at(self, axis: str, default: int = 0) -> int:
+        """Return the coordinate on an axis on which the node has no instances; of several, that of the first one."""
+        found = self.place.get(axis, default)
+        return found if isinstance(found, int) else found[0]
+
+    def put(self, axis: str, coordinate: int) -> None:
+        """Give the node a coordinate on one axis."""
+        self.set_place({**self.place, axis: coordinate})
+
+    def leave(self, axis: str) -> None:
+        """Let the node stand nowhere on one axis."""
+        if axis in self.place:
+            self.set_place({name: i for name, i in self.place.items() if name != axis})
 
     def set_device(self, device: str) -> None:
         """Place the node."""
         if device != self.device:
             self.device = device
             self.graph.edits += 1
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether one worker runs it, once for the whole job."""
+        return PROCESS in self.place
 
     @property
     def input_dtypes(self) -> tuple[int, ...]:
@@ -326,6 +345,7 @@ class Graph:
         device: str = "",
         controls: Iterable[Node] = (),
         span: Span = ONCE,
+        place: Place = ANYWHERE,
         selects: Mapping[int, Select] | None = None,
         origin: Node | str | None = None,
     ) -> Node:
@@ -339,6 +359,7 @@ class Graph:
             device: device string, empty for none yet.
             controls: nodes that must run before it.
             span: how often it runs.
+            place: where it stands, on axes on which it has no instances.
             selects: which instances it reads, by input index.
             origin: the original node that it stands for or serves (provenance).
 
@@ -349,7 +370,7 @@ class Graph:
         if self.current_pass:
             raw |= provenance(self.current_pass, origin)
         node = Node(self, self.unique_name(name), op, device, raw, b"")
-        node.span = span
+        node.span, node.place = span, place
         self.insert(node, inputs, controls)
         node.selects = dict(selects) if selects else {}
         return node

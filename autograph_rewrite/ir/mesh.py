@@ -2,16 +2,17 @@
 
     %dw = MatMul(%x, %dy)  each          span {replica, micro}: an instance for each micro-batch of each replica
     %sum = AddN(all(%dw))                span {}: one for all of them, which reads them all
+    %w = VarHandleOp()                   place {server: 1}: on the second of the devices that hold variables
 
-A placement says what a value is, a span how often it is computed. The axes of a mesh are major to minor: instances are
-counted along the minor axis first.
+A placement says what a value is, a span how often it is computed, a place where. The axes of a mesh are major to minor:
+instances are counted along the minor axis first.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -20,7 +21,9 @@ from typing import NamedTuple
 REPLICA, MICRO, PROCESS = "replica", "micro", "process"
 MODEL, STAGE, SERVER, SHARD = "model", "stage", "server", "shard"
 AXES = (REPLICA, MICRO, MODEL, STAGE, SERVER, SHARD, PROCESS)
-"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`."""
+"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`.
+Nodes have places along the stages of a pipeline, the logical devices of a replica (`model`), and the devices that all
+replicas share: those that hold variables, and hosts (`server`)."""
 
 Span = frozenset[str]
 """The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part
@@ -29,9 +32,9 @@ ONCE: Span = frozenset()
 PER_REPLICA: Span = frozenset((REPLICA,))
 EACH: Span = frozenset((REPLICA, MICRO))
 Place = Mapping[str, int | tuple[int, ...]]
-"""Where along axes a node runs that has no instances along them, `stage=1`; of each of its own instances, where they
-are in several places: the server of each block of a variable."""
-NOWHERE: Place = MappingProxyType({})
+"""Where a node stands along axes on which it has no instances, `stage=1`; of each of its own instances, where they are
+in several places: the server of each block of a variable. What one worker runs for the whole job is on process 0."""
+ANYWHERE: Place = MappingProxyType({})
 WORDS = {ONCE: "once", PER_REPLICA: "replica", EACH: "each"}
 """How the printed form names the spans of the batch."""
 OFTEN = {ONCE: "once", PER_REPLICA: "once on each replica", EACH: "on each replica"}
@@ -56,6 +59,10 @@ def is_rarer(reader: Span, producer: Span) -> bool:
     return not producer <= reader
 
 
+_LOCATED = frozenset((REPLICA, STAGE, MODEL))
+"""The axes along which devices lie."""
+
+
 class Select(Enum):
     """Which instances of a value a node reads, along the axes that its span lacks."""
 
@@ -72,18 +79,26 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """The instances of a process.
+    """The instances of a process, and the devices that they run on.
 
     Attributes:
         axes: major to minor.
+        devices: of each stage and logical device of each replica, major to minor.
+        shared: the devices that all replicas share, by their coordinate.
     """
 
     axes: tuple[Axis, ...]
+    devices: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, replicas: int, micro: int = 1) -> Mesh:
-        """Return the mesh of some replicas with so many micro-batches each, which follow one another."""
-        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro)))
+    def of(cls, replicas: int, micro: int = 1, places: Iterable[Axis] = ()) -> Mesh:
+        """Return the mesh of some replicas with so many micro-batches each, which follow one another.
+
+        Args:
+            places: the axes on which nodes have coordinates.
+        """
+        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
 
     def size(self, name: str) -> int:
         """Return how many coordinates an axis has."""
@@ -113,6 +128,16 @@ class Mesh:
             if name in span:
                 instance, at[name] = divmod(instance, size)
         return at
+
+    def device(self, at: Mapping[str, int]) -> str:
+        """Return the device of a coordinate; it is the first on each axis that is not named."""
+        if SERVER in at:
+            return self.shared[at[SERVER]]
+        index = 0
+        for name, size in self.axes:
+            if name in _LOCATED:
+                index = index * size + at.get(name, 0)
+        return self.devices[index]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def _alternatives(plan: Plan) -> Iterator[tuple[str, Plan]]:
     if micro is not None and plan.looped:
         section = "accumulation" if plan.pipeline is None else "pipeline"
         yield f"set {section}.form to unrolled", replace(request, micro=replace(micro, loop=False))
-    if micro is not None and plan.pipeline is not None and not plan.stage_hosts:
+    if micro is not None and plan.pipeline is not None and not plan.is_driven:
         text = "leave pipeline out: microbatches without stages can meet"
         yield text, replace(request, pipeline=None, micro=replace(micro, loop=False))
 

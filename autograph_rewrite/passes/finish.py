@@ -51,7 +51,7 @@ def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
     resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
-    copies = sum(instances.count(node) for node in graph)
+    copies = sum(instances.mesh.count(node.span) for node in graph)
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
     notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
     notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
@@ -66,7 +66,7 @@ def _report(rewrite: Rewrite) -> Report:
         tuple(one.named() for one in rewrite.compressed),
         task=rewrite.request.task,
         digests=digest_names(graph),
-        homes=rewrite.server_region.homes,
+        homes=rewrite.homes.of,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
         batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
@@ -82,7 +82,7 @@ def _run_writes(rewrite: Rewrite) -> RunWrites:
     """Return what runs write; what a user's pass makes of it, only the user knows."""
     if rewrite.plan.passes:
         return RunWrites()
-    original, homes = rewrite.get(Recorded), rewrite.server_region.homes
+    original, homes = rewrite.get(Recorded), rewrite.homes.of
     on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
     elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
     return compared(original.writes, original.nodes, rewrite.graph, elsewhere)

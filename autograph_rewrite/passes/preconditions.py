@@ -21,7 +21,7 @@ def require_no_servers(plan: Plan) -> None:
         PlanError: a variable, or a shard of one, lives on one device.
     """
     several = plan.microbatches > 1 and len(plan.processes) > 1
-    driven = plan.stage_hosts or (plan.pipeline is not None and not _lives_here(plan))
+    driven = plan.is_driven or (plan.pipeline is not None and not _lives_here(plan))
     if plan.homes and (several or driven):
         name, home = next(iter(plan.homes.items()))
         what = "micro-batches in several processes"

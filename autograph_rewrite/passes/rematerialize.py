@@ -132,8 +132,8 @@ def _in_loops(
 def _offload(rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat) -> tuple[Decision, Propagation]:
     """Move values to the host's memory, if that is another one."""
     plan = rewrite.plan
-    if all(is_host(device) for device in plan.devices) or len(plan.stage_hosts) > 1:
-        reason = SEVERAL if len(plan.stage_hosts) > 1 else ON_HOST
+    if all(is_host(device) for device in plan.devices) or plan.is_driven:
+        reason = SEVERAL if plan.is_driven else ON_HOST
         return replace(decision, left=(*decision.left, Left("remat.offload", reason))), acts.state
     done, left, state = offload(acts, values_to_offload(acts, remat, decision.segments))
     return replace(decision, left=(*decision.left, *first_of_each(left)), offloaded=tuple(done)), state
@@ -364,7 +364,6 @@ def copy_nodes(
         inputs = [made[v].output(v.index) if v in made else known.get(v, v) for v in node.inputs]
         waits = () if any(not has(one.op, "constant") for one in made.values()) else triggers
         copies[node] = copy_node(graph, node, inputs, name=f"{scope}/{copied(node.name)}", controls=waits)
-        copies[node].span = node.span
     return copies
 
 
@@ -419,7 +418,6 @@ def _enter(graph: Graph, node: Node, cell: LoopCell, number: int) -> Value:
     """Let what enters the forward's loop enter that of the gradient."""
     name = f"{COPIES}/{number}/{copied(node.name)}"
     enter = copy_node(graph, node, node.inputs, name=name)
-    enter.span = node.span
     enter.set_attr("frame_name", cell.frame[0].encode())
     return enter.output()
 

@@ -134,7 +134,7 @@ def _policy(setting: Setting) -> str:
 
 
 def _needs_a_job(setting: Setting) -> str:
-    return "there is one process" if len(setting.plan.processes) == 1 and not setting.plan.stage_hosts else ""
+    return "there is one process" if len(setting.plan.processes) == 1 and not setting.plan.is_driven else ""
 
 
 def _workers(setting: Setting) -> str:

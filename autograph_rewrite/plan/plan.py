@@ -146,6 +146,11 @@ class Plan(PlanView):
         return tuple(sorted(hosts, key=hosts.__getitem__))
 
     @property
+    def is_driven(self) -> bool:
+        """Whether workers hold stages or logical devices of replicas, which worker 0 drives, instead of whole ones."""
+        return bool(self.stage_hosts)
+
+    @property
     def part_devices(self) -> tuple[str, ...]:
         """The devices of all replicas' stages and logical devices, replica by replica; none if each has one."""
         if self.model is not None:

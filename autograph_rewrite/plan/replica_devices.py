@@ -42,7 +42,7 @@ def first_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
 def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
     """Return the devices of one process that its replicas run on, or that hold variables."""
     devices = run_devices(plan, task)
-    if plan.stage_hosts:
+    if plan.is_driven:
         return tuple(dict.fromkeys(device for device in devices if process_of(device) == plan.stage_hosts[task]))
     own = process_of(devices[0]) if devices else ""
     return tuple(dict.fromkeys((*devices, *(home for home in plan.homes.values() if process_of(home) == own))))

@@ -85,11 +85,11 @@ def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
         yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
     # not parsed: a device that is misspelt is another check's finding
     jobs = {home.split("/")[1].partition(":")[2] for home in plan.homes.values() if home.startswith("/job:")}
-    if plan.steps_per_run < 2 or not (plan.stage_hosts or jobs):
+    if plan.steps_per_run < 2 or not (plan.is_driven or jobs):
         return
     if plan.pipeline is not None:
         where, without = "the stages are in several processes", "leave pipeline out"
-    elif plan.stage_hosts:
+    elif plan.is_driven:
         where, without = "the model axis goes through several processes", "give each worker all devices of a replica"
     elif "ps" in jobs:
         where, without = "variables are on parameter servers", "use a strategy without servers"
@@ -129,7 +129,7 @@ def devices_exist(setting: Checked) -> Iterator[Finding]:
 def processes_are_alike(setting: Checked) -> Iterator[Finding]:
     """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
     plan = setting.plan
-    if plan.pipeline is not None or plan.stage_hosts:
+    if plan.pipeline is not None or plan.is_driven:
         wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
         if plan.stage_hosts != wanted:
             kind, key = ("stage", "pipeline") if plan.pipeline is not None else ("logical device", "model")

@@ -202,13 +202,11 @@ class ServerRegion:
     Attributes:
         homes: device by variable, the state of optimizers included.
         handles: device by the node that gives the variable's handle.
-        nodes: those that run once per job; passes add to them.
+        nodes: those that run once per job.
         devices: of all nodes that are not where their replica is.
-        pushes: by variable, the nodes that hand this process's contribution over.
     """
 
     homes: dict[str, str] = field(default_factory=dict)
     handles: dict[Node, str] = field(default_factory=dict)
     nodes: set[Node] = field(default_factory=set)
     devices: dict[Node, str] = field(default_factory=dict)
-    pushes: dict[str, list[Node]] = field(default_factory=dict)

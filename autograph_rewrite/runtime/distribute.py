@@ -188,7 +188,7 @@ class Rewriter:
     def _own_devices(self) -> tuple[str, ...]:
         given = self._job.given
         if isinstance(given, Plan):
-            return (needed_devices if given.stage_hosts else run_devices)(given, self._job.task)
+            return (needed_devices if given.is_driven else run_devices)(given, self._job.task)
         given.require_usable()
         return devices_of(given)
 
@@ -198,8 +198,7 @@ class Rewriter:
             return None
         given = self._job.given
         splits = isinstance(given, Plan) or given.input == "global"
-        has_stages = bool(given.stage_hosts) if isinstance(given, Plan) else given.is_driven
-        whole = ("train",) if has_stages else ()
+        whole = ("train",) if given.is_driven else ()
         return KerasJob(self.member, given.timeout_seconds, splits=splits, batch_inputs=batch_inputs, whole=whole)
 
     def __call__(
@@ -223,7 +222,7 @@ class Rewriter:
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan if training else plan.without_stages()
-            is_remote = bool(plan.homes or plan.stage_hosts) and self.member is not None
+            is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:
                 flat, plan = _for_session(flat, plan) if training else (flat, without_servers(plan))
             new = compile_item(flat, plan, self._job, training=training)

@@ -272,7 +272,7 @@ class _StepOnData:
             GraphError: they are on servers or with stages, or each replica has its own.
         """
         plans = [item.report.plan for item in self.items if item.report is not None]
-        if any(plan.homes or plan.stage_hosts or plan.local_sgd is not None for plan in plans):
+        if any(plan.homes or plan.is_driven or plan.local_sgd is not None for plan in plans):
             raise GraphError("variables are on servers, with stages, or each replica's own (local_sgd)")
 
     def _distributed(

@@ -46,7 +46,7 @@ def test_a_case_says_what_it_shows_and_is_written_as_it_would_be_printed(path: P
     assert first.startswith("# ")
     assert first.endswith(".")
     text = case.graphs[1]
-    assert render(text.graph, placements=text.placements) == case.after
+    assert render(text.graph, placements=text.placements, places=True) == case.after
 
 
 @each_case

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autograph_rewrite.ir.format.literals import shape_text
+from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import EACH, MODEL, STAGE
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.passes.base.instance_order import HappensAfter
 from autograph_rewrite.passes.base.report import Resolved
@@ -43,13 +45,13 @@ def found(rewrite: Rewrite) -> Iterator[str]:
     if rewrite.has(Decision):
         yield from (f"kept %{left.node}: {left.reason}" for left in rewrite.get(Decision).left)
     if rewrite.has(Stages) and not rewrite.has(Blocks):  # later passes add nodes of their own
-        yield from (f"assigned to stage {stage}: %{node.name}" for node, stage in rewrite.get(Stages).of.items())
+        yield from (f"assigned to stage {n.place[STAGE]}: %{n.name}" for n in rewrite.graph if STAGE in n.place)
     if rewrite.has(Blocks):
         yield f"blocks are measured on %{rewrite.get(Blocks).source.name}"
     if rewrite.has(Averages):
         yield from (f"average of %{node.name}: %{value.name}" for node, value in rewrite.get(Averages).values.items())
     if rewrite.has(ReplicaLayout):
-        yield from _instances(rewrite.get(ReplicaLayout))
+        yield from _instances(rewrite.graph, rewrite.get(ReplicaLayout))
 
 
 def _variable(variable: Variable) -> str:
@@ -67,12 +69,13 @@ def _edge(edge: EdgePlan) -> str:
     )
 
 
-def _instances(run: ReplicaLayout) -> Iterator[str]:
-    for stage, devices in enumerate(run.devices):
-        of = f" of stage {stage}" if len(run.devices) > 1 else ""
+def _instances(graph: Graph, run: ReplicaLayout) -> Iterator[str]:
+    for stage, devices in enumerate(run.cells):
+        of = f" of stage {stage}" if len(run.cells) > 1 else ""
         yield f"instances{of} @{' @'.join(map(short, devices))}"
-    for node, stage in run.stages.items():
-        yield f"stage {stage}: %{node.name}"
+    for node in graph:
+        if MODEL in node.place or (STAGE in node.place and node.span == EACH):
+            yield f"stage {run.cell(node)}: %{node.name}"
     for node, waits in run.order.roots.items():
         yield f"wait %{node.name}: {' | '.join(map(_wait, waits))}"
     for node, sums in run.order.sums.items():

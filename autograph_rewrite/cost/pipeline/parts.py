@@ -17,13 +17,12 @@ from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, are_apart
-from autograph_rewrite.passes.pipeline_parallel.placement import Cells, place_stages
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.stages.assignment import assign_stages
+from autograph_rewrite.resolve.stages.assignment import assign_stages, stages_of_once
 
 BEFORE, AFTER = "before", "after"
 Part = tuple[str, int]
@@ -73,25 +72,23 @@ def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> 
         PlanError: the stages that the plan asks for are impossible on this graph, or it cannot be cut at all.
     """
     state = folded.state
-    stages = assign_stages(plan, state, folded.outputs, {})
-    if stages is None or plan.pipeline is None:
+    assigned = assign_stages(plan, state, folded.outputs, {})
+    if assigned is None or plan.pipeline is None:
         raise PlanError("this plan has no stages", hint="give it a pipeline")
+    stage_of, stages = assigned
     early = _early(folded, counts)
     joined = _joined(folded, early)
     _refuse_meetings(folded, early, joined)
-    marks = [f"/device:CPU:{number}" for number in range(stages.count)]
-    cells = Cells([(mark,) for mark in marks])
-    place_stages(state.graph, stages, cells, captured=False)  # the graph of a folded step is nobody else's
-    beside = {mark: number for number, mark in enumerate(marks)}
+    of_once = stages_of_once(topological_order(state.graph), stage_of, stages.owners)
     parts: dict[Part, list[Node]] = {}
     part_of: dict[Node, Part] = {}
     for node in folded.order:
         if node.span != EACH:
-            part = (AFTER if node in joined else BEFORE, beside[node.device])
+            part = (AFTER if node in joined else BEFORE, of_once[node])
         elif node in early:
-            part = (BEFORE, stages.of.get(node, 0))
+            part = (BEFORE, stage_of.get(node, 0))
         else:
-            part = (BACKWARD if node in stages.backward else FORWARD, stages.of.get(node, 0))
+            part = (BACKWARD if node in stages.backward else FORWARD, stage_of.get(node, 0))
         part_of[node] = part
         parts.setdefault(part, []).append(node)
     names = plan.pipeline.devices[: len(plan.pipeline.devices) // plan.replicas]
@@ -99,7 +96,7 @@ def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> 
     every = plan.pipeline.devices
     replicas = [every[first : first + len(names)] for first in range(0, len(every), len(names))]
     ordered = {part: tuple(_sent_first(own, part_of, replicas)) for part, own in parts.items()}
-    return Staged(folded, counts, stages.count, devices, ordered, part_of)
+    return Staged(folded, counts, plan.pipeline.stages, devices, ordered, part_of)
 
 
 def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Devices) -> list[Node]:

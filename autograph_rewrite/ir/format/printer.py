@@ -56,6 +56,7 @@ def render(
     full: bool = False,
     placements: Annotations = NO_PLACEMENTS,
     remarks: Mapping[str, str] = NO_REMARKS,
+    places: bool = False,
 ) -> str:
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
@@ -66,6 +67,7 @@ def render(
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
         placements: of values, by their names, as far as they are known.
         remarks: comments behind the lines of nodes, by their names; the full form has none.
+        places: with where nodes are along axes on which they have no instances; the full form always has that.
     """
     try:
         order = topological_order(graph)
@@ -75,14 +77,20 @@ def render(
     if full:
         lines = [full_line(node, shapes, placements) for node in shown]
     else:
-        lines = [line(node, shapes, placements, remarks.get(node.name, "")) for node in shown]
+        lines = [line(node, shapes, placements, remarks.get(node.name, ""), places) for node in shown]
     if nodes is None:
         lines += [f"anchor {name} = %{_value(value)}" for name, value in sorted(graph.anchors.items())]
         lines += _binaries(graph) if full else functions(graph)
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS, remark: str = "") -> str:
+def line(
+    node: Node,
+    shapes: Shapes | None = None,
+    placements: Annotations = NO_PLACEMENTS,
+    remark: str = "",
+    places: bool = False,
+) -> str:
     """Return the line of one node.
 
     Args:
@@ -90,6 +98,7 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
         shapes: what tells static shapes; None for what the node states itself.
         placements: as for `render`; what every replica has is left out.
         remark: what a comment says beside the provenance.
+        places: as for `render`.
     """
     stated = {i: one for i, one in _of_results(node, placements).items() if not one.is_plain}
     parts = [f"%{node.name}{_result(node, shapes, stated)} = {node.op}({_inputs(node)})"]
@@ -98,7 +107,7 @@ def line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_
     parts += [f"^{control.name}" for control in node.controls]
     if node.device:
         parts.append(f"@{device_specs.short(node.device)}")
-    parts += _where(node)
+    parts += _where(node, places)
     if comment := "; ".join(filter(None, (provenance(node), remark))):
         parts.append(f" # {comment}")
     return " ".join(parts)
@@ -119,17 +128,17 @@ def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations 
     parts += [f"^{quoted(control.name)}" for control in node.controls]
     if node.device:
         parts.append(f"@{json.dumps(node.device)}")
-    parts += _where(node)
+    parts += _where(node, True)
     if node.rest:
         parts.append(f"fields {_coded(node.rest)}")
     return " ".join(parts)
 
 
-def _where(node: Node) -> Iterator[str]:
+def _where(node: Node, places: bool) -> Iterator[str]:
     """Yield along which axes the instances of a node lie, and where along others it is."""
     if node.span != ONCE:
         yield word(node.span)
-    for axis, at in sorted(node.place.items()):
+    for axis, at in sorted(node.place.items()) if places else ():
         yield f"{axis}={at}" if isinstance(at, int) else f"{axis}=each({' | '.join(map(str, at))})"
 
 

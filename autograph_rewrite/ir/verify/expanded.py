@@ -17,7 +17,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ONCE, common_name
+from autograph_rewrite.ir.mesh import ONCE, Mesh, common_name
 from autograph_rewrite.ir.run_writes import compared, original_name, writes_of
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs
@@ -126,7 +126,7 @@ def expanded_faults(
         micro: micro-batches per replica.
     """
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
-    faults = folded_faults(graph, 1, devices)
+    faults = folded_faults(graph, Mesh.of(1), devices)
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span != ONCE]
     faults += [Fault(problem, node) for node, problem in unlowered(graph)]
     if faults:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, Mesh, PerInstance, Select, is_axis, is_rarer, word
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PROCESS, Mesh, PerInstance, Select, is_axis, is_rarer, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import decode
@@ -53,30 +53,28 @@ class View:
 Invariant = Callable[[View], Iterable[Fault]]
 
 
-def check_folded(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> None:
+def check_folded(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> None:
     """Check every invariant of a graph between two passes.
 
     Args:
         graph: a folded graph, or a plain one.
-        replicas: how many instances an EACH node will have.
+        mesh: of the process: how many instances nodes will have, and the axes on which they have coordinates.
         devices: the devices that passes may use; empty to accept any.
-        micro: how many of the instances belong to one replica.
 
     Raises:
         VerifyError: names every broken invariant.
     """
-    raise_for(folded_faults(graph, replicas, devices, micro))
+    raise_for(folded_faults(graph, mesh, devices))
 
 
-def folded_faults(graph: Graph, replicas: int, devices: Sequence[str] = (), micro: int = 1) -> list[Fault]:
+def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list[Fault]:
     """Return every broken invariant of a graph between two passes.
 
     Args:
-        replicas: instances of an EACH node in this process.
+        mesh: of the process.
         devices: canonical names of all that may be used; none: not checked.
-        micro: how many of the instances belong to one replica.
     """
-    view = View(graph, tuple(graph), Mesh.of(replicas // micro, micro), tuple(devices))
+    view = View(graph, tuple(graph), mesh, tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
 
@@ -326,6 +324,27 @@ def _exists(text: str, allowed: Sequence[device_specs.Spec]) -> bool:
     return spec is not None and (not allowed or any(spec.fits(device) for device in allowed))
 
 
+def places_lie_in_the_mesh(view: View) -> Iterator[Fault]:
+    """A node has a coordinate where it has no instances, on axes that are there; what a job runs once runs once."""
+    sizes = dict(view.mesh.axes)
+    for node in view.nodes:
+        for axis, at in node.place.items():
+            first, last = (min(at, default=-1), max(at, default=-1)) if isinstance(at, tuple) else (at, at)
+            if not is_axis(axis):
+                yield Fault(f"'{node.name}' has a place along '{axis}', which is no axis of a mesh", node)
+            elif axis in node.span:
+                yield Fault(f"'{node.name}' has instances along the axis {axis}, and a coordinate on it", node)
+            elif isinstance(at, tuple) and node.span == ONCE:
+                yield Fault(f"'{node.name}' runs once, and has several places along '{axis}'", node)
+            elif first < 0 or last >= sizes.get(axis, 0):
+                known = f"the mesh has {sizes[axis]}" if axis in sizes else "the mesh has no such axis"
+                yield Fault(f"'{node.name}' is at {axis} {last if first >= 0 else first}, and {known}", node)
+        if PROCESS in node.place and node.span != ONCE:
+            yield Fault(
+                f"'{node.name}' is what one worker runs for all, but runs {OFTEN.get(node.span, 'often')}", node
+            )
+
+
 def anchors_resolve(view: View) -> Iterator[Fault]:
     """Every name held outside points into the graph."""
     for name, value in view.graph.anchors.items():
@@ -371,20 +390,6 @@ def reshards_agree(view: View) -> Iterator[Fault]:
     yield from (Fault(problem, node) for node, problem in reshard_faults(view.nodes, view.mesh))
 
 
-def places_are_apart(view: View) -> Iterator[Fault]:
-    """A node has a place along axes of a mesh only, and one of its own instances' places for each of them."""
-    for node in view.nodes:
-        for axis, at in node.place.items():
-            if not is_axis(axis):
-                yield Fault(f"'{node.name}' has a place along '{axis}', which is no axis of a mesh", node)
-            elif axis in node.span:
-                yield Fault(f"'{node.name}' has instances along '{axis}' and a place there", node)
-            elif min(at if isinstance(at, tuple) else (at,), default=-1) < 0:
-                yield Fault(f"'{node.name}' is nowhere along '{axis}'", node)
-            elif isinstance(at, tuple) and node.span == ONCE:
-                yield Fault(f"'{node.name}' runs once, and has several places along '{axis}'", node)
-
-
 INVARIANTS: tuple[Invariant, ...] = (
     names_are_unique,
     containers_are_filled,
@@ -396,10 +401,10 @@ INVARIANTS: tuple[Invariant, ...] = (
     selectors_fit,
     instances_have_their_attributes,
     devices_exist,
+    places_lie_in_the_mesh,
     anchors_resolve,
     collectives_are_complete,
     reshards_agree,
-    places_are_apart,
 )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import add_note
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.ir.verify.folded import check_folded
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -106,7 +107,9 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     try:
         one.run(rewrite)
         if verify and one.is_whole and graph.edits != rewrite.verified:
-            check_folded(graph, rewrite.instances, rewrite.job.all_devices, 1 if rewrite.is_rolled else rewrite.micro)
+            micro = 1 if rewrite.is_rolled else rewrite.micro
+            mesh = Mesh.of(rewrite.instances // micro, micro, rewrite.places)
+            check_folded(graph, mesh, rewrite.job.all_devices)
             rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))

@@ -86,7 +86,7 @@ class Report(NotebookView):
     @property
     def first_replica(self) -> int:
         """The place of this process's first replica among all."""
-        return 0 if self.plan.stage_hosts else self.task * self.plan.instances_each
+        return 0 if self.plan.is_driven else self.task * self.plan.instances_each
 
     @property
     def coverage(self) -> float:

@@ -24,7 +24,23 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.control_flow import Frame, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Mesh, PerInstance, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import (
+    ANYWHERE,
+    EACH,
+    MODEL,
+    ONCE,
+    PER_REPLICA,
+    PROCESS,
+    SERVER,
+    STAGE,
+    Axis,
+    Mesh,
+    PerInstance,
+    Place,
+    Select,
+    Span,
+    is_rarer,
+)
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types.dtypes import from_numpy
 from autograph_rewrite.ir.types.placement import Placement
@@ -33,7 +49,6 @@ from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, 
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
@@ -72,11 +87,28 @@ class Site(NamedTuple):
         name: the wanted name.
         span: how often it runs.
         origin: the node that it serves; of one that a pass has made, what that one serves.
+        place: where; None: where what runs so often is added now.
     """
 
     name: str
     span: Span
     origin: Node
+    place: Place | None = None
+
+
+@dataclass
+class Homes:
+    """The devices that all replicas share: where variables live that are there once, and hosts.
+
+    Attributes:
+        of: the device of each variable that lives on one, the state of optimizers included, by name.
+        devices: all of them, by their coordinates; passes add to them.
+        pushes: by variable, the nodes that hand this process's contribution over.
+    """
+
+    of: Mapping[str, str] = field(default_factory=dict)
+    devices: list[str] = field(default_factory=list)
+    pushes: dict[str, list[Node]] = field(default_factory=dict)
 
 
 @dataclass
@@ -121,7 +153,7 @@ class Rewrite:
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     frames: dict[Node, Frame] = field(default_factory=dict)  # loop of each node that is in one
     _originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
-    _home: str | None = None  # where nodes that run once are added now
+    _place: Place = field(default_factory=lambda: ANYWHERE)  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
     _results: dict[type, Any] = field(default_factory=dict)
 
@@ -134,7 +166,7 @@ class Rewrite:
         plan = job
         if plan.is_asynchronous and len(plan.processes) > 1:  # workers do not wait for each other: each is a job
             plan, task = plan.alone(task), 0
-        if plan.stage_hosts:  # all have the whole graph, which worker 0 runs
+        if plan.is_driven:  # all have the whole graph, which worker 0 runs
             task = 0
         anchor_outputs(graph, request.item)
         feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
@@ -205,10 +237,33 @@ class Rewrite:
         return self.get(Propagation)
 
     @property
-    def server_region(self) -> ServerRegion:
-        """What runs where a variable lives."""
-        region: ServerRegion = self._results.setdefault(ServerRegion, ServerRegion())
-        return region
+    def homes(self) -> Homes:
+        """The devices that all replicas share."""
+        homes: Homes = self._results.setdefault(Homes, Homes())
+        return homes
+
+    def on(self, device: str) -> dict[str, int]:
+        """Return the place of what stands on a device that all replicas share."""
+        devices = self.homes.devices
+        if device not in devices:
+            devices.append(device)
+        return {SERVER: devices.index(device)}
+
+    def settle(self, node: Node, device: str) -> None:
+        """Put a node on a device that all replicas share."""
+        node.put(SERVER, self.on(device)[SERVER])
+
+    def home_of(self, node: Node) -> str | None:
+        """Return on which of the devices that all replicas share a node stands; None: where its replica is."""
+        return self.homes.devices[node.at(SERVER)] if SERVER in node.place else None
+
+    @property
+    def places(self) -> tuple[Axis, ...]:
+        """The axes on which nodes have coordinates."""
+        stages = self.plan.pipeline.stages if self.plan.pipeline is not None else 1
+        logical = self.plan.model.size if self.plan.model is not None else 1
+        shared = len(self.homes.devices)
+        return Axis(STAGE, stages), Axis(MODEL, logical), Axis(SERVER, shared), Axis(PROCESS, self.workers)
 
     @property
     def handles(self) -> frozenset[str]:
@@ -327,22 +382,21 @@ class Rewrite:
             for i, value in enumerate(inputs)
             if is_rarer(site.span, value.node.span)
         }
-        build = Builder(self.graph, site.name, site.origin, site.span)
+        place = site.place if site.place is not None else self._place if site.span == ONCE else ANYWHERE
+        build = Builder(self.graph, site.name, site.origin, site.span, place=place)
         node = build.node(op, *inputs, controls=controls, selects=selects, **(attrs or {}))
         if frame:
             self.frames[node] = frame
-        if self._home is not None and site.span == ONCE:
-            self.server_region.devices[node] = self._home
         return node
 
     @contextmanager
     def at(self, home: str | None) -> Iterator[None]:
         """Add nodes that run once on a device; None: where they always are."""
-        before, self._home = self._home, home
+        before, self._place = self._place, ANYWHERE if home is None else self.on(home)
         try:
             yield
         finally:
-            self._home = before
+            self._place = before
 
     def once(self, value: Value) -> Value:
         """Return the first replica's value as one that is made once."""

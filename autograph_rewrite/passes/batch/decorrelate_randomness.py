@@ -22,8 +22,7 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite, Site
-from autograph_rewrite.resolve.server_region import ServerRegion
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 
 STRIDE = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""
@@ -78,4 +77,4 @@ def _run(rewrite: Rewrite) -> None:
     decorrelate_randomness(rewrite)
 
 
-DECORRELATE_RANDOMNESS = Pass("decorrelate-randomness", _run, needs=(ServerRegion,))
+DECORRELATE_RANDOMNESS = Pass("decorrelate-randomness", _run, needs=(Homes,))

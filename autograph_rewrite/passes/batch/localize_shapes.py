@@ -18,9 +18,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 SHAPES_OF_ELEMENTS = {
     "TensorArrayV3": ("element_shape", 0),
@@ -120,4 +119,4 @@ def _run(rewrite: Rewrite) -> None:
     localize_shapes(rewrite)
 
 
-LOCALIZE_SHAPES = Pass("localize-shapes", _run, needs=(ServerRegion,))
+LOCALIZE_SHAPES = Pass("localize-shapes", _run, needs=(Homes,))

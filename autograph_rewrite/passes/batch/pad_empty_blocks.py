@@ -28,11 +28,10 @@ from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.local_sgd.train_alone import trains_alone
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
@@ -211,4 +210,4 @@ def _may_be_empty(rewrite: Rewrite) -> bool:
     return not trains_alone(rewrite)
 
 
-PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (ServerRegion, Blocks, ReshardInserter))
+PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (Homes, Blocks, ReshardInserter))

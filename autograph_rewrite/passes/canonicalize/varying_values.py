@@ -36,9 +36,8 @@ from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
 
@@ -258,4 +257,4 @@ def _has_varying_values(rewrite: Rewrite) -> bool:
 
 MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
 MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
-NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (ServerRegion,))
+NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (Homes,))

@@ -22,7 +22,7 @@ import numpy as np
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.mesh import ONCE, PROCESS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -42,7 +42,7 @@ class ServerBuilder:
     """
 
     def __init__(self, rewrite: Rewrite, device: str, origin: Node, name: str) -> None:
-        self._rewrite, self._device, self._origin, self._name = rewrite, device, origin, name
+        self._rewrite, self._place, self._origin, self._name = rewrite, rewrite.on(device), origin, name
 
     def add(
         self,
@@ -64,12 +64,9 @@ class ServerBuilder:
             controls: nodes that it runs after.
             **attrs: by name, decoded.
         """
-        rewrite, name = self._rewrite, f"{self._name}/{what}"
-        node = rewrite.add(op, inputs, Site(name, ONCE, self._origin), attrs=attrs or None, controls=controls)
-        rewrite.server_region.devices[node] = self._device
-        if on_server:
-            rewrite.server_region.nodes.add(node)
-        return node
+        place = {**self._place, PROCESS: 0} if on_server else self._place
+        site = Site(f"{self._name}/{what}", ONCE, self._origin, place)
+        return self._rewrite.add(op, inputs, site, attrs=attrs or None, controls=controls)
 
     def const(self, content: Any, dtype: int, what: str, *, on_server: bool = False) -> Value:
         """Add a constant.
@@ -177,7 +174,7 @@ def _meeting(rewrite: Rewrite, part: Value, edge: EdgePlan) -> ServerBuilder:
     homes = sorted(set(rewrite.plan.homes.values()))
     spread = homes[zlib.crc32(f"{edge.value} {edge.to}".encode()) % len(homes)]
     name = f"{edge.value.replace(':', '/')}/{edge.lowering}"  # the same in all processes
-    return ServerBuilder(rewrite, rewrite.server_region.homes.get(edge.owner, spread), part.node, name)
+    return ServerBuilder(rewrite, rewrite.homes.of.get(edge.owner, spread), part.node, name)
 
 
 def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value:
@@ -190,7 +187,7 @@ def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value
     handle = home.store("ResourceConditionalAccumulator", "sum", dtype=dtype, shape=None, reduction_type=b"SUM")
     step = home.const(NEVER_STALE, dtypes.INT64, "step")
     push = home.add("ResourceAccumulatorApplyGradient", (handle, step, part), "push")
-    rewrite.server_region.pushes.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
     required = home.const(rewrite.processes, dtypes.INT32, "required", on_server=True)
     take = home.add(
         "ResourceAccumulatorTakeGradient", (handle, required), "take", on_server=True, controls=[push], dtype=dtype
@@ -204,7 +201,7 @@ def _parts(rewrite: Rewrite, part: Value, edge: EdgePlan, home: ServerBuilder) -
     queue = home.queue(types, count, "parts")
     task = home.const(rewrite.task, dtypes.INT32, "task")
     push = home.add("QueueEnqueueV2", (queue, task, home.wrapped(part, "part")), "push", timeout_ms=-1)
-    rewrite.server_region.pushes.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
     number = home.const(count, dtypes.INT32, "count", on_server=True)
     attrs: dict[str, Any] = {"component_types": types, "timeout_ms": -1}
     take = home.add("QueueDequeueManyV2", (queue, number), "take", on_server=True, controls=[push], **attrs)

@@ -17,10 +17,9 @@ from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.canonicalize.variable_policies import ComponentOf, Components
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable, auxiliary_name
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 def keep_components(rewrite: Rewrite, components: Components) -> None:
@@ -69,4 +68,4 @@ def _has_components(rewrite: Rewrite) -> bool:
     return rewrite.has(Components) and bool(rewrite.get(Components).variables)
 
 
-KEEP_COMPONENTS = Pass("keep-components", _run, _has_components, (ServerRegion,))
+KEEP_COMPONENTS = Pass("keep-components", _run, _has_components, (Homes,))

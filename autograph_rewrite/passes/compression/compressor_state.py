@@ -21,11 +21,10 @@ from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 SCOPE = "autograph_state"
@@ -170,4 +169,4 @@ def _run(rewrite: Rewrite) -> None:
     rewrite.item = attach(rewrite, rewrite.item)
 
 
-DECLARE_STATE = Pass("declare-state", _run, needs=(ServerRegion,))
+DECLARE_STATE = Pass("declare-state", _run, needs=(Homes,))

@@ -18,10 +18,9 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.anchors import DIGEST_OF_PROCESS, DIGESTS_OF_ALL
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.plan.parts.messages import SIZES
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 def exchange_digests(rewrite: Rewrite, blocks: Blocks, targets: Iterable[Node]) -> None:
@@ -62,4 +61,4 @@ def _is_in_a_job(rewrite: Rewrite) -> bool:
     return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
 
 
-EXCHANGE_DIGESTS = Pass("exchange-digests", _run, _is_in_a_job, (ServerRegion, Blocks))
+EXCHANGE_DIGESTS = Pass("exchange-digests", _run, _is_in_a_job, (Homes, Blocks))

@@ -82,26 +82,23 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     """
     tails = _Tails()
     parts: list[bytes] = []
-    special: list[list[Node]] = [[] for _ in run.devices]
-    alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.devices]
+    special: list[list[Node]] = [[] for _ in run.cells]
+    alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.cells]
     for node in graph:
-        stage = run.stages.get(node, 0)
         if node.span != EACH:
-            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.count(node))]
+            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.mesh.count(node.span))]
         elif node in run.order.roots or node in run.order.sums or _differs(node):
-            special[stage].append(node)
+            special[run.cell(node)].append(node)
         else:
-            alike[stage][node not in common].append(node)
-    for devices, of_stage in zip(run.devices, alike, strict=True):
+            alike[run.cell(node)][node not in common].append(node)
+    for devices, of_cell in zip(run.cells, alike, strict=True):
         instances = _instances(devices, run.micro)
-        for nodes in of_stage:
-            parts += _copies(_Records(common, nodes, tails, run.pinned_devices), instances)
+        for nodes in of_cell:
+            parts += _copies(_Records(common, nodes, tails, run), instances)
     for i in range(len(run)):
         waits = _waits(run, i, common)
-        for devices, nodes in zip(run.devices, special, strict=True):
-            parts.append(
-                _block(_Records(common, nodes, tails, run.pinned_devices, i, waits), _instances(devices, run.micro)[i])
-            )
+        for devices, nodes in zip(run.cells, special, strict=True):
+            parts.append(_block(_Records(common, nodes, tails, run, i, waits), _instances(devices, run.micro)[i]))
     return frame(parts, graph)
 
 
@@ -181,7 +178,7 @@ class _Records:
         common: the nodes that hold the same value on every replica.
         nodes: the EACH nodes to encode.
         tails: encodes their attributes.
-        pinned_devices: the devices of nodes that are not where their replica is.
+        run: how they are run.
         replica: the one whose attributes count, where they differ.
         waits: full names that nodes wait for besides their controls.
     """
@@ -191,13 +188,13 @@ class _Records:
         common: set[Node],
         nodes: Iterable[Node],
         tails: _Tails,
-        pinned_devices: Mapping[Node, str],
+        run: ReplicaLayout,
         replica: int = 0,
         waits: Mapping[Node, list[str]] = MappingProxyType({}),
     ) -> None:
         self.references: list[tuple[int, bytes, bytes]] = []  # kind of prefix; mark (`^` or nothing); rest of the name
         self._common = common
-        self._elsewhere = pinned_devices
+        self._run = run
         self._places: dict[Value | Node | str, int] = {}
         self._waits = waits
         self.all = [one for node in nodes for one in self._made(node, tails(node, replica, copied=True))]
@@ -211,7 +208,8 @@ class _Records:
         if node in self._waits:
             controls += [places[name] if name in places else self._add(name) for name in self._waits[node]]
         kind, name = _kind(node, self._common), node.name.encode()
-        device = _device(self._elsewhere[node].encode()) if node in self._elsewhere else None
+        shared = self._run.shared(node)
+        device = None if shared is None else _device(shared.encode())
         if controls and _is_miscounted(node, len(inputs)):
             waits, first = name + WAITS, (inputs[0], *controls)
             yield _Record(kind, waits, _op("Identity"), first, device, _type_of(node) + _MARK)
@@ -316,7 +314,7 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
         return _running_sum(node, instance, run, common)
 
     def read(producer: Node, select: Select | None) -> list[bytes]:
-        wanted = run.read(node, instance, producer, select)
+        wanted = run.mesh.read(node.span, instance, producer.span, select)
         return [instance_name(producer, i, common, run.micro).encode() for i in wanted]
 
     inputs: list[bytes] = []
@@ -355,7 +353,7 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     kept = {key: raw for key, raw in node._attrs.items() if key != "N" and isinstance(raw, bytes)}
     parts: list[bytes] = []
     totals: list[bytes] = []
-    for instance in run.read(node, replica, value.node, Select.ALL):
+    for instance in run.mesh.read(node.span, replica, value.node.span, Select.ALL):
         term = (instance_name(value.node, instance, common, run.micro) + suffix).encode()
         if instance % run.micro == 0:
             totals.append(term)

@@ -2,110 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH, ONCE
+from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ir.verify.nccl import uses_nccl
 from autograph_rewrite.ops.rules.random import is_draw
-from autograph_rewrite.passes.base.instance_order import NO_ORDER
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
+from autograph_rewrite.passes.emit.colocation import follow, read_beside, require_beside, stay_at_tables
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
-from autograph_rewrite.passes.pipeline_parallel.placement import Cells, complete_stages, place_stages
-from autograph_rewrite.passes.pipeline_parallel.schedule import schedule_stages
+from autograph_rewrite.passes.pipeline_parallel.schedule import order_stages, stage_devices
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
 from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
-from autograph_rewrite.resolve.stages.colocation import follow, read_beside, require_beside, stay_at_tables
 
 
 def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
     """Place what runs once, and return how the rest is run.
 
     Args:
-        stages: of the original nodes, None where the plan has no stages.
+        stages: what is known of the nodes of a pipeline, None where the plan has no stages.
         fed: names of the inputs that a program hands over.
 
     Raises:
         VerifyError: a variable would be on another device than what reads or writes it.
     """
-    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
+    graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
-    stay_at_tables(graph, pinned_devices, _host(devices[0]))
-    pinned_devices.update((node, _host(devices[0])) for node in graph if OFFLOAD_ATTR in node.attrs)
-    if plan.pipeline is None and plan.model is None:
-        order = sequence_micro_batches(graph, micro)
-        if plan.looped:
-            follow(graph, pinned_devices)
-        assign_devices(graph, devices, pinned_devices)
-        read_beside(graph, pinned_devices)
+    is_whole = plan.pipeline is None and plan.model is None
+    mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
+    stay_at_tables(rewrite, _host(devices[0]))
+    for node in [node for node in graph if OFFLOAD_ATTR in node.attrs]:
+        rewrite.settle(node, _host(devices[0]))
+    order = sequence_micro_batches(graph, micro) if stages is None else order_stages(rewrite, stages, mesh, micro)
+    if mesh.size(MODEL) > 1:
+        for node, logical in logical_devices(topological_order(graph)).items():
+            node.put(MODEL, logical)
+    if plan.looped:
+        follow(graph)
+    assign_devices(rewrite, mesh, is_whole=is_whole)
+    if is_whole:
+        read_beside(rewrite)
+    if stages is not None:
+        tell_ready(graph, stages, order.roots, stage_devices(mesh))
+    if not plan.is_driven:  # one host
         _stay_on_host(rewrite, devices[0], fed)
-        instances = tuple(device for device in devices for _ in range(micro))
-        require_beside(graph, rewrite.handles, instances, pinned_devices)
-        return ReplicaLayout((instances,), micro, order, pinned_devices=pinned_devices)
-    layout = _place_parts(rewrite, stages, devices, micro)
-    if not plan.stage_hosts:  # one host
-        _stay_on_host(rewrite, devices[0], fed)
+    layout = ReplicaLayout(replace(mesh, shared=tuple(rewrite.homes.devices)), order)
+    if is_whole:
+        require_beside(graph, rewrite.handles, layout)
     return layout
 
 
-def _place_parts(rewrite: Rewrite, stages: Stages | None, devices: Sequence[str], micro: int) -> ReplicaLayout:
-    """Place the stages and logical devices of which each replica has several.
+def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:
+    """Return a mesh with the devices of its coordinates; stages have those of a replica in turn.
 
     Args:
-        stages: of the original nodes, None where the plan has no stages.
         devices: replica by replica, of each stage by stage, of each the logical devices.
-        micro: how many micro-batches there are.
     """
-    graph, plan, pinned_devices = rewrite.graph, rewrite.plan, rewrite.server_region.devices
-    size = plan.model.size if plan.model is not None else 1
-    each = len(devices) // rewrite.plan.replicas_each // size
-    cells = [devices[first : first + size] for first in range(0, len(devices), size)]
-    replicas = [cells[first : first + each] for first in range(0, len(cells), each)]
-    firsts = [[cell[0] for cell in own] for own in replicas]
-    order = NO_ORDER
-    if stages is None or plan.pipeline is None:
-        stages = Stages(1, {node: 0 for node in graph if node.span == EACH}, set())
-        order = sequence_micro_batches(graph, micro)
-    elif not plan.looped:
-        complete_stages(graph, stages)
-        order = schedule_stages(graph, stages, plan.pipeline.schedule, firsts, micro)
-    logical = logical_devices(topological_order(graph)) if size > 1 else {}
-    driver = plan.stage_hosts[0] + HOST if plan.stage_hosts else ""
-    place_stages(graph, stages, Cells(replicas[0], logical), captured=rewrite.captures, driver=driver)
-    if plan.looped:
-        follow(graph, pinned_devices)
-    for node, home in pinned_devices.items():
-        if node.span == ONCE:
-            node.set_device(home)  # what a server holds is no part of a stage
-    if plan.pipeline is not None:
-        tell_ready(graph, stages, order.roots, firsts)
-    places = [(stage, k) for stage in range(stages.count) for k in range(size)]
-    by_place = tuple(tuple(own[s % each][k] for own in replicas for _ in range(micro)) for s, k in places)
-    of = {node: stages.of.get(node, 0) * size + logical.get(node, 0) for node in graph} if size > 1 else stages.of
-    return ReplicaLayout(by_place, micro, order, of, pinned_devices)
+    size, each = mesh.size(MODEL), len(devices) // mesh.size(REPLICA)
+    firsts = range(0, len(devices), each)
+    stages = range(mesh.size(STAGE))
+    found = [devices[first + stage * size % each :][:size] for first in firsts for stage in stages]
+    return replace(mesh, devices=tuple(device for cell in found for device in cell))
 
 
 def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
     """Put on the host what an accelerator has no kernel for, sizes, and cuts of inputs."""
-    graph, pinned_devices = rewrite.graph, rewrite.server_region.devices
+    graph = rewrite.graph
 
     def requested(node: Node) -> str:
-        return node.device if node.span == ONCE else pinned_devices.get(node, first)
+        return node.device if node.span == ONCE else rewrite.home_of(node) or first
 
     order = topological_order(graph)
     for node in host_nodes(order, requested, {graph.nodes[name] for name in fed if name in graph}, frames_of(order)):
@@ -113,7 +94,7 @@ def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
         if node.span == ONCE:
             node.set_device(home)
         else:
-            pinned_devices[node] = home
+            rewrite.settle(node, home)
 
 
 def _host(device: str) -> str:
@@ -129,7 +110,7 @@ def _assign(rewrite: Rewrite) -> None:
     rewrite.put(place_instances(rewrite, stages, fed))
 
 
-ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(ServerRegion,), gives=(ReplicaLayout,))
+ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(Homes,), gives=(ReplicaLayout,))
 
 
 # Assign devices: instance r to device r, what runs once to the first device.
@@ -139,26 +120,28 @@ ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(ServerRegion,), gives=(R
 # them would only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
 
 
-def assign_devices(graph: Graph, devices: Sequence[str], pinned_devices: Mapping[Node, str]) -> None:
+def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
     """Set the device of every node that runs once; expansion places the instances of the others.
 
     Args:
-        graph: the folded graph.
-        devices: one per replica.
-        pinned_devices: the devices of nodes that are not where their replica is.
+        mesh: of this process, with the devices of its replicas.
+        is_whole: each replica has one device.
     """
-    first = devices[0]
-    host_only = parse(first).kind == "CPU"
-    for node in graph:
-        if node.span != ONCE:
-            continue
-        if node in pinned_devices:
-            node.set_device(pinned_devices[node])
-        elif host_only:
-            node.set_device(first)
-        else:
+    first, drivers = mesh.device({}), rewrite.plan.stage_hosts
+
+    def device(node: Node) -> str:
+        if node.span == ONCE and (home := rewrite.home_of(node)) is not None:
+            return home  # what a server holds is no part of a stage
+        if is_whole:
             on_host = stays_on_host(node) or "CPU" in node.device.upper()
-            node.set_device(process_of(first) + HOST if on_host else first)
+            return _host(first) if on_host else first
+        if drivers and has(node.op, "of_the_program"):
+            return drivers[0] + HOST
+        return mesh.device({axis: node.at(axis) for axis in node.place if axis in (STAGE, MODEL)})
+
+    for node in rewrite.graph:
+        if node.span == ONCE or (node.span == PER_REPLICA and not is_whole):
+            node.set_device(device(node))
 
 
 def stays_on_host(node: Node) -> bool:

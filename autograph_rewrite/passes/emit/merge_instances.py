@@ -23,9 +23,8 @@ from autograph_rewrite.ops.facts.placement import LOCAL, Fact
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 INSTANCE_SUFFIX = "/instance"
 
@@ -147,7 +146,7 @@ def _spread(state: Propagation) -> dict[Value, Fact]:
     return {v: fact for v, fact in facts if fact.placement.differs and fact.placement not in (LOCAL, OWN_VALUE)}
 
 
-MERGE_INSTANCES = Pass("merge-instances", _run, needs=(ServerRegion, ReshardInserter), gives=(Merged,))
+MERGE_INSTANCES = Pass("merge-instances", _run, needs=(Homes, ReshardInserter), gives=(Merged,))
 
 
 # Replicate resources: every device gets its own copy of each variable.

@@ -8,12 +8,12 @@ Nodes that hold the same value in every instance keep their name for the first, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Mesh, Select, prefix
+from autograph_rewrite.ir.mesh import EACH, MICRO, MODEL, ONCE, PER_REPLICA, SERVER, STAGE, Mesh, prefix
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 
@@ -22,49 +22,46 @@ class ReplicaLayout:
     """How nodes of several instances are run: on which devices, and in which order.
 
     Attributes:
-        devices: by stage, the device of each instance; one entry where there are no stages.
-        micro: how many instances belong to one replica.
+        mesh: the instances of a process, and their devices.
         order: in which they follow each other.
-        stages: of the nodes that are not in the first one.
-        pinned_devices: the devices of nodes that are not where their replica is.
     """
 
-    devices: tuple[tuple[str, ...], ...]
-    micro: int = 1
+    mesh: Mesh
     order: InstanceOrder = NO_ORDER
-    stages: Mapping[Node, int] = field(default_factory=dict)
-    pinned_devices: Mapping[Node, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.devices[0])
+        return self.mesh.count(EACH)
+
+    @property
+    def micro(self) -> int:
+        """How many instances belong to one replica."""
+        return self.mesh.size(MICRO)
 
     @cached_property
-    def mesh(self) -> Mesh:
-        """The instances of a process."""
-        return Mesh.of(len(self) // self.micro, self.micro)
+    def cells(self) -> tuple[tuple[str, ...], ...]:
+        """The device of each micro-batch's instance, for each place that a node may have in a replica."""
+        instances = [self.mesh.coordinates(EACH, i) for i in range(len(self))]
+        stages, logical = range(self.mesh.size(STAGE)), range(self.mesh.size(MODEL))
+        places = [{STAGE: stage, MODEL: device} for stage in stages for device in logical]
+        return tuple(tuple(self.mesh.device({**place, **at}) for at in instances) for place in places)
+
+    def cell(self, node: Node) -> int:
+        """Return the number of a node's place in a replica."""
+        return node.at(STAGE) * self.mesh.size(MODEL) + node.at(MODEL)
 
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""
-        return self.devices[self.stages.get(node, 0)]
+        return self.cells[self.cell(node)]
 
-    def count(self, node: Node) -> int:
-        """Return how many instances a node has."""
-        return self.mesh.count(node.span)
+    def shared(self, node: Node) -> str | None:
+        """Return the device of a node that all replicas share; None where each has it on its own."""
+        return self.mesh.shared[node.at(SERVER)] if SERVER in node.place else None
 
     def device(self, node: Node, instance: int) -> str:
         """Return the device of an instance of a node that does not run once."""
-        if node in self.pinned_devices:
-            return self.pinned_devices[node]
-        return self.of(node)[instance * len(self) // self.count(node)]
-
-    def read(self, node: Node, instance: int, producer: Node, select: Select | None) -> list[int]:
-        """Return which instances of a producer an instance of a node reads.
-
-        Args:
-            node: the reader.
-            select: which of several.
-        """
-        return self.mesh.read(node.span, instance, producer.span, select)
+        return self.mesh.device(
+            {**{axis: node.at(axis) for axis in node.place}, **self.mesh.coordinates(node.span, instance)}
+        )
 
 
 def instance_name(node: Node, instance: int, common: Collection[Node], micro: int = 1) -> str:

@@ -13,8 +13,7 @@ another order. The ids have to be distinct: those that a step looked up, or such
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 LARGE = 1 << 20
 """Bytes of a table from which on this is worth more ops."""
@@ -95,26 +93,20 @@ def _selects(node: Node) -> bool:
     return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
 
 
-def update_by_rows(node: Node, place: Callable[[Node, Node], None]) -> None:
-    """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all.
-
-    Args:
-        place: puts a new node where the update is.
-    """
+def update_by_rows(node: Node) -> None:
+    """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all."""
     rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
     table, slot = node.inputs[:2]
     waits = list(dict.fromkeys((*node.controls, *_makers(node))))
     select = {node.inputs[at]: which for at, which in node.selects.items()}
 
-    build = Builder.at(node, span=node.span, device=node.device)
+    build = Builder(node.graph, node.name, node, node.span, node.device, place=node.place)
 
     def add(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Node:
         selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
         made = {one.node for one in inputs}
         controls = [control for control in controls if control not in made]
-        new = build.node(op, *inputs, what=what, controls=controls, selects=selects, **attrs)
-        place(new, node)
-        return new
+        return build.node(op, *inputs, what=what, controls=controls, selects=selects, **attrs)
 
     def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Value:
         return add(what, op, *inputs, controls=controls, **attrs).output()
@@ -144,19 +136,9 @@ def _makers(node: Node) -> Iterator[Node]:
 
 def _update_rows(rewrite: Rewrite) -> None:
     """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
-    layout = rewrite.get(ReplicaLayout)
-    homes, stages = rewrite.server_region.devices, dict(layout.stages)
-
-    def stay(new: Node, update: Node) -> None:
-        if update in homes:
-            homes[new] = homes[update]
-        if update in stages:
-            stages[new] = stages[update]
-
     nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
-    for node in row_updates(rewrite.graph, layout, nbytes):
-        update_by_rows(node, stay)
-    rewrite.put(replace(layout, stages=stages))
+    for node in row_updates(rewrite.graph, rewrite.get(ReplicaLayout), nbytes):
+        update_by_rows(node)
 
 
 def _updates_rows(rewrite: Rewrite) -> bool:
@@ -164,4 +146,4 @@ def _updates_rows(rewrite: Rewrite) -> bool:
     return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
 
 
-UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(ServerRegion, ReplicaLayout))
+UPDATE_ROWS = Pass("update-rows", _update_rows, _updates_rows, needs=(ReplicaLayout,))

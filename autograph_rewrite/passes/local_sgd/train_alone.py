@@ -16,14 +16,13 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
 from autograph_rewrite.passes.local_sgd.averages import SCOPE, Averages, add_averages, wait_for
 from autograph_rewrite.passes.local_sgd.own_steps import OwnSteps, find_own_steps, let_out
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.plan.parts.notes import Note
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import Variable
 
 
@@ -143,4 +142,4 @@ def _run(rewrite: Rewrite) -> None:
     keep_counts(rewrite, rewrite.get(Blocks), rewrite.get(Alone))
 
 
-COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (ServerRegion, Blocks))
+COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (Homes, Blocks))

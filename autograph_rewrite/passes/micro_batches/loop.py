@@ -99,7 +99,6 @@ def _join_before_branches(graph: Graph) -> None:
         if switch.op not in SWITCHES or switch.span != EACH or switch.inputs[1].node.span != ONCE:
             continue
         before = copy_node(graph, node, [switch.inputs[0], *node.inputs[1:]], name=f"{node.name}/before")
-        before.set_span(node.span)
         before.set_inputs(before.inputs, node.selects)
         pending.append(before)
         inputs = [before.output(), switch.inputs[1]]
@@ -217,6 +216,7 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
         controls = [control for control in node.controls if control.span != EACH]
         copy = copy_node(graph, node, inputs, name=f"{node.name}/whole", controls=controls)
+        copy.set_span(ONCE)
         select_first(copy)
         made |= {other: copy.output(other.index) for other in node.read_outputs}
     return made[value]

@@ -33,10 +33,10 @@ Turns = Sequence[Sequence[int | None]]
 
 
 class Cluster(NamedTuple):
-    """Nodes that run one behind the other for one micro-batch: the forward or backward part of a stage."""
+    """Nodes that run one behind the other for one micro-batch: a forward or a backward part of the body."""
 
     kind: str
-    stage: int
+    part: int
 
 
 class _Gate(NamedTuple):
@@ -162,7 +162,7 @@ class LoopBodies:
                 kept = loop.kept(value)
             gate, behind = self._gate(cluster), self._loops[BACKWARD]
             assert gate is not None
-            with behind.at(source.stage):
+            with behind.at(source.part):
                 self._items[value, cluster] = behind.item(kept, value, gate.micro)
         return self._items[value, cluster]
 
@@ -180,11 +180,11 @@ class LoopBodies:
             )
 
     def _distance(self, node: Node, producer: Node, source: Cluster, cluster: Cluster) -> int:
-        distance = cluster.stage - source.stage if cluster.kind == FORWARD else source.stage - cluster.stage
+        distance = cluster.part - source.part if cluster.kind == FORWARD else source.part - cluster.part
         if source.kind != cluster.kind or distance < 1:
             raise PassError(
-                f"an edge leads back: '{node.name}' is in stage {cluster.stage} and needs '{producer.name}' "
-                f"of stage {source.stage}, which is there only later",
+                f"an edge leads back: '{node.name}' is in stage {cluster.part} and needs '{producer.name}' "
+                f"of stage {source.part}, which is there only later",
                 node=node,
                 hint=UNROLL,
             )
@@ -195,10 +195,11 @@ class LoopBodies:
         if cluster.kind not in self._turns:
             return None
         if cluster not in self._gates:
-            loop, name = self._loops[cluster.kind], f"stage_{cluster.stage}"
-            row = [-1 if m is None else m for m in self._turns[cluster.kind][cluster.stage]]
+            loop = self._loops[cluster.kind]
+            name = f"{loop.axis}_{cluster.part}"
+            row = [-1 if m is None else m for m in self._turns[cluster.kind][cluster.part]]
             turn = Builder(self._graph, f"{loop.scope}/{name}").const(row, dtypes.INT32, "turns")
-            with loop.at(cluster.stage):
+            with loop.at(cluster.part):
                 self._gates[cluster] = _Gate(*loop.turn(turn, name))
         return self._gates[cluster]
 
@@ -206,7 +207,7 @@ class LoopBodies:
     def _at(self, cluster: Cluster) -> Iterator[Loop]:
         """Add nodes for a cluster."""
         loop, gate = self._loops[cluster.kind], self._gate(cluster)
-        with loop.at(cluster.stage, *((gate.runs, gate.turn) if gate is not None else ())):
+        with loop.at(cluster.part, *((gate.runs, gate.turn) if gate is not None else ())):
             yield loop
 
     def finished(self, node: Node) -> Node:

@@ -27,11 +27,10 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import Repeated
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
 from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
-from autograph_rewrite.resolve.server_region import ServerRegion
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,6 @@ def _unroll(rewrite: Rewrite, update: Update, statistics: Sequence[tuple[Value, 
 
 def _copied(rewrite: Rewrite, node: Node, inputs: Sequence[Value], name: str, controls: Iterable[Node]) -> Node:
     copy = copy_node(rewrite.graph, node, inputs, name=name, controls=controls)
-    copy.set_span(node.span)
     select_first(copy)
     return copy
 
@@ -240,7 +238,5 @@ def _update(rewrite: Rewrite) -> None:
     rewrite.put(Repeated(frozenset(nodes)))
 
 
-FIND_AVERAGES = Pass("find-averages", _find, needs=(ServerRegion, ReshardInserter), gives=(Averages,))
-SEQUENTIAL_AVERAGES = Pass(
-    "sequential-averages", _update, needs=(ServerRegion, ReshardInserter, Averages), gives=(Repeated,)
-)
+FIND_AVERAGES = Pass("find-averages", _find, needs=(Homes, ReshardInserter), gives=(Averages,))
+SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, ReshardInserter, Averages), gives=(Repeated,))

@@ -73,6 +73,7 @@ def _inputs(loop: Loop, node: Node, update: Update, statistic: Value, made: dict
 
 def _copy(graph: Graph, loop: Loop, node: Node, inputs: Iterable[Value], made: dict[Node, Node]) -> Node:
     copy = copy_node(graph, node, inputs, name=f"{node.name}/in_turn", controls=node.controls)
+    copy.set_span(ONCE)
     _wait(loop, copy, node.controls, made)
     return copy
 

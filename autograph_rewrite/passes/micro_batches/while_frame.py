@@ -20,7 +20,7 @@ import numpy as np
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, PerInstance, Span
+from autograph_rewrite.ir.mesh import ANYWHERE, EACH, PerInstance, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 
@@ -37,21 +37,28 @@ class Loop:
         count: how many iterations there are.
         scope: begins the names of its nodes.
         span: ONCE for one loop that all replicas share.
+        axis: along which the parts of its body stand; "": they stand nowhere.
 
     Attributes:
         scope: begins the names of its nodes.
+        axis: along which the parts of its body stand.
         number: of the iteration.
         end: gives how many iterations there were, once they are over.
-        stages: of the nodes that it has added, which run on each replica.
     """
 
     def __init__(
-        self, graph: Graph, prefixes: Sequence[str], count: int, scope: str = SCOPE, *, span: Span = EACH
+        self,
+        graph: Graph,
+        prefixes: Sequence[str],
+        count: int,
+        scope: str = SCOPE,
+        *,
+        span: Span = EACH,
+        axis: str = "",
     ) -> None:
-        self.stages: dict[Node, int] = {}
         self._graph = graph
-        self.scope, self._span = scope, span
-        self._stage = 0
+        self.scope, self.axis, self._span = scope, axis, span
+        self._part = 0
         self._runs: Value | None = None
         self._turn: Value | None = None
         self._own: set[Node] = set()
@@ -74,19 +81,20 @@ class Loop:
         self.end = self._add("Exit", [gone.output(0)], "end")
 
     @contextmanager
-    def at(self, stage: int, runs: Value | None = None, turn: Value | None = None) -> Iterator[None]:
+    def at(self, part: int, runs: Value | None = None, turn: Value | None = None) -> Iterator[None]:
         """Add nodes for a part of the body.
 
         Args:
+            part: its number.
             runs: in which iterations it runs; left out: in all of them.
             turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
         """
-        before = self._stage, self._runs, self._turn
-        self._stage, self._runs, self._turn = stage, runs, turn
+        before = self._part, self._runs, self._turn
+        self._part, self._runs, self._turn = part, runs, turn
         try:
             yield
         finally:
-            self._stage, self._runs, self._turn = before
+            self._part, self._runs, self._turn = before
 
     def has(self, node: Node) -> bool:
         """Return whether a node belongs to the loop itself."""
@@ -111,7 +119,7 @@ class Loop:
 
     def constant(self, value: Value) -> Value:
         """Return a value from outside as one of every iteration."""
-        key = value, self._stage
+        key = value, self._part
         if key not in self._constants:
             self._constants[key] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
         return self._constants[key]
@@ -174,7 +182,7 @@ class Loop:
             at = self.number if self._turn is None else self._turn
             is_first = self._add("Equal", [at, zero], f"{name}/is_it").output()
             taken = self._add("Switch", [value, is_first], f"{name}/taken").output(1)
-            with self.at(self._stage, is_first):
+            with self.at(self._part, is_first):
                 empty = self._zero(value, f"{name}/none")
                 self._made["first", value] = self._carry(name, empty, lambda *_: taken)[1]
         return self._made["first", value]
@@ -185,7 +193,7 @@ class Loop:
         Args:
             value: made in the part of the body that nodes are added for now.
             distance: how many iterations ago.
-            step: each slot is so many stages behind the one before it.
+            step: each slot is so many parts behind the one before it.
 
         Raises:
             PassError: it is a container.
@@ -195,7 +203,7 @@ class Loop:
         while len(slots) < distance:
             moved = slots[-1] if slots else value
             runs = None if slots else self._runs
-            with self.at(self._stage + step * (len(slots) + 1), runs):
+            with self.at(self._part + step * (len(slots) + 1), runs):
                 empty = self._zero(value, f"{name}/empty")
                 slots.append(self._carry(name, empty, lambda *_, moved=moved: moved)[0])
         return slots[distance - 1]
@@ -287,9 +295,9 @@ class Loop:
         merged.set_input(1, self._add("NextIteration", [value], f"{merged.name}/next").output())
 
     def _outside(self, content: Any, name: str) -> Value:
-        """Return a constant outside of the loop, one for each stage that needs it."""
+        """Return a constant outside of the loop, one for each part that needs it."""
         array = np.asarray(content)
-        key = name, f"{array.dtype.name} {array.tolist()}", self._stage
+        key = name, f"{array.dtype.name} {array.tolist()}", self._part
         if key not in self._numbers:
             self._numbers[key] = Builder(self._graph, self._named(name)).const(array)
         return self._numbers[key]
@@ -307,18 +315,20 @@ class Loop:
 
     def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
         """Add a node outside of the loop, one for each replica."""
-        node = Builder(self._graph, self._named(name), span=self._span).node(op, *inputs, **attrs)
-        self.stages[node] = self._stage
-        return node.output()
+        return self._build(name).op(op, *inputs, **attrs)
+
+    def _build(self, name: str) -> Builder:
+        """Return a builder of what runs as often as the loop does, where a part of its body stands."""
+        place = {self.axis: self._part} if self.axis else ANYWHERE
+        return Builder(self._graph, self._named(name), span=self._span, place=place)
 
     def _named(self, name: str) -> str:
         """Return a name in the loop's scope."""
         return name if name.startswith(f"{self.scope}/") else f"{self.scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = Builder(self._graph, self._named(name), span=self._span).node(op, *inputs, **(attrs or {}))
+        node = self._build(name).node(op, *inputs, **(attrs or {}))
         self._own.add(node)
-        self.stages[node] = self._stage
         return node
 
 

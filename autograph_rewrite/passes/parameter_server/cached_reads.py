@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use
-from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.mesh import ONCE, SERVER
 from autograph_rewrite.ir.traversal import dependencies, topological_order, users
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
@@ -33,48 +33,48 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
     asked = [name for name, server in servers.items() if server.proxy]
     looked_up = {name for name in asked if servers[name].lookups}
     if asked and len(asked) == len(servers):
-        asked = list(rewrite.server_region.homes)  # what goes with the variables, too
+        asked = list(rewrite.homes.of)  # what goes with the variables, too
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
     for name in asked:
         variable = item.variables[name]
         handle = rewrite.graph.nodes.get(variable.handle)
-        uses = list(_local_uses(rewrite, handle)) if handle is not None and name in rewrite.server_region.homes else []
+        uses = list(_local_uses(handle)) if handle is not None and name in rewrite.homes.of else []
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
         if name in looked_up and all(has(node.op, "reads_rows") and node in unconditional for node in readers):
             if rewrite.workers > 1:
-                await_writes(rewrite, variable.handle, rewrite.server_region.homes[name], readers)
+                await_writes(rewrite, variable.handle, rewrite.homes.of[name], readers)
         else:
             proxies[name] = _proxy(rewrite, variable, handle)
             for node, index in uses:
                 node.set_input(index, proxies[name].output())
-                _bring_home(rewrite, node)
+                _bring_home(node)
     if proxies:
         _refresh(rewrite, item, proxies)
 
 
-def _local_uses(rewrite: Rewrite, handle: Node) -> Iterator[Use]:
+def _local_uses(handle: Node) -> Iterator[Use]:
     """Yield what reads the variable for something else than its update."""
     for use in handle.output().uses:
-        if not is_update(use.node) and not _leads_to_update(rewrite, use.node):
+        if not is_update(use.node) and not _leads_to_update(use.node):
             yield use
 
 
-def _leads_to_update(rewrite: Rewrite, node: Node) -> bool:
+def _leads_to_update(node: Node) -> bool:
     """Return whether an update reads a handle, here or behind the nodes that hand it on."""
-    if node in rewrite.server_region.nodes or is_update(node):
+    if node.is_driven or is_update(node):
         return True
     reached = (use.node for use in handle_uses(node)) if has(node.op, "forwards_handle") else ()
-    return any(other in rewrite.server_region.nodes or is_update(other) for other in reached)
+    return any(other.is_driven or is_update(other) for other in reached)
 
 
-def _bring_home(rewrite: Rewrite, node: Node) -> None:
+def _bring_home(node: Node) -> None:
     """Let a reader run where its replica is."""
     reached = [use.node for use in handle_uses(node)] if has(node.op, "forwards_handle") else []
     for other in (node, *reached):
-        rewrite.server_region.devices.pop(other, None)
+        other.leave(SERVER)
 
 
 def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
@@ -93,12 +93,12 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
     masks: dict[Node, int] = {}
     count = 0
     for node in order:
-        if node not in rewrite.server_region.nodes and node in unconditional:
+        if not node.is_driven and node in unconditional:
             continue
         mask = 0  # of what a branch does behind a write, too
         for producer in dependencies(node):
             mask |= masks.get(producer, 0)
-        name = handles.get(handle_node(node.inputs[0])) if _is_update_there(rewrite, node) else None
+        name = handles.get(handle_node(node.inputs[0])) if node.is_driven and is_update(node) else None
         if name is not None:
             mask |= 1 << count
             written[name] |= 1 << count
@@ -106,8 +106,8 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
         masks[node] = mask
     made: dict[tuple[str, int], tuple[Node, int]] = {}  # the copy, and all writes that it waits for
     for node in order:
-        is_local = node in unconditional and node not in rewrite.server_region.nodes
-        awaited = [producer for producer in _awaited(rewrite, node) if masks.get(producer)] if is_local else []
+        is_local = node in unconditional and not node.is_driven
+        awaited = [producer for producer in _awaited(node) if masks.get(producer)] if is_local else []
         mask = 0
         for control in awaited:
             mask |= masks[control]
@@ -125,13 +125,9 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
                 reader.add_control(made[key][0])
 
 
-def _is_update_there(rewrite: Rewrite, node: Node) -> bool:
-    return node in rewrite.server_region.nodes and is_update(node)
-
-
-def _awaited(rewrite: Rewrite, node: Node) -> list[Node]:
+def _awaited(node: Node) -> list[Node]:
     """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
-    ends = (value.node for value in node.inputs if value.node not in rewrite.server_region.nodes)
+    ends = (value.node for value in node.inputs if not value.node.is_driven)
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
 
 
@@ -146,7 +142,7 @@ def _gathered(node: Node, awaited: Sequence[Node]) -> Node:
 
 def _copied(rewrite: Rewrite, variable: Variable, proxy: Node, done: Node) -> Node:
     handle = rewrite.graph.nodes[variable.handle]
-    home = ServerBuilder(rewrite, rewrite.server_region.homes[variable.name], handle, variable.handle)
+    home = ServerBuilder(rewrite, rewrite.homes.of[variable.name], handle, variable.handle)
     dtype = dtypes.NUMBERS[variable.dtype]
     value = home.add("ReadVariableOp", (handle.output(),), "fresh", controls=[done], dtype=dtype).output()
     inputs, name = (proxy.output(), value), f"{variable.handle}/refresh"

@@ -17,7 +17,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import Guard, Guards, frames_of, guards_of, opened, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.mesh import EACH, PROCESS
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
@@ -28,11 +28,10 @@ from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import Runs
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.cached_reads import cache_reads
 from autograph_rewrite.passes.parameter_server.turns import Turns
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.training_graph import TrainingGraph
 
 SUFFIX = "/on_server"
@@ -40,17 +39,16 @@ SUFFIX = "/on_server"
 
 def name_server_roots(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Give each server op that is run or read by name a node of that name in every process."""
-    graph, on_server = rewrite.graph, rewrite.server_region.nodes
-    on_server &= set(graph)
+    graph = rewrite.graph
     alone = _initializers(item) if rewrite.workers > 1 else ()
     for name in dict.fromkeys((*item.targets, *alone)):
         node = graph.nodes.get(name)
-        if node is not None and node in on_server:
+        if node is not None and node.is_driven:
             take_name(graph, node, graph.unique_name(name + SUFFIX))
             Builder(graph, name, name).node("NoOp", controls=[node])
     for name in dict.fromkeys(info.tensor.partition(":")[0] for info in item.outputs.values()):
         node = graph.nodes.get(name)
-        if node is None or node not in on_server:
+        if node is None or not node.is_driven:
             continue
         take_name(graph, node, graph.unique_name(name + SUFFIX))
         outputs = node.outputs
@@ -84,11 +82,12 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
         PassError: what a server op needs of every worker is computed in a branch or loop only.
     """
     graph = rewrite.graph
-    rewrite.server_region.nodes &= set(graph)
     if rewrite.plan.is_asynchronous:
-        rewrite.server_region.nodes -= ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    on_server = _with_branches(topological_order(graph), rewrite.server_region.nodes)
-    rewrite.server_region.nodes = on_server
+        for node in ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes):
+            node.leave(PROCESS)
+    on_server = _with_branches(topological_order(graph))
+    for node in on_server:
+        node.put(PROCESS, 0)
     _read_before_pushing(rewrite, item)
     order = topological_order(graph)
     needs = _RequiredPushes(rewrite, order, on_server)
@@ -139,13 +138,13 @@ def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None
 
     A counter of steps is such a variable. What waits for contributions of all waits for that already.
     """
-    graph, region = rewrite.graph, rewrite.server_region
+    graph = rewrite.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
-    marked = {push: 1 for several in region.pushes.values() for push in several if push in step}
+    marked = {push: 1 for push in _pushes(rewrite) if push in step}
     behind = marks_before(order, {**marked, turns.all_began: 1})
-    pending = [node for node in order if node in step and node in region.nodes and is_update(node) and not behind[node]]
+    pending = [node for node in order if node in step and node.is_driven and is_update(node) and not behind[node]]
     seen = set(pending)
     while pending:
         node = pending.pop()
@@ -161,7 +160,7 @@ def _own_updates(rewrite: Rewrite, item: TrainingGraph) -> set[str]:
     """Return the names of the updates that the step makes in every process."""
     graph = rewrite.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
-    return {node.name for node in step if is_update(node) and node not in rewrite.server_region.nodes}
+    return {node.name for node in step if is_update(node) and not node.is_driven}
 
 
 def _require_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
@@ -240,7 +239,7 @@ class _WorkerSide:
 
 def _home(rewrite: Rewrite, node: Node, name: str) -> ServerBuilder:
     server = min(rewrite.plan.homes.values())  # of nodes that worker 0 runs itself
-    return ServerBuilder(rewrite, rewrite.server_region.devices.get(node, server), node, name)
+    return ServerBuilder(rewrite, rewrite.home_of(node) or server, node, name)
 
 
 class _RequiredPushes:
@@ -252,7 +251,7 @@ class _RequiredPushes:
     """
 
     def __init__(self, rewrite: Rewrite, order: Sequence[Node], on_server: set[Node]) -> None:
-        pushes = {push for several in rewrite.server_region.pushes.values() for push in several}.intersection(order)
+        pushes = set(_pushes(rewrite)).intersection(order)
         joint = pushes.union(node for node in order if is_collective(node.op))
         behind = marks_before(order, dict.fromkeys(joint, 1))
         unconditional = unconditional_nodes(order)
@@ -292,10 +291,10 @@ def _require_certain(pushes: Iterable[Node], unconditional: set[Node]) -> None:
         )
 
 
-def _with_branches(order: Sequence[Node], on_server: set[Node]) -> set[Node]:
+def _with_branches(order: Sequence[Node]) -> set[Node]:
     """Return the server ops, with the readers of those that run conditionally."""
     unconditional = unconditional_nodes(order)
-    found = set(on_server)
+    found = {node for node in order if node.is_driven}
     for node in order:
         if node not in found and any(v.node in found and v.node not in unconditional for v in node.inputs):
             if node.span == EACH:
@@ -320,12 +319,12 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
     the updates that the read follows, as a loss that is fetched alone, does not wait for it.
     """
-    graph, region = rewrite.graph, rewrite.server_region
+    graph, pushed = rewrite.graph, rewrite.homes.pushes
     order = topological_order(graph)
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
     roots += [value.node for value in outputs_of(graph, item)]
     step, unconditional = ancestors(roots), unconditional_nodes(order)
-    pushes = [push for several in region.pushes.values() for push in several if push in step]
+    pushes = [push for push in _pushes(rewrite) if push in step]
     sums = [node for node in order if is_collective(node.op) and node in step and node in unconditional]
     if not pushes and not sums:
         return
@@ -334,18 +333,23 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     behind = marks_before(order, {**dict.fromkeys(sums, 1), **dict.fromkeys(pushes, 2)})
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
-        if name not in region.homes or handle is None:
+        if name not in rewrite.homes.of or handle is None:
             continue
-        own = [push for push in region.pushes.get(name, pushes) if push in step]
+        own = [push for push in pushed.get(name, pushes) if push in step]
         for read in _reads(handle):
-            if read in region.nodes or read not in step or read not in unconditional:
+            if read.is_driven or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             for push in own:
                 if (position[read] < position[push] or not behind[read] & 2) and runs.may_wait(push, read):
                     push.add_control(read)
-            if name not in region.pushes and not behind[read]:
+            if name not in pushed and not behind[read]:
                 for node in filter(lambda node: runs.may_wait(node, read), sums):
                     node.add_control(read)
+
+
+def _pushes(rewrite: Rewrite) -> list[Node]:
+    """Return what hands this process's contributions over."""
+    return [push for several in rewrite.homes.pushes.values() for push in several]
 
 
 def _reads(handle: Node) -> list[Node]:
@@ -492,13 +496,13 @@ class Branches:
 def _serve(rewrite: Rewrite) -> None:
     """Name and lock what runs on parameter servers, and add local copies of what is read there."""
     if rewrite.plan.is_asynchronous:
-        lock_updates(rewrite.server_region.nodes)
+        lock_updates(node for node in rewrite.graph if node.is_driven)
     name_server_roots(rewrite, rewrite.item)
     cache_reads(rewrite, rewrite.item)
 
 
 def _has_servers(rewrite: Rewrite) -> bool:
-    return bool(rewrite.server_region.nodes)
+    return any(node.is_driven for node in rewrite.graph)
 
 
 def _delegate(rewrite: Rewrite) -> None:
@@ -511,5 +515,5 @@ def _has_servers_and_workers(rewrite: Rewrite) -> bool:
     return _has_servers(rewrite) and rewrite.workers > 1
 
 
-PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (ServerRegion,))
-DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (ServerRegion,))
+PARAMETER_SERVERS = Pass("parameter-servers", _serve, _has_servers, (Homes,))
+DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_workers, (Homes,))

@@ -23,7 +23,7 @@ import numpy as np
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -57,14 +57,13 @@ def send_first(
     Args:
         graph: the folded graph.
         nodes: a part: the forward or backward nodes of one stage, producers first.
-        stages: of the EACH nodes; those of added ones are noted.
+        stages: what is known of the EACH nodes besides theirs; of added ones, too.
         devices: of each replica's stages, in turn.
         unconditional: the nodes that run in any case.
     """
-    stage = stages.of.get(nodes[0], 0)
-    crossing = [
-        value for node in nodes if node in unconditional for value in node.read_outputs if _away(value, stages, devices)
-    ]
+    stage = nodes[0].at(STAGE)
+    certain = [node for node in nodes if node in unconditional]
+    crossing = [value for node in certain for value in node.read_outputs if _away(value, devices)]
     if not crossing:
         return []
     _wait_for_less(nodes, crossing)
@@ -79,12 +78,13 @@ def send_first(
         build = Builder.at(value.node, "sent", span=EACH)
         sent = build.node("Identity", value, controls=[made], T=value.dtype)
         for use in list(value.uses):
-            if _is_away(use.node, stage, stages, devices):
+            if _is_away(use.node, stage, devices):
                 use.node.set_input(use.index, sent.output())
         added.append(sent)
     for node in late:
         node.add_control(turn)
-    stages.of |= dict.fromkeys(added, stage)
+    for node in added:
+        node.put(STAGE, stage)
     if nodes[0] in stages.backward:
         stages.backward |= set(added)
     return added
@@ -105,13 +105,12 @@ def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[
     return [zeros.node, some.node, looking]
 
 
-def _away(value: Value, stages: Stages, devices: Devices) -> bool:
-    stage = stages.of.get(value.node, 0)
-    return any(_is_away(use.node, stage, stages, devices) for use in value.uses)
+def _away(value: Value, devices: Devices) -> bool:
+    return any(_is_away(use.node, value.node.at(STAGE), devices) for use in value.uses)
 
 
-def _is_away(reader: Node, stage: int, stages: Stages, devices: Devices) -> bool:
-    return reader.span == EACH and are_apart(stage, stages.of.get(reader, stage), devices)
+def _is_away(reader: Node, stage: int, devices: Devices) -> bool:
+    return reader.span == EACH and are_apart(stage, reader.at(STAGE, stage), devices)
 
 
 def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value]) -> None:
@@ -140,16 +139,16 @@ def tell_ready(
 
     Args:
         graph: the folded graph, placed.
-        stages: of its EACH nodes.
+        stages: what is known of its EACH nodes besides theirs.
         roots: what the parts of stages begin with.
-        devices: of each replica's stages, in turn.
+        devices: of each replica's stages, all of them.
     """
     begins: dict[int, list[Node]] = {}
     for node in roots:
         if node not in stages.backward:
-            begins.setdefault(stages.of.get(node, 0), []).append(node)
+            begins.setdefault(node.at(STAGE), []).append(node)
     for stage, nodes in sorted(begins.items()):
-        if stage + 1 >= stages.count or not are_apart(stage, stage + 1, devices):
+        if stage + 1 >= len(devices[0]) or not are_apart(stage, stage + 1, devices):
             continue
         ready = _round(graph, stage, devices)
         for node in nodes:

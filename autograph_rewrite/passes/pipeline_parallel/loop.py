@@ -20,17 +20,17 @@ from collections.abc import Iterable, Mapping
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MICRO, REPLICA, Mesh, prefix
+from autograph_rewrite.ir.mesh import MICRO, REPLICA, STAGE, Mesh, prefix
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.micro_batches.loop import order_of_bodies, require_closed, roll_micro_batches
 from autograph_rewrite.passes.micro_batches.loop_bodies import Cluster, LoopBodies
 from autograph_rewrite.passes.micro_batches.while_frame import Loop
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
+from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, turns
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.server_region import ServerRegion
 from autograph_rewrite.resolve.stages.assignment import Stages
 
 SCOPES = {FORWARD: "autograph_pipeline/forward", BACKWARD: "autograph_pipeline/backward"}
@@ -41,7 +41,7 @@ def roll_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
 
     Args:
         graph: the folded graph, complete.
-        stages: of its EACH nodes; those that are added get theirs.
+        stages: what is known of its EACH nodes besides theirs.
         plan: says how many replicas, micro-batches and devices there are.
         slices: by block, what it was cut out of.
         roots: what the outside needs.
@@ -53,34 +53,29 @@ def roll_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
     kept, mesh = list(roots), Mesh.of(plan.replicas_each, plan.microbatches)
     order, unconditional = order_of_bodies(graph, slices, kept)
     complete_stages(graph, stages)
-    devices = _devices(plan, stages)
-    table = turns(mesh.size(MICRO), devices, stages.count // devices)
+    assert plan.pipeline is not None
+    devices = _devices(plan, plan.pipeline)
+    table = turns(mesh.size(MICRO), devices, plan.pipeline.stages // devices)
     prefixes = [prefix(r) for r in range(mesh.size(REPLICA))]
-    loops = {kind: Loop(graph, prefixes, len(table[0]), scope) for kind, scope in SCOPES.items()}
+    loops = {kind: Loop(graph, prefixes, len(table[0]), scope, axis=STAGE) for kind, scope in SCOPES.items()}
     bodies = LoopBodies(graph, loops, {FORWARD: table, BACKWARD: table[::-1]})
 
     def cluster_of(node: Node) -> Cluster:
-        return Cluster(BACKWARD if node in stages.backward else FORWARD, stages.of[node])
+        return Cluster(BACKWARD if node in stages.backward else FORWARD, node.at(STAGE))
 
     bodies.fill(order, unconditional, cluster_of, mesh)
-    for loop in loops.values():
-        stages.of |= loop.stages
-    stages.of |= {node: cluster.stage for node, cluster in bodies.of.items()}
     eliminate_dead_code(graph, kept)
     require_closed(graph)
-    stages.of = {node: stage for node, stage in stages.of.items() if node.name in graph.nodes}
-    stages.backward &= set(stages.of)
 
 
-def _devices(plan: Plan, stages: Stages) -> int:
+def _devices(plan: Plan, pipeline: Pipeline) -> int:
     """Return how many devices the stages of one replica have in turn."""
-    assert plan.pipeline is not None
-    devices = len(plan.pipeline.devices) // plan.replicas
-    wanted = "gpipe" if devices == stages.count else "circular"
-    if plan.pipeline.schedule != wanted:
+    devices = len(pipeline.devices) // plan.replicas
+    wanted = "gpipe" if devices == pipeline.stages else "circular"
+    if pipeline.schedule != wanted:
         raise PlanError(
-            f"the loop of {stages.count} stages on {devices} devices has the schedule {wanted}, "
-            f"and the plan says {plan.pipeline.schedule}",
+            f"the loop of {pipeline.stages} stages on {devices} devices has the schedule {wanted}, "
+            f"and the plan says {pipeline.schedule}",
             hint=f"set pipeline.schedule to {wanted}, or micro.loop to false",
         )
     return devices
@@ -96,4 +91,4 @@ def _roll(rewrite: Rewrite) -> None:
         roll_micro_batches(graph, Mesh.of(plan.replicas_each, plan.microbatches), slices, rewrite.roots)
 
 
-ROLL_LOOP = Pass("roll-loop", _roll, lambda rewrite: rewrite.plan.looped, (ServerRegion,))
+ROLL_LOOP = Pass("roll-loop", _roll, lambda rewrite: rewrite.plan.looped, (Homes,))

@@ -18,23 +18,55 @@ from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, p
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.mesh import EACH, REPLICA, STAGE, Mesh
+from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
+from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
+from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
-from autograph_rewrite.resolve.stages.assignment import Stages
+from autograph_rewrite.resolve.stages.assignment import Stages, stages_of_once
 
 Cluster = tuple[str, int]
 
 
-def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Devices, micro: int) -> InstanceOrder:
+def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> InstanceOrder:
+    """Give what belongs to a pipeline its stage; return in which order instances run.
+
+    Args:
+        stages: what is known of its nodes besides their stages.
+        mesh: of this process, with its devices.
+        micro: how many micro-batches there are that no loop runs.
+    """
+    graph, plan, order = rewrite.graph, rewrite.plan, NO_ORDER
+    assert plan.pipeline is not None
+    if not plan.looped:
+        complete_stages(graph, stages)
+        each = len(plan.pipeline.devices) // plan.replicas
+        firsts = [own[:each] for own in stage_devices(mesh)]
+        order = schedule_stages(graph, stages, plan.pipeline, firsts, micro)
+    nodes = topological_order(graph)
+    given = {node: node.at(STAGE) for node in nodes if node.span == EACH and STAGE in node.place}
+    for node, stage in stages_of_once(nodes, given, stages.owners, captured=rewrite.captures).items():
+        node.put(STAGE, stage)
+    return order
+
+
+def stage_devices(mesh: Mesh) -> list[list[str]]:
+    """Return, of each replica, the first device of each of its stages."""
+    stages, replicas = range(mesh.size(STAGE)), range(mesh.size(REPLICA))
+    return [[mesh.device({REPLICA: replica, STAGE: stage}) for stage in stages] for replica in replicas]
+
+
+def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: Devices, micro: int) -> InstanceOrder:
     """Add the gates to a complete folded graph; return what waits for them.
 
     Args:
-        stages: of its EACH nodes.
-        schedule: as in a plan.
+        stages: what is known of its EACH nodes besides theirs.
+        pipeline: of the plan.
         devices: of each replica's stages, in turn.
         micro: how many micro-batches there are.
 
@@ -47,14 +79,15 @@ def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Device
     relax_waits(graph)
     order = let_actors_wait(graph, count_first=True)
     frames, unconditional, early = frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
-    _refuse_meetings(order, frames, early, stages)
+    _refuse_meetings(order, frames, early)
     clusters: dict[Cluster, list[Node]] = {}
     for node in order:
         if node.span == EACH and node.op not in FREE and node not in early:
             kind = BACKWARD if node in stages.backward else FORWARD
-            clusters.setdefault((kind, stages.of.get(node, 0)), []).append(node)
+            clusters.setdefault((kind, node.at(STAGE)), []).append(node)
     each = len(devices[0])
-    given = orders("1f1b" if schedule == "one_f_one_b" else schedule, each, micro, stages.count // each)
+    schedule = "1f1b" if pipeline.schedule == "one_f_one_b" else pipeline.schedule
+    given = orders(schedule, each, micro, pipeline.stages // each)
     given = tuple(tuple(task for task in tasks if (task.kind, task.stage) in clusters) for tasks in given)
     _require_no_cycle(clusters, given, micro)
     for nodes in clusters.values():
@@ -63,12 +96,13 @@ def schedule_stages(graph: Graph, stages: Stages, schedule: str, devices: Device
         unconditional |= set(added)
     gates = gates_of(graph, clusters, unconditional)
     for (_, stage), made in gates.items():
-        stages.of |= dict.fromkeys((made.gate, made.passed), stage)
+        made.gate.put(STAGE, stage)
+        made.passed.put(STAGE, stage)
     tasks = [[((task.kind, task.stage), task.micro) for task in each_device] for each_device in given]
     return in_order(clusters, gates, tasks, micro)
 
 
-def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Collection[Node], stages: Stages) -> None:
+def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Collection[Node]) -> None:
     """Refuse what lets all micro-batches wait for each other between the batch and the gradients.
 
     Raises:
@@ -76,7 +110,7 @@ def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Co
     """
     levels = barrier_depths(order, frames_of(order), early)
     for node in order:
-        if node.span != EACH or node in early or node not in stages.of:
+        if node.span != EACH or node in early or STAGE not in node.place:
             continue
         if node in frames:
             raise PassError(

@@ -21,7 +21,7 @@ from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, ONCE, SERVER, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -33,7 +33,7 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
-from autograph_rewrite.passes.base.rewriting import Rewrite, Site
+from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
 from autograph_rewrite.passes.collectives.all_reduce import (
     all_reduce,
@@ -48,12 +48,12 @@ from autograph_rewrite.passes.collectives.packing import Packing
 from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
 from autograph_rewrite.passes.collectives.wire_values import cast, refuse_container
 from autograph_rewrite.passes.compression.compress import reduce_compressed
+from autograph_rewrite.passes.parameter_server.put_at_homes import put_at_homes
 from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
-from autograph_rewrite.resolve.server_region import ServerRegion, find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
@@ -91,13 +91,13 @@ def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
 
 def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
     state = rewrite.state
-    if node in rewrite.server_region.nodes:
+    if node.is_driven:
         return ONCE
     if node.op == "LoopCond":
         return ONCE  # one condition for all replicas
     if differs_by_replica(state, node, rewrite.future_splits):
         return EACH
-    if not rewrite.mirrored or is_pinned(node) or node in rewrite.server_region.devices:
+    if not rewrite.mirrored or is_pinned(node) or node.place:
         return ONCE
     is_input = has(node.op, "fed") and node.name not in handles
     return ONCE if is_input else rewrite.common_span
@@ -184,12 +184,12 @@ class ReshardInserter:
                     self._carry(value, node, reshard)
 
     def _carry(self, value: Value, merge: Node, reshard: Reshard | None) -> None:
-        carrier, devices = value.node, self._rewrite.server_region.devices
+        carrier = value.node
         self._brought[carrier.inputs[0]] = value
         self._carried[carrier] = reshard
         carrier.set_span(merge.span)
-        if merge in devices:
-            devices[carrier] = devices[merge]
+        if SERVER in merge.place:
+            carrier.put(SERVER, merge.at(SERVER))
 
     def _connect(self, node: Node) -> None:
         state = self._rewrite.state
@@ -290,7 +290,7 @@ class ReshardInserter:
     def _home(self, edge: EdgePlan | None) -> str | None:
         """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
         is_alone = edge is not None and self._rewrite.processes == 1
-        return self._rewrite.server_region.homes.get(edge.owner) if is_alone and edge is not None else None
+        return self._rewrite.homes.of.get(edge.owner) if is_alone and edge is not None else None
 
     def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
         rewrite = self._rewrite
@@ -610,14 +610,17 @@ def _assign_spans(rewrite: Rewrite) -> None:
     if rewrite.request.certificate is not None:
         rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
     rewrite.frames = frames_of(state.order)
-    rewrite.put(find_server_region(plan, state, rewrite.item.variables))
+    put_at_homes(rewrite)
     assign_spans(rewrite)
 
 
 def _assign_stages(rewrite: Rewrite) -> None:
     """Assign each node to the stage of the pipeline that runs it."""
-    stages = assign_stages(rewrite.plan, rewrite.get(Propagation), rewrite.outputs, rewrite.item.variables)
-    if stages is not None:
+    found = assign_stages(rewrite.plan, rewrite.get(Propagation), rewrite.outputs, rewrite.item.variables)
+    if found is not None:
+        stage_of, stages = found
+        for node, stage in stage_of.items():
+            node.put(STAGE, stage)
         rewrite.put(stages)
 
 
@@ -636,9 +639,9 @@ def _insert(rewrite: Rewrite) -> None:
     rewrite.put(reshard)
 
 
-ASSIGN_SPANS = Pass("assign-spans", _assign_spans, needs=(Propagation, Resolved), gives=(ServerRegion,), is_whole=False)
+ASSIGN_SPANS = Pass("assign-spans", _assign_spans, needs=(Propagation, Resolved), gives=(Homes,), is_whole=False)
 ASSIGN_STAGES = Pass(
     "assign-stages", _assign_stages, lambda rewrite: rewrite.plan.pipeline is not None, (Propagation,), (Stages,), False
 )
-MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(ServerRegion,), gives=(Keys, Blocks), is_whole=False)
-INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(ServerRegion, Blocks, Keys), gives=(ReshardInserter,))
+MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(Homes,), gives=(Keys, Blocks), is_whole=False)
+INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), gives=(ReshardInserter,))

@@ -110,7 +110,7 @@ class FirstBatch:
         report = item.report
         self._covered: Coverage | None = report.covered if report is not None and report.covered.parts > 1 else None
         self._member = report.member if report is not None else None
-        self._is_cut = bool(report is not None and not report.plan.stage_hosts)
+        self._is_cut = bool(report is not None and not report.plan.is_driven)
         self._names = {*item.targets, *item.outputs}
         self._warned = warned
 

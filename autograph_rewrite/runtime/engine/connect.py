@@ -62,7 +62,7 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
         return tf.compat.v1.Session(own, graph=graph, config=result)
-    if report.plan.stage_hosts:
+    if report.plan.is_driven:
         return _driven(tf, report.plan, report.member, graph, result)
     configure(result, report.member, report.plan.homes.values())
     # As sessions of one process, each has its own variables; those on servers are told apart by their container.
@@ -101,7 +101,7 @@ def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
     plan = item.report.plan
     if len(member.workers) > 1:
         require_consensus(member, plan, item.report.contents)
-    if plan.stage_hosts and not member.is_chief:
+    if plan.is_driven and not member.is_chief:
         for node in graph.node:
             node.device = ""  # nothing is to happen elsewhere when a Saver restores
     if plan.homes:

@@ -98,7 +98,7 @@ class DistributedSession:
         if self._member is None:
             return Coordinator()
         plan, session = self.item.report.plan, self._session
-        alone = plan.is_asynchronous or plan.stage_hosts  # they go on by themselves, or as worker 0 tells
+        alone = plan.is_asynchronous or plan.is_driven  # they go on by themselves, or as worker 0 tells
         failed = None if alone else FailedSteps(self._member)
         watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
         leave = (

@@ -124,7 +124,7 @@ class Ranks:
 
     def cut_among(self, item: TrainingGraph) -> int:
         """Return how many ranks give examples of their own to a step."""
-        if self._job is None or (item.report is not None and item.report.plan.stage_hosts):
+        if self._job is None or (item.report is not None and item.report.plan.is_driven):
             return 1
         return len(self._job[0].workers)
 
@@ -258,7 +258,7 @@ class RequestedProfile:
         said: dict[str, Any] = {"trace": found.data(), "predicted": None, "notes": []}
         if found.rank == 0:
             report = tracer.traces[0].rewritten.report
-            processes = len(report.plan.processes) if report is not None and not report.plan.stage_hosts else 1
+            processes = len(report.plan.processes) if report is not None and not report.plan.is_driven else 1
             machine = calibrate() if request.get("calibrate") else None
             said["predicted"], said["notes"] = prediction(
                 tracer.traces[0], (tracer.examples[0] or 0) * processes, machine
@@ -410,7 +410,7 @@ def rank_trace(
 def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
     """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
     for report in (item.report for item in items if item.report is not None):
-        staged = bool(report.plan.stage_hosts)  # all feed one batch
+        staged = report.plan.is_driven  # all feed one batch
         covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
         return report.task, covered.flops, not (staged and report.task)
     return 0, 0.0, True

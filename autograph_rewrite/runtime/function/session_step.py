@@ -180,7 +180,7 @@ class SessionVariables:
         self._tf = tensorflow()
         self._item, self._session = item, session
         self._is_chief = item.report.member.is_chief
-        self._is_driven = bool(item.report.plan.stage_hosts)
+        self._is_driven = item.report.plan.is_driven
         named = {capture.name: capture for capture in binding.captures if capture.name is not None}
         self._variables = {
             name: mirrors.of(capture.value, item.variables[name].dtype, None) for name, capture in named.items()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, PROCESS, REPLICA, SERVER, STAGE, Axis, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded, folded_faults
@@ -41,12 +41,12 @@ def const(graph: Graph, name: str, value: int) -> Value:
 
 
 def problems(graph: Graph, replicas: int = 2, devices: tuple[str, ...] = DEVICES) -> list[str]:
-    return [fault.problem for fault in folded_faults(graph, replicas, devices)]
+    return [fault.problem for fault in folded_faults(graph, Mesh.of(replicas), devices)]
 
 
 def test_a_sound_folded_graph_passes() -> None:
-    check_folded(folded(), 2, DEVICES)
-    check_folded(folded(), 2)
+    check_folded(folded(), Mesh.of(2), DEVICES)
+    check_folded(folded(), Mesh.of(2))
 
 
 def test_every_real_graph_passes() -> None:
@@ -58,13 +58,13 @@ def test_every_real_graph_passes() -> None:
             y = tf.matmul(x, w) + v
         _, s = tf.while_loop(lambda i, s: i < 3, lambda i, s: (i + 1, s * tf.reduce_sum(y)), [0, tf.constant(1.0)])
         tf.compat.v1.train.AdamOptimizer().minimize(s)
-    check_folded(serde.from_bytes(original.as_graph_def().SerializeToString()), 1)
+    check_folded(serde.from_bytes(original.as_graph_def().SerializeToString()), Mesh.of(1))
 
 
 @settings(max_examples=50)
 @given(graphs())
 def test_every_random_graph_passes(graph: Graph) -> None:
-    check_folded(graph, 1, ("/device:CPU:0",))
+    check_folded(graph, Mesh.of(1), ("/device:CPU:0",))
 
 
 def break_use(graph: Graph) -> None:
@@ -262,7 +262,7 @@ def test_a_broken_invariant_is_named(spoil: Callable[[Graph], None], message: st
     assert any(message in problem for problem in found), found
     assert len(found) <= 3, "one break is not a hundred messages"
     with pytest.raises(VerifyError) as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
 
@@ -273,12 +273,12 @@ def test_all_faults_are_reported_together_and_the_list_is_bounded() -> None:
     break_device_syntax(graph)
     break_count(graph)
     with pytest.raises(VerifyError) as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert "3 invariants are broken" in str(caught.value)
     for i in range(50):
         graph.insert(Node(graph, f"n{i}", "NoSuchOp", "", {}, b""))
     with pytest.raises(VerifyError, match="and 41 more") as caught:
-        check_folded(graph, 2, DEVICES)
+        check_folded(graph, Mesh.of(2), DEVICES)
     assert len(str(caught.value).splitlines()) < 20
 
 
@@ -363,7 +363,7 @@ def test_ten_thousand_nodes_are_checked_in_a_fraction_of_a_second() -> None:
         node.span = EACH
         value = graph.insert(node, [value, value]).output()
     start = time.process_time()
-    check_folded(graph, 8, DEVICES)
+    check_folded(graph, Mesh.of(8), DEVICES)
     assert time.process_time() - start < 0.5
 
 
@@ -380,3 +380,32 @@ def test_what_only_one_branch_of_a_loop_makes_is_not_carried_on() -> None:
     ended = graph.add("Merge", [branch.output(0), branch.output(1)], name="ended")
     graph.node("next").set_inputs([ended.output()])
     assert problems(graph) == []
+
+
+PLACES = (Axis(STAGE, 2), Axis(SERVER, 1), Axis(PROCESS, 3))
+
+
+def faults_of(node: str, place: dict[str, int]) -> list[str]:
+    """Return what is wrong with the sound graph once a node of it has a place."""
+    graph = folded()
+    graph.node(node).set_place(place)
+    return [fault.problem for fault in folded_faults(graph, Mesh.of(2, places=PLACES), DEVICES)]
+
+
+def test_coordinates_on_the_axes_of_the_mesh_are_sound() -> None:
+    assert faults_of("y", {STAGE: 1, SERVER: 0}) == []
+    assert faults_of("total", {SERVER: 0, PROCESS: 0}) == []
+
+
+def test_a_node_with_instances_along_an_axis_has_no_coordinate_on_it() -> None:
+    assert faults_of("y", {REPLICA: 1}) == ["'y' has instances along the axis replica, and a coordinate on it"]
+    assert faults_of("loss", {REPLICA: 1}) == [], "on the second replica alone"
+
+
+def test_a_coordinate_beyond_the_mesh_is_found() -> None:
+    assert faults_of("y", {STAGE: 2}) == ["'y' is at stage 2, and the mesh has 2"]
+    assert faults_of("y", {"expert": 0}) == ["'y' is at expert 0, and the mesh has no such axis"]
+
+
+def test_what_one_worker_runs_for_all_runs_once() -> None:
+    assert faults_of("y", {PROCESS: 0}) == ["'y' is what one worker runs for all, but runs on each replica"]

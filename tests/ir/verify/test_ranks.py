@@ -12,7 +12,7 @@ import pytest
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.mesh import EACH, Mesh
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.verify.collective_groups import KeyRange, contracted_order, key_range
 from autograph_rewrite.ir.verify.folded import Fault, folded_faults
@@ -52,7 +52,9 @@ def test_every_broken_job_is_refused_and_the_rank_and_the_collective_are_named(m
     for at, job in enumerate(jobs_of(model, item_of(model))):
         assert problems(job) == [], job.name
         for mutant in mutants(job, KINDS[(at + MODELS.index(model)) % EVERY :: EVERY]):
-            assert folded_faults(mutant.job.graphs[mutant.rank or 0], 1) == [], f"broken by itself: {mutant.sentence}"
+            assert folded_faults(mutant.job.graphs[mutant.rank or 0], Mesh.of(1)) == [], (
+                f"broken by itself: {mutant.sentence}"
+            )
             rows.append(judge(mutant))
             assert rows[-1]["refused"], f"accepted, or not named: {mutant.sentence}"
     print(f"{model}\n{table(rows)}")

@@ -18,6 +18,7 @@ from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.verify.folded import folded_faults
 from autograph_rewrite.ir.verify.ranks import verify_ranks
@@ -183,7 +184,9 @@ def test_every_broken_exchange_through_a_server_is_refused(model: str) -> None:
     made: Counter[str] = Counter()
     for job in served_jobs(model):
         for mutant in mutants(job, KINDS):
-            assert folded_faults(mutant.job.graphs[mutant.rank or 0], 1) == [], f"broken by itself: {mutant.sentence}"
+            assert folded_faults(mutant.job.graphs[mutant.rank or 0], Mesh.of(1)) == [], (
+                f"broken by itself: {mutant.sentence}"
+            )
             assert refusal(mutant), f"accepted, or not named: {mutant.sentence}"
             made[mutant.kind] += 1
     assert made.total() >= 15, made

@@ -13,7 +13,7 @@ import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH, Mesh, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, STAGE, Axis, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -167,17 +167,19 @@ def first_of_three() -> tuple[Graph, Node]:
 def test_who_reads_one_micro_batch_reads_the_first(stage: int | None) -> None:
     """The last ones of a small batch are empty."""
     graph, read = first_of_three()
-    stages = Stages(2, {node: stage or 0 for node in graph if node.span == EACH}, set())
+    devices = ("/device:CPU:0", "/device:CPU:1")
     if stage is None:
         roll_micro_batches(graph, Mesh.of(1, 3), {}, [read])
     else:
-        devices = ("/device:CPU:0", "/device:CPU:1")
+        for node in [node for node in graph if node.span == EACH]:
+            node.put(STAGE, stage)
         plan = Plan(devices=devices[:1], micro=Micro(3, loop=True), pipeline=Pipeline(2, devices, "gpipe"))
-        roll_stages(graph, stages, plan, {}, [read])
-    check_folded(graph, 1)
+        roll_stages(graph, Stages(set()), plan, {}, [read])
+    places = (Axis(STAGE, 2),)
+    check_folded(graph, Mesh.of(1, places=places))
     written = tf.Graph()
     with written.as_default():
-        data = expand(graph, ReplicaLayout((("/device:CPU:0",),) * 2, stages=stages.of), set())
+        data = expand(graph, ReplicaLayout(replace(Mesh.of(1, 1, places), devices=devices[:1] * 2)), set())
         tf.import_graph_def(v1.GraphDef.FromString(data), name="")
     with v1.Session(graph=written) as session:
         assert session.run("read:0") == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import autograph_rewrite as ar
 from autograph_rewrite.cost.search import refusal
 from autograph_rewrite.errors import ConfigError, PassError, VerifyError
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.resolve.stages.colocation import require_beside
+from autograph_rewrite.passes.emit.colocation import require_beside
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from tests.support.sharded_programs import Case, item_of, outcome
 from tests.support.training import placeholder, v1, variable
 
@@ -57,7 +60,7 @@ def test_what_writes_a_variable_from_another_device_is_refused_before_it_runs() 
     one = graph.add("Const", name="one", attrs={"value": 1.0, "dtype": 1}).output()
     graph.add("AssignAddVariableOp", [w, one], name="update", device="/device:CPU:0")
     with pytest.raises(VerifyError, match=r"'update' runs on /device:CPU:0, but 'w'.* is on /device:CPU:1"):
-        require_beside(graph, ["w"], ["/device:CPU:0"], {})
+        require_beside(graph, ["w"], ReplicaLayout(replace(Mesh.of(1), devices=("/device:CPU:0",))))
 
 
 @pytest.mark.parametrize("strategy", ["FSDP", "PartitionedPS", "PartitionedAR"])

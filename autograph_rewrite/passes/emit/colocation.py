@@ -11,39 +11,39 @@ It is checked once everything has its device: TensorFlow would say so in its own
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.mesh import ONCE, SERVER
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 from autograph_rewrite.ops.traits import ENTERS, READS, has
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 
 REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
 
 
-def require_beside(
-    graph: Graph, handles: Iterable[str], devices: Sequence[str], pinned_devices: Mapping[Node, str]
-) -> None:
+def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) -> None:
     """Refuse a placement that no session could run.
 
     Args:
         graph: the folded graph; what runs once has its device.
         handles: the names of the nodes that give the variables' handles.
-        devices: of the instances of a node that every replica runs.
-        pinned_devices: the devices of nodes that are not where their replica is.
+        layout: of the instances of nodes that every replica runs.
 
     Raises:
         VerifyError: a node is on another device than a variable that it reads or writes.
     """
-    of_each, known = [canonical(place) for place in devices], functools.cache(canonical)
+    of_each, known = [canonical(device) for device in layout.cells[0]], functools.cache(canonical)
 
     def places(node: Node) -> list[str]:
         if node.span == ONCE:
             return [known(node.device)]
-        return [known(pinned_devices[node])] if node in pinned_devices else of_each
+        shared = layout.shared(node)
+        return of_each if shared is None else [known(shared)]
 
     for name in handles:
         handle = graph.nodes.get(name)
@@ -55,44 +55,34 @@ def require_beside(
                 raise VerifyError(problem, node=node, hint=REPORT)
 
 
-def follow(graph: Graph, pinned_devices: dict[Node, str]) -> None:
+def follow(graph: Graph) -> None:
     """Put what brings a handle into a loop of micro-batches where the variable is."""
     for node in graph:
-        if node.op in ENTERS and node not in pinned_devices:
+        if node.op in ENTERS and SERVER not in node.place:
             source = node.inputs[0]
-            if source.dtype == dtypes.RESOURCE and source.node in pinned_devices:
-                pinned_devices[node] = pinned_devices[source.node]
+            if source.dtype == dtypes.RESOURCE and SERVER in source.node.place:
+                node.put(SERVER, source.node.at(SERVER))
 
 
-def stay_at_tables(graph: Graph, pinned_devices: dict[Node, str], home: str) -> None:
-    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up.
-
-    Args:
-        graph: the folded graph.
-        pinned_devices: the devices of nodes that are not where their replica is; to be added to.
-    """
-    for node in graph:
+def stay_at_tables(rewrite: Rewrite, home: str) -> None:
+    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up."""
+    for node in rewrite.graph:
         if not has(node.op, "table_lookups"):
             continue
-        while node.span != ONCE and node not in pinned_devices:
-            pinned_devices[node] = home
+        while node.span != ONCE and SERVER not in node.place:
+            rewrite.settle(node, home)
             if not node.inputs:
                 break
             node = node.inputs[0].node
 
 
-def read_beside(graph: Graph, pinned_devices: dict[Node, str]) -> None:
-    """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table.
-
-    Args:
-        graph: the folded graph; what runs once has its device.
-        pinned_devices: the devices of nodes that are not where their replica is; to be added to.
-    """
-    for node in graph:
-        if node.span != ONCE and node.op in READS and node not in pinned_devices:
+def read_beside(rewrite: Rewrite) -> None:
+    """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table."""
+    for node in rewrite.graph:
+        if node.span != ONCE and node.op in READS and SERVER not in node.place:
             handle = handle_node(node.inputs[0])
             if handle.span == ONCE and node.inputs[0].node.span == ONCE:
-                pinned_devices[node] = handle.device
+                rewrite.settle(node, handle.device)
 
 
 def _meet(mine: list[str], home: list[str]) -> bool:
