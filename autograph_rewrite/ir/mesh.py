@@ -18,12 +18,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-REPLICA, MICRO, PROCESS = "replica", "micro", "process"
-MODEL, STAGE, SERVER, SHARD = "model", "stage", "server", "shard"
-AXES = (REPLICA, MICRO, MODEL, STAGE, SERVER, SHARD, PROCESS)
-"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`.
-Nodes have places along the stages of a pipeline, the logical devices of a replica (`model`), and the devices that all
-replicas share: those that hold variables, and hosts (`server`)."""
+from autograph_rewrite.ir.types.placement import AXES, MICRO, MODEL, PROCESS, REPLICA, SERVER, SHARD, STAGE
+
+__all__ = [
+    "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER", "SHARD",
+    "STAGE", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name", "is_axis", "is_rarer",
+    "prefix", "word",
+]  # fmt: skip
 
 Span = frozenset[str]
 """The names of the axes along which the instances of a node lie. A mesh knows their sizes: that of a process is a part

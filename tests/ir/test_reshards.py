@@ -16,7 +16,7 @@ from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.format.reshards import Reshard, reshard_of
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.mesh import ANYWHERE, MICRO, MODEL, REPLICA
+from autograph_rewrite.ir.mesh import ANYWHERE, MICRO, MODEL, REPLICA, STAGE, Axis, Mesh
 from autograph_rewrite.ir.types.opdefs import EFFECT, OWN, REGION, RESHARD, get_op
 from autograph_rewrite.ir.types.placement import PARTIAL, REPLICATED, split
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -26,6 +26,7 @@ from autograph_rewrite.passes.emit.expand import EXPAND
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS, Operation, operation_of
 from tests.ir.test_annotations import AXES, OTHERS, PLACEMENTS
 
+STAGED = Mesh.of(2, places=[Axis(STAGE, 2)])
 GRAPH = """\
 %x: float32[?,4] = Placeholder() each
 %w: resource = VarHandleOp() {dtype=float32, shape=[4,8], shared_name="w"} {shard} server=each(0 | 1)
@@ -128,31 +129,31 @@ READ = '%r: float32[4] = ar.reshard(%x) {after="replicated", before="partial(sum
 )
 def test_the_verifier_refuses_a_reshard_that_contradicts_itself(old: str, new: str, problem: str) -> None:
     before = READ.replace("partial(sum)", "{replica: partial(sum), micro: partial(sum)}")
-    check_folded(parse(f"%x: float32[4] = Placeholder() each\n{before}"), 4, micro=2)
+    check_folded(parse(f"%x: float32[4] = Placeholder() each\n{before}"), Mesh.of(2, 2))
     text = (READ if "partial" in old or "before" in old else before).replace(old, new)
     with pytest.raises(VerifyError) as caught:
-        check_folded(parse(f"%x: float32[4] = Placeholder() each\n{text}"), 4, micro=2)
+        check_folded(parse(f"%x: float32[4] = Placeholder() each\n{text}"), Mesh.of(2, 2))
     assert problem in str(caught.value)
     assert caught.value.node_name == "r"
 
 
 def test_what_changes_its_place_keeps_its_placements() -> None:
     read = '%r: float32[4] = ar.reshard(%x) {after="split(0)", before="split(0)", over=["stage"]} each stage='
-    check_folded(parse(f"%x: float32[4] = Placeholder() each stage=0\n{read}1"), 2)
+    check_folded(parse(f"%x: float32[4] = Placeholder() each stage=0\n{read}1"), STAGED)
     with pytest.raises(VerifyError, match="is over 'stage', along which its value is replicated before and after"):
-        check_folded(parse(f"%x: float32[4] = Placeholder() each stage=1\n{read}1"), 2)
+        check_folded(parse(f"%x: float32[4] = Placeholder() each stage=1\n{read}1"), STAGED)
 
 
 @pytest.mark.parametrize(
     ("tail", "problem"),
     [
-        ("each replica=1", "'x' has instances along 'replica' and a place there"),
+        ("each replica=1", "'x' has instances along the axis replica, and a coordinate on it"),
         ("stage=each(0 | 1)", "'x' runs once, and has several places along 'stage'"),
     ],
 )
 def test_the_verifier_refuses_a_place_that_says_nothing(tail: str, problem: str) -> None:
     with pytest.raises(VerifyError, match=problem):
-        check_folded(parse(f"%x: float32[4] = Placeholder() {tail}"), 2)
+        check_folded(parse(f"%x: float32[4] = Placeholder() {tail}"), STAGED)
 
 
 def test_no_op_of_the_package_is_left_when_the_graph_is_expanded() -> None:

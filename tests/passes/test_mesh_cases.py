@@ -16,6 +16,7 @@ from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import Axis, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD
@@ -52,8 +53,8 @@ def test_a_case_says_what_it_shows_and_is_written_as_it_would_be_printed(path: P
 @each_case
 def test_the_folded_graph_keeps_the_invariants(path: Path) -> None:
     case = Case.of(path)
-    micro = case.mesh.get("micro", 1)
-    faults = folded_faults(case.graphs[1].graph, case.mesh.get("replica", 1) * micro, micro=micro)
+    mesh = Mesh(tuple(Axis(name, size) for name, size in case.mesh.items()))
+    faults = folded_faults(case.graphs[1].graph, mesh)
     assert [fault.problem for fault in faults] == []
 
 

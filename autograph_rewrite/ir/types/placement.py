@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from autograph_rewrite.ir.mesh import REPLICA
+REPLICA, MICRO, PROCESS = "replica", "micro", "process"
+MODEL, STAGE, SERVER, SHARD = "model", "stage", "server", "shard"
+AXES = (REPLICA, MICRO, MODEL, STAGE, SERVER, SHARD, PROCESS)
+"""Along which values and instances may lie; a model axis that is itself a mesh has several, `model_0`, `model_1`.
+Nodes have places along the stages of a pipeline, the logical devices of a replica (`model`), and the devices that all
+replicas share: those that hold variables, and hosts (`server`)."""
 
 
 class Extent(NamedTuple):

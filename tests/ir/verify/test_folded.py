@@ -404,7 +404,8 @@ def test_a_node_with_instances_along_an_axis_has_no_coordinate_on_it() -> None:
 
 def test_a_coordinate_beyond_the_mesh_is_found() -> None:
     assert faults_of("y", {STAGE: 2}) == ["'y' is at stage 2, and the mesh has 2"]
-    assert faults_of("y", {"expert": 0}) == ["'y' is at expert 0, and the mesh has no such axis"]
+    assert faults_of("y", {SERVER: 0}) == ["'y' is at server 0, and the mesh has no such axis"]
+    assert faults_of("y", {"expert": 0}) == ["'y' has a place along 'expert', which is no axis of a mesh"]
 
 
 def test_what_one_worker_runs_for_all_runs_once() -> None:
