@@ -228,14 +228,14 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, ensure_ascii=False))
 
 
-class Found(Protocol):
+class Printable(Protocol):
     """What a verb has found: as text, and as data."""
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
 
 
-class Verdict(Found, Protocol):
+class Verdict(Printable, Protocol):
     """What a comparison has found, and whether all is well."""
 
     @property
@@ -243,7 +243,7 @@ class Verdict(Found, Protocol):
         """Whether nothing is wrong."""
 
 
-def print_found(found: Found, args: argparse.Namespace) -> None:
+def print_found(found: Printable, args: argparse.Namespace) -> None:
     """Print what was found, as text or as `--json` has it."""
     if args.json:
         print_json(found.data())

@@ -14,7 +14,8 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect import export
-from autograph_rewrite.inspect.export import Form, item_data
+from autograph_rewrite.inspect.export import item_data
+from autograph_rewrite.inspect.forms import Form
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.inspect.values import Values, conversion_data, over, results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotations
@@ -134,8 +134,3 @@ def item_data(
         "nodes": [node_data(node, item.placements, conversions) for node in graph if node in shown],
         "functions": functions(graph),
     }
-
-
-# The forms in which a graph is shown, for whoever names one without showing any.
-
-Form = Literal["text", "table", "json", "dot", "svg", "graphml", "html"]

@@ -6,7 +6,7 @@ import argparse
 from typing import get_args
 
 import autograph_rewrite as ar
-from autograph_rewrite.inspect.export import Form
+from autograph_rewrite.inspect.forms import Form
 from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph, optional_plan
 
 
