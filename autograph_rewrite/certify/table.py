@@ -377,7 +377,7 @@ def _text_of_user(said: Stated) -> str:
             return "=" if word[0] == "..." else "."
         return letters.setdefault(word[0], next(spare, "."))
 
-    text = re.sub(r"\s", "", re.sub(r"\.\.\.|-?\b[A-Za-z_]\w*|\.", letter, said.factors))
+    text = re.sub(r"\s", "", re.sub(r"\.\.\.|-?\b[A-Za-z_]\w*|\.", letter, said.factors.replace("()", "")))
     terms = text.partition("->")[0].split(",")
     added = [i for i, term in enumerate(terms) if term != "*" and not term.startswith("#")] if said.additive else []
     traits = (("linear", said.linear), ("added", added))

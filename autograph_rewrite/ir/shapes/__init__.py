@@ -1,1 +1,1 @@
-"""Static shapes: recorded in the graph, or inferred op by op."""
+"""Static shapes, as the graph records them."""

@@ -47,6 +47,11 @@ def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
     return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
 
 
+def place_shape(n: Op) -> Placed:
+    """A shape needs no conversion of what it measures, unless its rank is unknown."""
+    return whole(n)
+
+
 def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, Axes]:
     """Return the dimensions over which the gradient of a broadcast op is summed for each operand.
 
@@ -183,9 +188,9 @@ def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
     return tuple(n.shape(i) for i in range(1, len(n.inputs)))
 
 
-RULES = {op: Rule(whole, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
-    "Size": Rule(whole, shape_of_shape, value_size),
-    "Rank": Rule(whole, shape_of_shape, value_rank),
+RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
+    "Size": Rule(place_shape, shape_of_shape, value_size),
+    "Rank": Rule(place_shape, shape_of_shape, value_rank),
     "BroadcastGradientArgs": Rule(
         place_broadcast_gradient_args,
         shape_of_axes,
