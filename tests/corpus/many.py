@@ -14,8 +14,8 @@ from tests.corpus import fit, worker
 from tests.corpus.program import Library
 from tests.support.supervised import NoAnswerError, Process
 
-LIMIT_SECONDS = 3 * fit.LIMIT_SECONDS + 60.0
-"""A job is compared with up to two runs of one process, each of which has a limit."""
+LIMIT_SECONDS = (2 + fit.TRIES) * fit.LIMIT_SECONDS + 60.0
+"""A job is compared with several runs of one process, each of which has a limit."""
 START_SECONDS = 200.0
 MEMORY_KB = 4_000_000
 Line = dict[str, Any]

@@ -50,10 +50,10 @@ def test_a_number_that_differs_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_job_trains_is_wrong_where_it_differs_by_more_than_rounding() -> None:
     alone = {"w": np.arange(1.0, 4.0), "loss": np.array([0.5])}
     off, rounded = ({**alone, "w": alone["w"] * (1 + by)} for by in (1e-6, 1e-7))
-    assert fit.compared(alone, dict(alone), alone, 1e-9)["outcome"] == "exact"
-    assert fit.compared(alone, off, rounded, 1e-9)["outcome"] == "exact"  # 10 times what the last bit does
-    assert fit.compared(alone, off, alone, 1e-9)["outcome"] == "wrong"
-    assert fit.compared(alone, {"w": alone["w"]}, alone, 1e-9)["outcome"] == "wrong"
+    assert fit.compared(alone, dict(alone), rtol=1e-9)["outcome"] == "exact"
+    assert fit.compared(alone, off, alone, rtol=1e-9)["outcome"] == "wrong"
+    assert fit.compared(alone, off, alone, rounded, rtol=1e-9)["outcome"] == "exact"  # 10 times what the last bit does
+    assert fit.compared(alone, {"w": alone["w"]}, rtol=1e-9)["outcome"] == "wrong"
 
 
 def test_what_tensorflow_cannot_trace_is_broken_and_not_refused() -> None:
