@@ -21,9 +21,9 @@ from typing import NamedTuple
 from autograph_rewrite.ir.types.placement import AXES, MICRO, MODEL, PROCESS, REPLICA, SERVER, SHARD, STAGE
 
 __all__ = [
-    "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER", "SHARD",
-    "STAGE", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name", "is_axis", "is_rarer",
-    "prefix", "word",
+    "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER",
+    "SHARD", "STAGE", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name", "is_axis",
+    "is_rarer", "prefix", "word",
 ]  # fmt: skip
 
 Span = frozenset[str]

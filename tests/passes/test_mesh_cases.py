@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autograph_rewrite.analysis.transfer import const_fact, transferred
+from autograph_rewrite.analysis.transfer import transferred
 from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.inspect.placements import placements_of
 from autograph_rewrite.ir.format.printer import line, render
@@ -25,6 +25,7 @@ from autograph_rewrite.ir.verify.folded import folded_faults
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, local_symbol
 from autograph_rewrite.ops.rules.base import Semantics
+from autograph_rewrite.ops.rules.inference import const_fact
 from tests.support.mesh_cases import FOLDER, Case, Step, alone, mesh_cases, on_mesh, stated
 from tests.support.text_cases import optimized
 
