@@ -13,7 +13,7 @@ import pytest
 
 from autograph_rewrite.analysis.transfer import transferred
 from autograph_rewrite.errors import ConfigError, RewriteError
-from autograph_rewrite.inspect.placements import placements_of
+from autograph_rewrite.inspect.pass_states import placements_of
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import Axis, Mesh
