@@ -24,9 +24,9 @@ FOUND = (25, 93, 103, 3477, 3876)
 """A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
 arrays of gradients that servers fill."""
 
-COMBINED = (10005, 10006, 10062, 10077, 10084, 31033)
+COMBINED = (10005, 10006, 10062, 10077, 10084, 31033, 31049, 31094)
 """A model axis, several steps per run, policies, local SGD and checkpoints, combined; two steps of a run after what one
-device goes on from, a step at a time."""
+device goes on from, a step at a time; gradients of stages that are cut in another way than their variables."""
 IN_A_JOB = (20000, 20001, 20002, 20003, 20005, 20006, 20007, 20008, 20009)
 """Two workers and a server: functions, sessions, reference variables, checkpoints that are restored elsewhere."""
 

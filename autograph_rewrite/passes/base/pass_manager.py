@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autograph_rewrite.diagnostics.progress_line import stage
-from autograph_rewrite.errors import add_note
+from autograph_rewrite.errors import VerifyError, add_note
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.ir.verify.folded import check_folded
@@ -99,6 +99,17 @@ def failed_pass(error: BaseException) -> str | None:
     return said[0].removeprefix(before).removesuffix(behind) if said else None
 
 
+def _require_targets(rewrite: Rewrite) -> None:
+    """Check that the graph has what a step is to run.
+
+    Raises:
+        VerifyError: a node is gone, or has another name.
+    """
+    missing = [name for name in rewrite.item.targets if name not in rewrite.graph.nodes]
+    if missing:
+        raise VerifyError(f"the graph has no node '{missing[0]}' any more, which a step is to run")
+
+
 def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     """Run one pass, which provenance and errors name."""
     graph = rewrite.graph
@@ -110,6 +121,7 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
             micro = 1 if rewrite.is_rolled else rewrite.micro
             mesh = Mesh.of(rewrite.instances // micro, micro, rewrite.places)
             check_folded(graph, mesh, rewrite.job.all_devices)
+            _require_targets(rewrite)
             rewrite.verified = graph.edits
     except Exception as error:
         add_note(error, WHILE.format(one.name))

@@ -31,7 +31,6 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Pla
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.facts.windows import Halo
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -233,7 +232,7 @@ def _partition(
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
     gathered = list(gathered_reads(found.state, step_of(graph, item)))
-    uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges), found.names)
+    uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
     said += gathered
@@ -275,13 +274,21 @@ class Partitioner(Emitter):
         shares: what is cut.
         sizes: units of each device.
         exchanges: gets the conversions.
+        targets: names of the nodes that a step runs.
 
     Attributes:
         exchanges: the conversions.
     """
 
-    def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int], exchanges: Exchanges) -> None:
-        super().__init__(graph, shares, sizes)
+    def __init__(
+        self,
+        graph: Graph,
+        shares: ShardPlacements,
+        sizes: Sequence[int],
+        exchanges: Exchanges,
+        targets: Collection[str],
+    ) -> None:
+        super().__init__(graph, shares, sizes, targets)
         self.exchanges = exchanges
         self._halos = HaloExchange(self)
 
@@ -382,11 +389,7 @@ class Partitioner(Emitter):
         for copies in self.clones.values():
             for k, copy in enumerate(copies if len(copies) == len(self.sizes) else ()):
                 self.put(copy, k, keep=True)
-        looked_up = {node.name: copies for node, copies in self.clones.items() if has(node.op, "reads_rows")}
         super().finish()
-        for name, copies in looked_up.items():
-            if name not in self.graph.nodes:  # a function runs its lookups, also where nobody reads all columns
-                self.put(self.graph.add("NoOp", name=name, controls=copies, origin=name), 0)
 
     def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
         """Return sizes of the whole with those of each device's block in one place."""

@@ -9,7 +9,7 @@ A value is cut once and joined once, whoever reads it. Nodes whose place a conve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class Emitter:
         graph: the graph that is edited.
         shares: what is cut.
         sizes: of the shards.
+        targets: names of the nodes that a step runs, also where nobody reads what they give.
 
     Attributes:
         parts: what stands for a value that is cut, or added up over the shards, in each shard.
@@ -45,8 +46,10 @@ class Emitter:
         same: values that have the parts of another one.
     """
 
-    def __init__(self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int]) -> None:
-        self.graph, self.shares, self.sizes = graph, shares, tuple(sizes)
+    def __init__(
+        self, graph: Graph, shares: ShardPlacements, sizes: Sequence[int], targets: Collection[str] = ()
+    ) -> None:
+        self.graph, self.shares, self.sizes, self._targets = graph, shares, tuple(sizes), frozenset(targets)
         self.parts: dict[Value, tuple[Value, ...]] = {}
         self.clones: dict[Node, tuple[Node, ...]] = {}
         self.instead: dict[Value, Value] = {}
@@ -237,9 +240,13 @@ class Emitter:
             first = self.instead.get(node.output()) if node.output_dtypes else None
             if first is not None and first.node not in clones and first.node not in named.values():
                 named[node.name] = first.node
+        kept = [(node.name, self.clones[node]) for node in gone if node.name in self._targets]
         self._erase(gone, erased)
         for name, node in named.items():
             take_name(self.graph, node, name)
+        for name, made in kept:
+            if name not in self.graph.nodes:
+                self._wait_for(name, made)
 
     def _is_read(self, value: Value, erased: set[Node]) -> bool:
         anchored = any(anchor is value for anchor in self.graph.anchors.values())
@@ -272,7 +279,10 @@ class Emitter:
                 names.append((node.name, self.clones[node]))
             self.graph.erase(node)
         for name, clones in names:  # an update: whoever names it waits for those of all shards
-            self.graph.add("NoOp", name=name, controls=clones, device=clones[0].device, origin=name)
+            self._wait_for(name, clones)
+
+    def _wait_for(self, name: str, clones: Sequence[Node]) -> None:
+        self.graph.add("NoOp", name=name, controls=clones, device=clones[0].device, origin=name)
 
 
 def _numpy(value: Value) -> Any:

@@ -63,7 +63,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
             state = revise(state)
             step = step_of(graph, item)
         by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
-        uses = Uses(Emitter(graph, place(state, members, step), sizes), by_handle)
+        uses = Uses(Emitter(graph, place(state, members, step), sizes, item.targets), by_handle)
         uses.run()
         for handle, made in uses.handles.items():
             name = by_handle[handle]

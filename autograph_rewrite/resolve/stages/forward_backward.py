@@ -32,9 +32,16 @@ _COPY = re.compile(rf"{COPIES}/\d+/(.+)")
 def trained_nodes(plan: Plan, state: Propagation) -> set[Node]:
     """Return the gradients of variables, as the edges of a plan name them.
 
-    Where replicas share their variables and gather what gradients are computed from, no edge does: it is the updates.
+    A gradient that variables have in pieces, cut in another way than it is, belongs to none of them: it is what is
+    named as one, leads to an update, and to no other gradient. Where replicas share their variables and gather what
+    gradients are computed from, no edge names any: it is the updates.
     """
     found = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner != STEP}
+    others = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner == STEP} - found
+    others = {node for node in others if is_named_gradient(node.name)}
+    if found and others:
+        updating = ancestors([node for node in state.order if is_update(node)], controls=False)
+        found |= others & updating - ancestors(found, controls=False)
     return found or {node for node in descendants({one.node for one in state.whole_inputs}) if is_update(node)}
 
 

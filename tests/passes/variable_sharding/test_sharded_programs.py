@@ -53,6 +53,33 @@ def test_a_slot_is_beside_its_variable_where_only_one_variable_does_not_wait(ask
         session.run("train", {"ids": [1, 2, 3], "y": np.ones(3)})
 
 
+SHARDED: dict[str, dict[str, Any]] = {
+    "shards": {"strategy": {"name": "PartitionedAR", "variables": "mirrored"}},
+    "a model axis": {"mesh": {"model": 2}, "sharding": [{"match": "w", "split": [1, 2]}]},
+}
+
+
+@pytest.mark.parametrize("sharded", SHARDED)
+def test_a_function_checks_the_numbers_of_each_piece(sharded: str) -> None:
+    w = tf.Variable(np.ones((4, 6)), name="w")
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        slope = tf.debugging.check_numerics(tape.gradient(loss, w), "the gradient")
+        w.assign_sub(0.1 * slope)
+        return loss
+
+    spec = tf.TensorSpec([None, 4], tf.float64)
+    config = {"devices": ["CPU:0", "CPU:1"], **SHARDED[sharded]}
+    report = ar.verify(ar.GraphItem.from_function(step, spec), config)
+    assert report.ok, report
+    many = ar.distribute(step, config, spec)
+    many(tf.ones([6, 4], tf.float64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient"):
+        many(tf.constant(np.full((6, 4), np.nan)))
+
+
 def test_what_writes_a_variable_from_another_device_is_refused_before_it_runs() -> None:
     graph = Graph()
     attrs = {"dtype": 1, "shape": (), "shared_name": "w"}
