@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import ONCE, SERVER
+from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
@@ -55,13 +55,13 @@ def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) 
                 raise VerifyError(problem, node=node, hint=REPORT)
 
 
-def follow(graph: Graph) -> None:
+def follow(rewrite: Rewrite) -> None:
     """Put what brings a handle into a loop of micro-batches where the variable is."""
-    for node in graph:
-        if node.op in ENTERS and SERVER not in node.place:
-            source = node.inputs[0]
-            if source.dtype == dtypes.RESOURCE and SERVER in source.node.place:
-                node.put(SERVER, source.node.at(SERVER))
+    for node in rewrite.graph:
+        if node.op in ENTERS and node.inputs[0].dtype == dtypes.RESOURCE:
+            home = rewrite.home_of(node) or rewrite.home_of(node.inputs[0].node)
+            if home is not None:
+                rewrite.settle(node, home)
 
 
 def stay_at_tables(rewrite: Rewrite, home: str) -> None:
@@ -69,7 +69,7 @@ def stay_at_tables(rewrite: Rewrite, home: str) -> None:
     for node in rewrite.graph:
         if not has(node.op, "table_lookups"):
             continue
-        while node.span != ONCE and SERVER not in node.place:
+        while node.span != ONCE and rewrite.home_of(node) is None:
             rewrite.settle(node, home)
             if not node.inputs:
                 break
@@ -79,7 +79,7 @@ def stay_at_tables(rewrite: Rewrite, home: str) -> None:
 def read_beside(rewrite: Rewrite) -> None:
     """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table."""
     for node in rewrite.graph:
-        if node.span != ONCE and node.op in READS and SERVER not in node.place:
+        if node.span != ONCE and node.op in READS and rewrite.home_of(node) is None:
             handle = handle_node(node.inputs[0])
             if handle.span == ONCE and node.inputs[0].node.span == ONCE:
                 rewrite.settle(node, handle.device)

@@ -54,7 +54,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
         for node, logical in logical_devices(topological_order(graph)).items():
             node.put(MODEL, logical)
     if plan.looped:
-        follow(graph)
+        follow(rewrite)
     assign_devices(rewrite, mesh, is_whole=is_whole)
     if is_whole:
         read_beside(rewrite)

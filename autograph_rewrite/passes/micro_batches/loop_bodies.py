@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class LoopBodies:
             self._move_in(node, unconditional)
         for node in order:
             if node.span != EACH and node.name in self._graph.nodes:
-                read_behind(self._graph, self, node, self.of, unconditional, mesh.size(REPLICA))
+                self._read_behind(node, unconditional, mesh.size(REPLICA))
 
     def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
         """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
@@ -210,30 +210,56 @@ class LoopBodies:
         with loop.at(cluster.part, *((gate.runs, gate.turn) if gate is not None else ())):
             yield loop
 
-    def finished(self, node: Node) -> Node:
-        """Return what to wait for until a node of a loop has run as often as it does."""
-        with self._at(self.of[node]) as loop:
-            return loop.ran(node) if self._turns else loop.finished(node)
+    # Results of the loops: what readers outside of them read instead of the values of all micro-batches.
+    #
+    #     before   AddN(all(%dw))           ConcatV2(all(%y), 0)          Identity(first(%lr))
+    #     after    the sum that the loop    its list, joined behind it    its value of the first micro-batch
+    #              has carried
+    #
+    # What waited for nodes of a loop waits until they have run for all micro-batches.
 
-    def total(self, value: Value) -> Value:
-        """Return the sum of a value over all micro-batches."""
-        with self._at(self.of[value.node]) as loop:
-            return loop.total(value)
+    def _read_behind(self, node: Node, unconditional: Container[Node], replicas: int) -> None:
+        """Let a node outside of loops read what they have made of a value.
 
-    def first(self, value: Value) -> Value:
-        """Return a value as it is of the first micro-batch."""
-        with self._at(self.of[value.node]) as loop:
-            return loop.first(value)
+        Args:
+            node: runs once, or once on each replica.
+            unconditional: the nodes that run in any case, not only in some branch.
+            replicas: how many loops of each kind there are side by side.
 
-    def stacked(self, value: Value) -> Value:
-        """Return the values of all micro-batches along a new first dimension."""
-        with self._at(self.of[value.node]) as loop:
-            return loop.stacked(value)
-
-    def joined(self, value: Value) -> Value:
-        """Return the values of all micro-batches, joined along their first dimension."""
-        with self._at(self.of[value.node]) as loop:
-            return loop.joined(value)
+        Raises:
+            PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
+        """
+        build, inside = Builder.at(node), self.of
+        needed = [(value.node, is_there(value, unconditional)) for value in node.inputs]
+        for producer, is_certain in [*needed, *((control, control in unconditional) for control in node.controls)]:
+            if producer in inside and not is_certain:
+                problem = f"'{node.name}' needs '{producer.name}', which may not be there"
+                raise PassError(problem, node=node, hint=UNROLL)
+        for control in [control for control in node.controls if control in inside]:
+            node.remove_control(control)
+            with self._at(inside[control]) as loop:
+                node.add_control(loop.ran(control) if self._turns else loop.finished(control))
+        if not any(value.node in inside for value in node.inputs):
+            return
+        if Select.ALL not in node.selects.values():
+            for index, value in enumerate(node.inputs):
+                if value.node in inside:
+                    with self._at(inside[value.node]) as loop:
+                        node.set_input(index, loop.first(value), Select.FIRST if node.span == ONCE else None)
+            return
+        made, join = _joined(node)
+        with self._at(inside[node.inputs[0].node]) as loop:
+            joined = made(loop, node.inputs[0])
+        if node.span == PER_REPLICA:
+            new = Builder.at(node, span=EACH).node("Identity", joined, what="looped")
+        elif replicas == 1:
+            new = build.node("Identity", joined, what="looped", selects={0: Select.FIRST})
+        else:
+            axis = [Builder(self._graph, node.name).const(0, dtypes.INT32, "axis")] if join == "ConcatV2" else []
+            new = build.node(join, joined, *axis, what="looped", selects={0: Select.ALL}, N=replicas)
+        for control in node.controls:
+            new.add_control(control)
+        self._graph.replace(node, new)
 
 
 def _is_plain_constant(node: Node) -> bool:
@@ -273,89 +299,18 @@ def _table_of(node: Node, mesh: Mesh) -> Value:
     return Builder.at(node, span=EACH).op("Const", what="table", dtype=node.output_dtypes[0], value=own)
 
 
-# Results of the micro-batch loop: what readers outside of it read instead of the values of all micro-batches.
-#
-#     before   AddN(all(%dw))           ConcatV2(all(%y), 0)          Identity(first(%lr))
-#     after    the sum that the loop    its list, joined behind it    its value of the first micro-batch
-#              has carried
-#
-# What waited for nodes of the loop waits until they have run for all micro-batches.
-
-
-class Made(Protocol):
-    """What loops have made of the values of their iterations."""
-
-    def finished(self, node: Node) -> Node:
-        """Return what to wait for until a node of a loop has run as often as it does."""
-
-    def total(self, value: Value) -> Value:
-        """Return the sum of a value over all iterations."""
-
-    def first(self, value: Value) -> Value:
-        """Return a value as it is of the first micro-batch."""
-
-    def stacked(self, value: Value) -> Value:
-        """Return the values of all iterations along a new first dimension."""
-
-    def joined(self, value: Value) -> Value:
-        """Return the values of all iterations, joined along their first dimension."""
-
-
-def read_behind(
-    graph: Graph, made: Made, node: Node, inside: Container[Node], unconditional: Container[Node], replicas: int
-) -> None:
-    """Let a node outside of loops read what they have made of a value.
-
-    Args:
-        graph: the folded graph.
-        node: runs once, or once on each replica.
-        inside: the nodes in loops.
-        unconditional: the nodes that run in any case, not only in some branch.
-        replicas: how many loops of each kind there are side by side.
-
-    Raises:
-        PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
-    """
-    build = Builder.at(node)
-    needed = [(value.node, is_there(value, unconditional)) for value in node.inputs]
-    for producer, is_certain in [*needed, *((control, control in unconditional) for control in node.controls)]:
-        if producer in inside and not is_certain:
-            raise PassError(f"'{node.name}' needs '{producer.name}', which may not be there", node=node, hint=UNROLL)
-    for control in [control for control in node.controls if control in inside]:
-        node.remove_control(control)
-        node.add_control(made.finished(control))
-    if not any(value.node in inside for value in node.inputs):
-        return
-    if Select.ALL not in node.selects.values():
-        for index, value in enumerate(node.inputs):
-            if value.node in inside:
-                node.set_input(index, made.first(value), Select.FIRST if node.span == ONCE else None)
-        return
-    joined, join = _joined(made, node)
-    if node.span == PER_REPLICA:
-        new = Builder.at(node, span=EACH).node("Identity", joined, what="looped")
-    elif replicas == 1:
-        new = build.node("Identity", joined, what="looped", selects={0: Select.FIRST})
-    else:
-        axis = [Builder(graph, node.name).const(0, dtypes.INT32, "axis")] if join == "ConcatV2" else []
-        new = build.node(join, joined, *axis, what="looped", selects={0: Select.ALL}, N=replicas)
-    for control in node.controls:
-        new.add_control(control)
-    graph.replace(node, new)
-
-
-def _joined(made: Made, node: Node) -> tuple[Value, str]:
-    """Return what one replica's loop has made of the value that a node joins, and the op that joins the replicas."""
-    value = node.inputs[0]
+def _joined(node: Node) -> tuple[Callable[[Loop, Value], Value], str]:
+    """Return what a loop makes of the value that a node joins, and the op that joins the replicas."""
     if node.op == "AddN":
-        return made.total(value), "AddN"
+        return Loop.total, "AddN"
     if node.op == "Pack" and not node.attr("axis", 0):
-        return made.stacked(value), "ConcatV2"
+        return Loop.stacked, "ConcatV2"
     if node.op == "ConcatV2":
         axis = _axis(node)
         if axis:
-            raise PassError(f"'{value.name}' is joined along dimension {axis}", node=node, hint=UNROLL)
-        return made.joined(value), "ConcatV2"
+            problem = f"'{node.inputs[0].name}' is joined along dimension {axis}"
+            raise PassError(problem, node=node, hint=UNROLL)
+        return Loop.joined, "ConcatV2"
     raise PassError(f"{node.op} '{node.name}' reads all micro-batches", node=node, hint=UNROLL)
 
 

@@ -21,7 +21,7 @@ from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, SERVER, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -188,8 +188,8 @@ class ReshardInserter:
         self._brought[carrier.inputs[0]] = value
         self._carried[carrier] = reshard
         carrier.set_span(merge.span)
-        if SERVER in merge.place:
-            carrier.put(SERVER, merge.at(SERVER))
+        if (home := self._rewrite.home_of(merge)) is not None:
+            self._rewrite.settle(carrier, home)
 
     def _connect(self, node: Node) -> None:
         state = self._rewrite.state
