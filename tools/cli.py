@@ -257,10 +257,6 @@ def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
     return error
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # Mistyped words of a command line: a verb or an option that is not known names the one that was meant.
 #
 # autograph-rewrite verfy g.pb            there is no verb 'verfy': did you mean 'verify'?
@@ -322,3 +318,7 @@ def _long_options(by_name: dict[str, argparse.Action], words: Sequence[str], *, 
             yield name
         if action is not None and action.nargs != 0 and not equals:
             next(rest, None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,7 +16,7 @@ from autograph_rewrite.errors import ConfigError, RewriteError
 from autograph_rewrite.inspect.pass_states import placements_of
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import Axis, Mesh
+from autograph_rewrite.ir.mesh import MICRO, SERVER, STAGE, Axis, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD
@@ -54,7 +54,8 @@ def test_a_case_says_what_it_shows_and_is_written_as_it_would_be_printed(path: P
 @each_case
 def test_the_folded_graph_keeps_the_invariants(path: Path) -> None:
     case = Case.of(path)
-    mesh = Mesh(tuple(Axis(name, size) for name, size in case.mesh.items()))
+    sizes = {SERVER: 2, STAGE: 2, MICRO: 1, **case.mesh}
+    mesh = Mesh(tuple(Axis(name, size) for name, size in sizes.items()))
     faults = folded_faults(case.graphs[1].graph, mesh)
     assert [fault.problem for fault in faults] == []
 

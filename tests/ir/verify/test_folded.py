@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, PROCESS, REPLICA, SERVER, STAGE, Axis, Mesh, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, PROCESS, REPLICA, SERVER, SHARD, STAGE, Axis, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.folded import check_folded, folded_faults
@@ -404,7 +404,7 @@ def test_a_node_with_instances_along_an_axis_has_no_coordinate_on_it() -> None:
 
 def test_a_coordinate_beyond_the_mesh_is_found() -> None:
     assert faults_of("y", {STAGE: 2}) == ["'y' is at stage 2, and the mesh has 2"]
-    assert faults_of("y", {SERVER: 0}) == ["'y' is at server 0, and the mesh has no such axis"]
+    assert faults_of("y", {SHARD: 0}) == ["'y' is at shard 0, and the mesh has no such axis"]
     assert faults_of("y", {"expert": 0}) == ["'y' has a place along 'expert', which is no axis of a mesh"]
 
 
