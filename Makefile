@@ -19,8 +19,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 help:
 	@echo "make demo        train a Keras CNN on one device and over two replicas, and compare"
-	@echo "make test        run the tests of every day (5 minutes on two cores)"
-	@echo "make test-all    run every test (40 minutes);  make test-rest: those that make test leaves out (26 minutes)"
+	@echo "make test        run the tests of every day (6 minutes on two cores)"
+	@echo "make test-all    run every test (40 minutes);  make test-rest: those that make test leaves out (32 minutes)"
 	@echo "make test-full   run the whole matrix, too (over an hour)"
 	@echo "make fuzz        run 3,000 random programs under random configurations (hours; SEEDS=0:100 for fewer)"
 	@echo "                 as jobs of several workers, ten programs in each: SEEDS=20000:20100 ARGS=--jobs"
