@@ -114,7 +114,7 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
         _begin_together(rewrite, item, exchange.turns)
     if rewrite.rank != 0:
         _forget(graph, on_server, item)
-        _require_own_updates(rewrite, item, own)
+        _keep_own_updates(rewrite, item, own)
 
 
 def _wait(
@@ -163,19 +163,26 @@ def _own_updates(rewrite: Rewrite, item: TrainingGraph) -> set[str]:
     return {node.name for node in step if is_update(node) and not node.is_driven}
 
 
-def _require_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
-    """Make sure that what every process updates itself does not depend on what only worker 0 runs.
+def _keep_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
+    """Let the step make what every process updates itself, also where only what worker 0 runs has waited for it.
 
     Raises:
-        PassError: an update would be left out.
+        PassError: such an update stands in a branch or loop, where a step cannot ask for it.
     """
-    lost = sorted(own - _own_updates(rewrite, item))
-    if lost:
-        raise PassError(
-            f"'{lost[0]}' would run on worker 0 only, because a parameter server waits for it",
-            node=rewrite.graph.nodes.get(lost[0]),
-            hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
-        )
+    graph = rewrite.graph
+    lost = [graph.nodes[name] for name in sorted(own - _own_updates(rewrite, item)) if name in graph.nodes]
+    if not lost:
+        return
+    target = next((graph.nodes[name] for name in item.targets if name in graph.nodes), None)
+    unconditional = unconditional_nodes(topological_order(graph))
+    for node in lost:
+        if target is None or node not in unconditional:
+            raise PassError(
+                f"'{node.name}' would run on worker 0 only, because a parameter server waits for it",
+                node=node,
+                hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
+            )
+        target.add_control(node)
 
 
 class _ChiefSide:
