@@ -42,7 +42,7 @@ def import_once() -> None:
     package = importlib.import_module(PACKAGE)
     importlib.import_module("tensorflow")
     importlib.import_module("keras")
-    importlib.import_module(f"{PACKAGE}.runtime.keras.elastic_fit")
+    importlib.import_module(f"{PACKAGE}.runtime.keras_fit")
     for name in package.__all__:
         getattr(package, name)
 

@@ -301,7 +301,7 @@ def homed(
 def _can_meet_besides(plan: Plan) -> bool:
     """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
 
-    Runs with collectives have one number in all processes (`runtime.session.on_servers.finish_together`). By it, the
+    Runs with collectives have one number in all processes (`runtime.engine.staleness_clock.finish_together`). By it, the
     devices at both ends and the name of a node, which is the same in the graphs of all workers, a process tells apart
     what is sent: between two servers, or two devices of one, it could not. Where the server is a worker, who is done
     first would end what that worker runs itself.
@@ -518,7 +518,7 @@ def _elements(shape: Shape) -> int | None:
 #
 # A message between two processes costs TensorFlow's gRPC about half a millisecond of processor time, whatever it holds
 # (benchmarks/one_shot.py). Two members send as many bytes in either way. In functions, and where the runs of a session
-# are over together (`runtime.session.on_servers.finish_together`): else who is done with a run deletes what another
+# are over together (`runtime.engine.staleness_clock.finish_together`): else who is done with a run deletes what another
 # process has not asked for yet, and a gather is done before a ring is.
 #
 # After: XLA's one-shot and two-shot all-reduce; Thakur et al., Optimization of Collective Communication Operations in
