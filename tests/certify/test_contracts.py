@@ -42,7 +42,7 @@ def node(case: Case) -> Node:
 def claim_of(operand: Operand, placement: Placement) -> Claim:
     """Return what is claimed of an operand; of what is data, no contents."""
     value, dims = operand.value, operand.value.shape[1:] if operand.is_list else operand.value.shape
-    kind, dim, op = placement
+    kind, dim, op = placement[:3]
     if operand.states_sizes:
         entries = value.ravel().tolist()
         units = operand.units if placement == LOCAL else (0,) * len(entries)
@@ -56,9 +56,9 @@ def _numbered(dims: Sequence[int], units: Sequence[int]) -> Iterator[tuple[int, 
     return enumerate(zip(dims, units, strict=True))
 
 
-def result_claim(expected: np.ndarray, placement: tuple[str, int, str]) -> Claim:
+def result_claim(expected: np.ndarray, placement: Placement | tuple[str, int, str]) -> Claim:
     dims = expected.shape[1:] if isinstance(expected, Elements) else expected.shape
-    kind, dim, op = placement
+    kind, dim, op = placement[:3]
     return Claim(kind, dim, op, tuple(None if kind == "split" and d == dim else s for d, s in enumerate(dims)))
 
 
@@ -152,7 +152,7 @@ def test_what_a_rule_says_its_contract_accepts(sample: Sample) -> None:
             batch = None if dynamic else case.batch
             operands = []
             for i, fact in enumerate(n.inputs):
-                claim = Claim(*fact.placement, fact.shape, fact.value, fact.zero)
+                claim = Claim(*fact.placement[:3], fact.shape, fact.value, fact.zero)
                 operands.append(as_read(claim, _as_read(placed.operand_reshards.get(i)), batch))
             results = [result_claim(one, p) for one, p in zip(expected, placed.outputs, strict=True)]
             if dynamic:

@@ -7,7 +7,7 @@ With one queue, a worker that is in run 7 already might take what one that is st
 on too early. A worker can be one run ahead of another, and not two: in every run all say to worker 0 that they have
 begun, and only then it hands out anything. So who takes in run 8 has taken something in run 7, before which all had
 begun that run, and had taken all of run 6. Each process counts its runs by itself, in an accumulator, which needs no
-initialiser; `runtime.session.on_servers.drain_stores` begins anew behind a run that has failed.
+initialiser; `runtime.engine.staleness_clock` begins anew behind a run that has failed.
 """
 
 from __future__ import annotations
