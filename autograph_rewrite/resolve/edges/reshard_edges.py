@@ -301,7 +301,7 @@ def homed(
 def _can_meet_besides(plan: Plan) -> bool:
     """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
 
-    Runs with collectives have one number in all processes (`runtime.engine.staleness_clock.finish_together`). By it, the
+    Runs with collectives have one number in all processes (`runtime.engine.staleness_clock`). By it, the
     devices at both ends and the name of a node, which is the same in the graphs of all workers, a process tells apart
     what is sent: between two servers, or two devices of one, it could not. Where the server is a worker, who is done
     first would end what that worker runs itself.
