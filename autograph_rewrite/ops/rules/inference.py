@@ -56,6 +56,10 @@ _OF_PASSES = {
 """Ops that divide nothing: what rewritten graphs exchange by, and old variables."""
 
 
+_OF_HANDLES = frozenset(("Fill", "ExpandDims"))
+"""Ops that make tensors of handles, whose shape is their own: what worker 0 sends to the others."""
+
+
 class Shapes:
     """The shapes of values of some graphs, worked out when they are asked for."""
 
@@ -73,7 +77,8 @@ class Shapes:
                 node = stack.pop()
                 self._facts[node] = self._facts.get(node) or self._infer(node)
         fact = self._facts[value.node][value.index]
-        if fact.shape is not None and dtypes.base(fact.dtype) not in (dtypes.RESOURCE, dtypes.VARIANT):
+        holds = dtypes.base(fact.dtype) in (dtypes.RESOURCE, dtypes.VARIANT) and value.node.op not in _OF_HANDLES
+        if fact.shape is not None and not holds:  # the fact of a container has the shape of its elements
             return fact.shape
         while has(value.node.op, "forwards") and value.node.inputs:
             value = value.node.inputs[0]  # a copy, whose shape is that of what it copies
