@@ -174,7 +174,7 @@ def test_a_server_of_tensorflow_s_is_never_reached_elsewhere(own_address: str, f
     code = f"""
 import time
 import tensorflow as tf
-from autograph_rewrite.runtime.job.tf_server import Guard, confine
+from autograph_rewrite.runtime.job.tf_server import PortGuard, confine
 from tests.runtime.test_bind_address import free_port, reachable, stranger
 
 def serve(port):
@@ -188,7 +188,7 @@ with stranger("{own_address}", port) as said:
 print(said, reachable("{own_address}", port))
 port = free_port()
 with stranger("{own_address}", port) as said:
-    guard = Guard(f"127.0.0.1:{{port}}")
+    guard = PortGuard(f"127.0.0.1:{{port}}")
     serve(port)
     print(guard.release())
 print(said, reachable("{own_address}", port), reachable("127.0.0.1", port))
