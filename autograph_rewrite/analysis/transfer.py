@@ -135,7 +135,8 @@ def _on_every_axis(node: Node, n: Op) -> NodeTransfer:
         for i, reshard in found.operand_reshards.items():
             wanted[axis][i] = reshard
             inputs[i] = _converted_on(inputs[i], reshard, extent, later, wanted, i)
-        outputs = [_settled(fact, extent, outputs[i : i + 1]) for i, fact in enumerate(found.outputs)]
+        pairs = zip(found.outputs, outputs or found.outputs, strict=True)
+        outputs = [_settled(fact, earlier, extent) if at else fact for fact, earlier in pairs]
         static = tuple(
             None if f.shape is None else tuple(dim if isinstance(dim, int) else None for dim in f.shape)
             for f in found.outputs
@@ -195,13 +196,10 @@ def _of(placement: Placement, extent: Extent) -> Placement:
     return placement._replace(extent=extent) if placement.differs and extent.axis != REPLICA else placement
 
 
-def _settled(fact: Fact, extent: Extent, before: Sequence[Fact]) -> Fact:
+def _settled(fact: Fact, earlier: Fact, extent: Extent) -> Fact:
     """Return a result with its placement along an axis, besides those along earlier axes."""
-    placement, told = _of(fact.placement, extent), fact.on(REPLICA, extent.axis)
-    if not before:
-        return told
-    earlier = before[0]
-    return told._replace(placement=earlier.placement, others=earlier.others).placed(extent.axis, placement)
+    told = fact.on(REPLICA, extent.axis)._replace(placement=earlier.placement, others=earlier.others)
+    return told.placed(extent.axis, _of(fact.placement, extent))
 
 
 def _on_one_axis(node: Node, n: Op) -> NodeTransfer:

@@ -433,6 +433,16 @@ class Graph:
         return copy
 
 
+def unique_among(base: str, taken: set[str]) -> str:
+    """Return `base`, or `base_1`, `base_2`..., and mark it as taken: names of other things than nodes."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
 def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new.
 

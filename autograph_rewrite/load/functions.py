@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.graph import Graph, unique_among
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.load.graphs import read
@@ -217,19 +217,9 @@ def _captures(traced: Any, keras: Mapping[int, Any], names: Mapping[str, str]) -
             captures.append(Capture(names[internal.op.name], external))
             continue
         public = keras.get(id(variable), variable)
-        name = unique_name(getattr(public, "path", None) or path_of(variable), taken)
+        name = unique_among(getattr(public, "path", None) or path_of(variable), taken)
         captures.append(Capture(names[internal.op.name], external, public, name))
     return tuple(captures)
-
-
-def unique_name(base: str, taken: set[str]) -> str:
-    """Return `base`, or `base_1`, `base_2`..., and mark it as taken."""
-    name, count = base, 0
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    taken.add(name)
-    return name
 
 
 def _variable(capture: Capture) -> Variable:

@@ -18,7 +18,7 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import OPENS
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.format.function_library import Function, Library, called
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value, unique_among
 from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes, static_shape
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -286,7 +286,7 @@ def _arguments(enters: Sequence[Node], current: Mapping[int, Value]) -> list[Val
 
 def _enters(state: FunctionLowering, node: Node, pivot: Node | None, fixed: set[int]) -> list[Node]:
     build = Builder.at(node)
-    frame = _unique(node.name, state.frames)
+    frame = unique_among(node.name, state.frames)
     starts: Sequence[Node] = node.controls
     if len(starts) > 1:
         starts = [build.node("NoOp", what="start", controls=starts)]
@@ -305,15 +305,6 @@ def _enters(state: FunctionLowering, node: Node, pivot: Node | None, fixed: set[
         )
         enters.append(enter)
     return enters
-
-
-def _unique(name: str, frames: set[str]) -> str:
-    frame, count = name, 0
-    while frame in frames:
-        count += 1
-        frame = f"{name}_{count}"
-    frames.add(frame)
-    return frame
 
 
 def _invariants(body: Function, node: Node) -> set[int]:

@@ -32,11 +32,11 @@ class Target(Protocol):
     """The variables of a program."""
 
     @property
-    def common(self) -> Mapping[str, Extent]:
+    def common(self) -> Mapping[str, StoredShape]:
         """Those that all workers have alike."""
 
     @property
-    def own(self) -> Mapping[str, Extent]:
+    def own(self) -> Mapping[str, StoredShape]:
         """Those of this worker alone."""
 
     def snapshot(self, names: Iterable[str]) -> Mapping[str, Any]:
@@ -114,8 +114,8 @@ class EagerVariables:
 
     variables: Mapping[str, Any]
     """Variables, and parts of other state, by name."""
-    common: Mapping[str, Extent]
-    own: Mapping[str, Extent]
+    common: Mapping[str, StoredShape]
+    own: Mapping[str, StoredShape]
     ways: frozenset[str] = frozenset()
     """The ways to all objects that are tracked: what was saved below one of them is to be found in the program."""
 
@@ -343,7 +343,7 @@ def _unique(name: str, taken: Mapping[str, Any]) -> str:
     return found
 
 
-def _extents(variables: Mapping[str, Any]) -> dict[str, Extent]:
+def _extents(variables: Mapping[str, Any]) -> dict[str, StoredShape]:
     tf = tensorflow()
     return {
         name: _extent(None if isinstance(v, _TrackedTensor) else v.shape, tf.as_dtype(v.dtype).name)
@@ -351,13 +351,13 @@ def _extents(variables: Mapping[str, Any]) -> dict[str, Extent]:
     }
 
 
-def _extent(shape: Iterable[int | None] | None, dtype: str) -> Extent:
+def _extent(shape: Iterable[int | None] | None, dtype: str) -> StoredShape:
     """Return the extent of a value; where the shape is open, that of something small, which is never cut."""
     known = tuple(shape) if shape is not None else (None,)
     if None in known:
-        return Extent((), 1)
+        return StoredShape((), 1)
     sizes = tuple(size for size in known if size is not None)
-    return Extent(sizes, prod(sizes) * max(tensorflow().as_dtype(dtype).size, 1))
+    return StoredShape(sizes, prod(sizes) * max(tensorflow().as_dtype(dtype).size, 1))
 
 
 # Which worker writes which part of which variable: contiguous shares of equal size.
@@ -372,7 +372,7 @@ WHOLE_BELOW = 1 << 16
 
 
 @dataclass(frozen=True)
-class Extent:
+class StoredShape:
     """The shape of a variable, and the bytes of its value."""
 
     shape: tuple[int, ...]
@@ -397,7 +397,7 @@ class Piece:
         return f"{' '.join(map(str, self.shape))} {':'.join(ranges)}"
 
 
-def deal(extents: Mapping[str, Extent], workers: int) -> list[list[Piece]]:
+def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
     """Return the pieces that each worker writes; together they are every variable once.
 
     Args:
@@ -419,7 +419,7 @@ def deal(extents: Mapping[str, Extent], workers: int) -> list[list[Piece]]:
     return shares
 
 
-def _rows(extent: Extent, offset: int, ends: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+def _rows(extent: StoredShape, offset: int, ends: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield workers with their rows of a variable that begins `offset` bytes behind the first."""
     rows, start = extent.shape[0], 0
     for worker, end in enumerate(ends):

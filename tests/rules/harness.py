@@ -239,7 +239,7 @@ def evaluate(dim: Dim, block: int, batch: int) -> int | None:
 def together(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
     """Return the whole value that per-replica results stand for."""
     if placement.is_split:
-        return np.concatenate(parts, axis=placement.dim + isinstance(parts[0], Elements))
+        return np.concatenate(parts, axis=placement.dim + isinstance(parts[0], Elements)).view(type(parts[0]))
     if placement.is_partial:
         result = parts[0]
         for part in parts[1:]:

@@ -17,9 +17,10 @@ from autograph_rewrite.ir.mesh import MODEL, REPLICA
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Extent, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, on_axis
-from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.base import Reshard, Semantics
 from autograph_rewrite.ops.traits import has
-from tests.rules.harness import COMBINE, GROWTH, units_of
+from tests.rules import harness
+from tests.rules.harness import GROWTH, units_of
 from tests.rules.nodes import node_of
 from tests.rules.runner import number_of, number_of_input, run_once
 from tests.rules.sample import DEFAULT_SIZES, Draw, Elements, Known, Sample
@@ -139,9 +140,8 @@ def _check(
     wanted = {REPLICA: made.operand_reshards, MODEL: made.more.get(MODEL, {})}
     held = []
     for i, operand in enumerate(operands):
-        states = {axis: wanted[axis].get(i, placements[i][axis]) for axis in AXES}
-        by_replica = _instances(operand.value, operand.units[REPLICA], states[REPLICA], blocks[REPLICA])
-        held.append([_instances(one, operand.units[MODEL], states[MODEL], blocks[MODEL]) for one in by_replica])
+        replica, model = ((operand.units[a], placements[i][a], wanted[a].get(i), blocks[a]) for a in AXES)
+        held.append([_held(one, *model) for one in _held(operand.value, *replica)])
     if has(sample.op, "refuses_empty") and 0 in blocks[REPLICA]:
         return 0
     results = [
@@ -162,8 +162,8 @@ def _check(
             _check_sizes(fact, rows, blocks)
             continue
         filled = [i for i, size in enumerate(blocks[REPLICA]) if size or fact.placement.differs]
-        along = [_together(rows[i], fact.placement_on(MODEL)) for i in filled]
-        found = _together(along, fact.placement)
+        along = [harness.together(rows[i], fact.placement_on(MODEL)) for i in filled]
+        found = harness.together(along, fact.placement)
         assert found.shape == expected[index].shape, f"output {index}: {found.shape}, whole {expected[index].shape}"
         if sample.compare != "shapes" and expected[index].dtype.kind in "fc":
             tolerance = sample.tolerance
@@ -175,40 +175,15 @@ def _check(
     return all(any(fact.placement_on(axis).differs for fact in made.outputs) for axis in AXES)
 
 
-def _instances(value: np.ndarray, units: tuple[int, ...], state: Reshard, blocks: Sequence[int]) -> list[np.ndarray]:
-    """Return what each instance along an axis holds of a value, which is whole along it."""
-    if isinstance(state, LocalEntry):
-        assert isinstance(state.size, Sym)
-        rows = [value.copy() for _ in blocks]
-        for one, size in zip(rows, blocks, strict=True):
-            one[state.position] = state.size.coef * size if state.size.factors == ("b",) else one[state.position]
-        return rows
-    if isinstance(state, Slice) or state.is_split:
-        rows_each = state.unit if isinstance(state, Slice) else units[state.dim]
-        edges = np.cumsum([0, *blocks]) * rows_each
-        at = state.dim + isinstance(value, Elements)
-        return [np.take(value, range(a, b), axis=at).view(type(value)) for a, b in itertools.pairwise(edges)]
-    if state.kind == "local":
-        flat = [
-            [rows * size if rows else entry for entry, rows in zip(value.ravel().tolist(), units, strict=True)]
-            for size in blocks
-        ]
-        return [np.asarray(one, value.dtype).reshape(value.shape).view(type(value)) for one in flat]
-    if state == PARTIAL:
-        parts = [Draw(k + 1)(*value.shape, dtype=value.dtype).view(type(value)) for k in range(len(blocks) - 1)]
-        return [*parts, np.asarray(value - np.sum(parts, axis=0, dtype=value.dtype), value.dtype).view(type(value))]
-    return [value] * len(blocks)
-
-
-def _together(parts: Sequence[np.ndarray], placement: Placement) -> np.ndarray:
-    if placement.is_split:
-        return np.concatenate(parts, axis=placement.dim + isinstance(parts[0], Elements)).view(type(parts[0]))
-    if placement.is_partial:
-        result = parts[0]
-        for part in parts[1:]:
-            result = COMBINE[placement.op](result, part)
-        return result
-    return parts[0]
+def _held(
+    value: np.ndarray, units: tuple[int, ...], placement: Placement, reshard: Reshard | None, blocks: Sequence[int]
+) -> list[np.ndarray]:
+    """Return what each instance along an axis reads of a value, which is whole along it."""
+    whole = harness.Operand(value, units)
+    held = harness.instances(whole, placement, blocks)
+    if reshard is not None:
+        held = harness.converted(whole, held, reshard, blocks)
+    return [one.view(type(value)) for one in held]
 
 
 def _check_shape(fact: Fact, rows: list[list[np.ndarray]], blocks: Blocks) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import autograph_rewrite as ar
 from autograph_rewrite.runtime import checkpoints
-from autograph_rewrite.runtime.checkpoint_targets import WHOLE_BELOW, Extent, Piece, deal, target_of
+from autograph_rewrite.runtime.checkpoint_targets import WHOLE_BELOW, Piece, StoredShape, deal, target_of
 from autograph_rewrite.runtime.checkpoints import CheckpointFolder, JointSave, Label, read
 
 ROWS = 40_000
@@ -396,7 +396,7 @@ def test_the_way_to_a_weight_is_the_same_with_its_optimizer_and_without() -> Non
     assert alone.keys() <= target_of(tf.train.Checkpoint(a=optimizer, net=net)).common.keys()
 
 
-EXTENTS = {"a": Extent((1000, 32), 256_000), "b": Extent((), 8), "c": Extent((70, 900), 504_000)}
+EXTENTS = {"a": StoredShape((1000, 32), 256_000), "b": StoredShape((), 8), "c": StoredShape((70, 900), 504_000)}
 VALUES = {name: np.random.default_rng(0).normal(size=extent.shape) for name, extent in EXTENTS.items()}
 
 
@@ -459,7 +459,7 @@ def test_a_worker_that_cannot_write_is_named_to_all(tmp_path: Path, monkeypatch:
 )
 def test_all_pieces_together_are_every_row_once(shapes: list[tuple[int, int]], workers: int) -> None:
     sizes = {f"v{number}": shape for number, shape in enumerate(shapes)}
-    extents = {name: Extent(shape, shape[0] * shape[1] * 8) for name, shape in sizes.items()}
+    extents = {name: StoredShape(shape, shape[0] * shape[1] * 8) for name, shape in sizes.items()}
     shares = deal(extents, workers)
     rows: dict[str, list[int]] = {name: [] for name in extents}
     for piece in (piece for share in shares for piece in share):

@@ -104,7 +104,7 @@ _FLOATS = (dtypes.FLOAT, dtypes.DOUBLE)
 _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
 
 
-def cut_classes(state: Propagation) -> list[tuple[Node, Axis]]:
+def cut_classes(state: Propagation) -> list[tuple[Node, ClassAxis]]:
     """Return the nodes that work along a dimension that is cut, and can be decomposed.
 
     Args:
@@ -115,7 +115,7 @@ def cut_classes(state: Propagation) -> list[tuple[Node, Axis]]:
     return [(node, axis) for node, axis in found if axis is not None]
 
 
-def decompose_classes(graph: Graph, node: Node, axis: Axis) -> dict[Value, int]:
+def decompose_classes(graph: Graph, node: Node, axis: ClassAxis) -> dict[Value, int]:
     """Rewrite a node; return the constants of which each device needs the part for its classes.
 
     Args:
@@ -127,7 +127,7 @@ def decompose_classes(graph: Graph, node: Node, axis: Axis) -> dict[Value, int]:
     return pieces.numbered
 
 
-def _classes(state: Propagation, node: Node) -> Axis | None:
+def _classes(state: Propagation, node: Node) -> ClassAxis | None:
     """Return the dimension of classes where it is cut, and each device can do its part; None otherwise."""
     facts = [state.facts[value] for value in node.inputs]
     rank = facts[0].rank
@@ -145,11 +145,11 @@ def _classes(state: Propagation, node: Node) -> Axis | None:
     if sizes or not isinstance(size, int) or all(fact.placement != split(dim) for fact in both):
         return None
     block = next(unit(fact.split_size) or 1 for fact in both if fact.placement == split(dim))
-    axis = Axis(dim, rank, size, (size // block, block))
+    axis = ClassAxis(dim, rank, size, (size // block, block))
     return _counted(node, facts, axis) if has(node.op, "top", "in_top") else axis
 
 
-def _counted(node: Node, facts: Sequence[Fact], axis: Axis) -> Axis | None:
+def _counted(node: Node, facts: Sequence[Fact], axis: ClassAxis) -> ClassAxis | None:
     """Return the classes of a node that counts them, where each device can find its own candidates."""
     told = {"TopKV2": 1, "InTopKV2": 2}.get(node.op)
     stated = facts[told].value if told is not None else (node.attr("k"),)
@@ -235,7 +235,7 @@ _DECOMPOSITIONS: Mapping[str, Callable[[ClassPieces, Node], dict[int, Value]]] =
 # What stands along the classes of a block is made for that block.
 
 
-class Axis(NamedTuple):
+class ClassAxis(NamedTuple):
     """The dimension of the classes.
 
     Attributes:

@@ -58,10 +58,10 @@ def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) 
 def follow(rewrite: Rewrite) -> None:
     """Put what brings a handle into a loop of micro-batches where the variable is."""
     for node in rewrite.graph:
-        if node.op in ENTERS and node.inputs[0].dtype == dtypes.RESOURCE:
-            home = rewrite.home_of(node) or rewrite.home_of(node.inputs[0].node)
-            if home is not None:
-                rewrite.settle(node, home)
+        if node.op not in ENTERS or node.inputs[0].dtype != dtypes.RESOURCE or rewrite.home_of(node) is not None:
+            continue
+        if (home := rewrite.home_of(node.inputs[0].node)) is not None:
+            rewrite.settle(node, home)
 
 
 def stay_at_tables(rewrite: Rewrite, home: str) -> None:

@@ -128,13 +128,14 @@ def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
         is_whole: each replica has one device.
     """
     first, drivers = mesh.device({}), rewrite.plan.stage_hosts
+    host = _host(first)
 
     def device(node: Node) -> str:
         if node.span == ONCE and (home := rewrite.home_of(node)) is not None:
             return home  # what a server holds is no part of a stage
         if is_whole:
-            on_host = stays_on_host(node) or "CPU" in node.device.upper()
-            return _host(first) if on_host else first
+            on_host = host != first and (stays_on_host(node) or "CPU" in node.device.upper())
+            return host if on_host else first
         if drivers and has(node.op, "of_the_program"):
             return drivers[0] + HOST
         return mesh.device({axis: node.at(axis) for axis in node.place if axis in (STAGE, MODEL)})

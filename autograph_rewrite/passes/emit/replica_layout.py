@@ -32,7 +32,7 @@ class ReplicaLayout:
     def __len__(self) -> int:
         return self.mesh.count(EACH)
 
-    @property
+    @cached_property
     def micro(self) -> int:
         """How many instances belong to one replica."""
         return self.mesh.size(MICRO)
@@ -47,7 +47,7 @@ class ReplicaLayout:
 
     def cell(self, node: Node) -> int:
         """Return the number of a node's place in a replica."""
-        return node.at(STAGE) * self.mesh.size(MODEL) + node.at(MODEL)
+        return node.at(STAGE) * self.mesh.size(MODEL) + node.at(MODEL) if node.place else 0
 
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""

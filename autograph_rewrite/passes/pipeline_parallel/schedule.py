@@ -25,7 +25,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
-from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
+from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, stage_of
 from autograph_rewrite.plan.parts.messages import Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD, Orders, Task, orders
 from autograph_rewrite.resolve.stages.assignment import Stages, stages_of_once
@@ -49,7 +49,7 @@ def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> In
         firsts = [own[:each] for own in stage_devices(mesh)]
         order = schedule_stages(graph, stages, plan.pipeline, firsts, micro)
     nodes = topological_order(graph)
-    given = {node: node.at(STAGE) for node in nodes if node.span == EACH and STAGE in node.place}
+    given = {node: stage for node in nodes if (stage := stage_of(node)) is not None}
     for node, stage in stages_of_once(nodes, given, stages.owners, captured=rewrite.captures).items():
         node.put(STAGE, stage)
     return order
@@ -110,7 +110,7 @@ def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Co
     """
     levels = barrier_depths(order, frames_of(order), early)
     for node in order:
-        if node.span != EACH or node in early or STAGE not in node.place:
+        if node in early or stage_of(node) is None:
             continue
         if node in frames:
             raise PassError(
