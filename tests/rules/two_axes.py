@@ -17,7 +17,7 @@ from autograph_rewrite.ir.mesh import MODEL, REPLICA
 from autograph_rewrite.ir.shapes.recorded import record_shapes
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Extent, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, on_axis
-from autograph_rewrite.ops.rules.base import Reshard, Semantics
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics
 from autograph_rewrite.ops.traits import has
 from tests.rules import harness
 from tests.rules.harness import GROWTH, units_of
@@ -180,7 +180,10 @@ def _held(
 ) -> list[np.ndarray]:
     """Return what each instance along an axis reads of a value, which is whole along it."""
     whole = harness.Operand(value, units)
-    held = harness.instances(whole, placement, blocks)
+    if reshard is None or isinstance(reshard, LocalEntry):
+        held = harness.instances(whole, placement, blocks)
+    else:
+        held = [value]  # a conversion starts from the whole: the other axis may have cut the dimension of the placement
     if reshard is not None:
         held = harness.converted(whole, held, reshard, blocks)
     return [one.view(type(value)) for one in held]

