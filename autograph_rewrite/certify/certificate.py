@@ -162,13 +162,13 @@ def _attrs(node: Node) -> dict[str, object]:
     return {key: raw for key, raw in node.attrs.items() if key not in PROVENANCE and key not in other}
 
 
-BEHIND = frozenset(("delegate-to-chief", "update-rows", "expand"))
-"""Passes behind which the graph is no longer compared: what they do is checked by `ir.verify.folded` and by
-execution."""
+NOT_COMPARED = frozenset(("insert-reshards", "delegate-to-chief", "update-rows", "expand"))
+"""Passes after which the graph is not compared: a reshard is checked once it is lowered, and what the last ones do by
+`ir.verify.folded` and by execution."""
 
 UNORDERED = frozenset(
     (
-        "insert-reshards", "find-averages", "number-replicas", "exchange-digests", "decorrelate-randomness",
+        "lower-reshards", "find-averages", "number-replicas", "exchange-digests", "decorrelate-randomness",
         "localize-shapes", "keep-components", "declare-state", "pad-empty-blocks", "sequential-averages",
         "merge-instances", "parameter-servers",
     )
@@ -264,7 +264,7 @@ class Certificate:
         if claims.processes > 1:
             self.not_covered["what several processes exchange (ir.verify_ranks checks that)"] = None
             return
-        if after in BEHIND:
+        if after in NOT_COMPARED:
             return
         self._looped = self._looped or after == "roll-loop"
         with self._noting(f"after pass '{after}'", f"the graph after '{after}'"):

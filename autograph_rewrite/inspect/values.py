@@ -28,7 +28,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 
 DATA, MODEL = "data", "model"
-CONVERTING = frozenset((b"insert-reshards", b"merge-instances"))
+CONVERTING = frozenset((b"insert-reshards", b"lower-reshards", b"merge-instances"))
 """The passes whose nodes only convert values of others."""
 
 

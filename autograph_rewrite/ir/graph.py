@@ -423,6 +423,13 @@ class Graph:
                 user.add_control(new)
         self.erase(node)
 
+    def put_in_order(self, nodes: Iterable[Node]) -> None:
+        """Let the nodes of the graph, all of them, stand in this order: that in which they are written."""
+        ordered = {node.name: node for node in nodes}
+        assert ordered.keys() == self.nodes.keys()
+        self.nodes = ordered
+        self.edits += 1
+
     def clone(self) -> Graph:
         """Return an independent copy, with library, versions and anchors."""
         copy = type(self)()

@@ -19,7 +19,7 @@ from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.local_sgd.train_alone import Alone
 from autograph_rewrite.passes.prune import Recorded
-from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.passes.reshard.insert_reshards import Reshards
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -68,7 +68,7 @@ def _report(rewrite: Rewrite) -> Report:
         digests=digest_names(graph),
         homes=rewrite.homes.of,
         held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
-        batches=named_groups(rewrite.get(ReshardInserter).groups, item, rewrite.get(Propagation), resolved.shared),
+        batches=named_groups(rewrite.get(Reshards).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
         alone=rewrite.get(Alone).own.variables if rewrite.has(Alone) else (),
         averaged=tuple(rewrite.get(Alone).averages.averaged) if rewrite.has(Alone) else (),

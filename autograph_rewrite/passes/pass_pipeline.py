@@ -1,7 +1,8 @@
 """All passes, in order, and the two ways through them: to a plan, and to a distributed graph.
 
     eliminate-dead-code ► shard-variables ► propagate ► decompose ► place-reductions ► rematerialize ► resolve-plan
-      ► insert-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► assign-devices ► update-rows ► expand
+      ► insert-reshards ► lower-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► assign-devices
+      ► update-rows ► expand
 
 Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
 """
@@ -56,6 +57,7 @@ from autograph_rewrite.passes.reshard.insert_reshards import (
     INSERT_RESHARDS,
     MEASURE_BLOCKS,
 )
+from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
@@ -99,6 +101,7 @@ CONVERSION: tuple[Pass, ...] = (
     ASSIGN_STAGES,
     MEASURE_BLOCKS,
     INSERT_RESHARDS,
+    LOWER_RESHARDS,
     FIND_AVERAGES,
     NUMBER_REPLICAS,
     EXCHANGE_DIGESTS,

@@ -113,7 +113,7 @@ def left_joined(part: str) -> Observer:
     """Let one of the operands of a sparse gradient come as micro-batches were joined."""
 
     def spoil(name: str, graph: Graph) -> None:
-        if name == "insert-reshards":
+        if name == "lower-reshards":
             (node,) = [one for one in graph if one.name.endswith(f"{part}/concat/restored")]
             node.output().replace_all_uses_with(node.inputs[0])
 

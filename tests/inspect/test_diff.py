@@ -35,7 +35,7 @@ def test_copies_are_grouped_under_their_original() -> None:
     assert "replica_1/w" not in found.added
     assert "replica_0/gradient/all_reduce" in found.added
     assert found.removed == {}
-    assert found.made_by == {"insert-reshards": 8}
+    assert found.made_by == {"lower-reshards": 8}
 
 
 def test_what_merges_the_copies_under_the_original_name_is_added() -> None:

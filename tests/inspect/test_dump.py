@@ -77,7 +77,7 @@ def test_json_says_everything_that_text_says() -> None:
     data = json.loads(ar.dump(mirrored(), "json"))
     by_name = {node["name"]: node for node in data["nodes"]}
     reduce = by_name["replica_1/gradient/all_reduce"]
-    assert reduce["pass"] == "insert-reshards"
+    assert reduce["pass"] == "lower-reshards"
     assert reduce["origin"] == "gradient"
     assert reduce["inputs"] == ["replica_1/gradient", "keys/size", "keys/group", "keys/instance"]
     assert reduce["attrs"]["merge_op"] == '"Add"'

@@ -46,7 +46,7 @@ EDGES = (
 def rewritten(edges: tuple[EdgePlan, ...] = EDGES, notes: tuple[Note, ...] = ()) -> GraphItem:
     """Return the mirrored regression with a report, as `ar.rewrite` would."""
     plan = Plan(DEVICES, "mirrored", edges=edges)
-    seconds = {"propagate": (0.25, 0), "insert-reshards": (0.5, 7)}
+    seconds = {"propagate": (0.25, 0), "lower-reshards": (0.5, 7)}
     passes = (
         *(PassRecord(name, took, added, 0) for name, (took, added) in seconds.items()),
         PassRecord("propagate", 0.5, 0, 0),
@@ -84,7 +84,7 @@ def test_sizes_are_readable(count: int, text: str) -> None:
 def test_every_node_knows_why_it_is_there() -> None:
     item = rewritten()
     reduce = why(item, "replica_1/gradient/all_reduce")
-    assert (reduce.made_by, reduce.origin) == ("insert-reshards", "gradient")
+    assert (reduce.made_by, reduce.origin) == ("lower-reshards", "gradient")
     assert reduce.edges[0].reason == "update reads it"
     assert "edges[0] of the plan: gradient partial(sum) -> replicated by collective_reduce, for variable 'w'" in str(
         reduce

@@ -23,7 +23,7 @@ from tests.support.small_items import regression
 
 CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "AllReduce", "variables": "mirrored"}}
 MATMUL = RunSource("replica_0/y", "MatMul", "CPU:0", "y", "expand")
-EXCHANGE = RunSource("dw/all_reduce", "CollectiveReduceV2", "CPU:0", "dw", "insert-reshards", "all_reduce dw", "0 dw")
+EXCHANGE = RunSource("dw/all_reduce", "CollectiveReduceV2", "CPU:0", "dw", "lower-reshards", "all_reduce dw", "0 dw")
 OTHER = RunSource("Iterator", "Batch", "", "")
 
 
@@ -94,7 +94,7 @@ def test_kernels_are_found_under_the_names_that_tensorflow_gives_them() -> None:
     found = Attribution([new])
     assert found.source("replica_1/y", "_MklMatMul") == RunSource("replica_1/y", "_MklMatMul", "CPU:1", "y", "expand")
     exchange = found.source("replica_0/gradient/all_reduce", "CollectiveReduceV2")
-    assert (exchange.origin, exchange.made_by) == ("gradient", "insert-reshards")
+    assert (exchange.origin, exchange.made_by) == ("gradient", "lower-reshards")
     assert exchange.exchange == "CollectiveReduceV2 gradient for w"
     assert exchange.meeting
     assert found.source("while/body/_12/replica_0/y", "MatMul").origin == "y"

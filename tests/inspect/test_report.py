@@ -77,7 +77,7 @@ def test_states_are_those_of_the_passes(report: Path) -> None:
     assert by_pass["propagate"]["gradient"]["placement"] == "partial(sum)"
     assert by_pass["propagate"]["y"]["placement"] == "split(0)"
     assert "gradient/all_reduce" not in by_pass["propagate"]
-    assert by_pass["insert-reshards"]["gradient/all_reduce"]["pass"] == "insert-reshards"
+    assert by_pass["lower-reshards"]["gradient/all_reduce"]["pass"] == "lower-reshards"
 
 
 def test_copies_are_stacked(report: Path) -> None:

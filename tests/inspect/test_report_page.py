@@ -78,7 +78,7 @@ def test_a_node_is_found_and_told_about(report: Path) -> None:
     found = driven(report, script, view="graph")
     assert "gradient/all_reduce" in found["names"]
     assert "CollectiveReduceV2" in found["details"]
-    assert "pass insert-reshards" in found["details"]
+    assert "pass lower-reshards" in found["details"]
     assert "partial(sum) → replicated by collective_reduce" in found["gradient"].replace("\n", " ")
     assert "for w" in found["gradient"]
 
@@ -114,7 +114,7 @@ def test_what_differs_is_listed_and_told_about(report: Path) -> None:
     found = driven(report, script, view="compare")
     assert [heading.partition(" ")[2] for heading in found["headings"]] == ["added", "removed", "rewired"]
     assert "gradient/all_reduce" in found["listed"]
-    assert "pass insert-reshards" in found["details"]
+    assert "pass lower-reshards" in found["details"]
     assert found["again"] == found["headings"]
 
 

@@ -40,7 +40,7 @@ GRAPH = """\
 %unused = Neg(%h)
 """
 NEEDED = (
-    "eliminate-dead-code", "propagate", "resolve-plan", "assign-spans", "measure-blocks", "insert-reshards",
+    "eliminate-dead-code", "propagate", "resolve-plan", "assign-spans", "measure-blocks", "insert-reshards", "lower-reshards",
     "find-averages", "assign-devices",
 )  # fmt: skip
 Call = Callable[[str], tuple[int, str, str]]

@@ -37,7 +37,7 @@ def test_a_case_begins_with_a_sentence(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("case", "found", "other"),
-    [("insert-reshards/dense_layer", "AddN", "MulN"), ("resolve-plan/mirrored", "12 bytes", "16 bytes")],
+    [("lower-reshards/dense_layer", "AddN", "MulN"), ("resolve-plan/mirrored", "12 bytes", "16 bytes")],
     ids=["a line of the graph", "a finding"],
 )
 def test_a_case_fails_where_something_else_comes_out(

@@ -69,7 +69,7 @@ class Mirrored:
         """Return the distributed item."""
         graph = self.graph
         graph.add("Placeholder", name="x", attrs={"dtype": FLOAT, "shape": (None, 3)}, device=DEVICES[0])
-        graph.current_pass = "insert-reshards"
+        graph.current_pass = "lower-reshards"
         keys = [const(graph, f"keys/{name}", n, INT32) for name, n in (("size", 2), ("group", 7), ("instance", 11))]
         losses, updates, inits = [], [], []
         for replica, device in enumerate(DEVICES):
@@ -77,7 +77,7 @@ class Mirrored:
             losses.append(loss)
             updates.append(update)
             inits += assigns
-        graph.current_pass = "insert-reshards"
+        graph.current_pass = "lower-reshards"
         graph.add("AddN", losses, name="loss", device=DEVICES[0], origin="loss")
         graph.current_pass = ""
         graph.add("NoOp", name="train", controls=updates, device=DEVICES[0])
@@ -87,7 +87,7 @@ class Mirrored:
     def _replica(self, replica: int, device: str, keys: list[Value]) -> tuple[Value, Node, list[Node]]:
         graph = self.graph
         own, common = PREFIX.format(replica), PREFIX.format(replica) if replica else ""
-        graph.current_pass = "insert-reshards"
+        graph.current_pass = "lower-reshards"
         block = graph.add("Identity", [graph.value("x")], name=f"{own}x/block", device=device, origin="x").output()
         graph.current_pass = "expand" if replica else ""
         w, slot = variable(graph, f"{common}w", (3, 1), device), variable(graph, f"{common}w/Momentum", (3, 1), device)
@@ -99,7 +99,7 @@ class Mirrored:
             "Sum", [squares, const(graph, f"{own}axes", [0, 1], INT32, device=device)], f"{own}loss", device
         )
         gradient = self.add("MatMul", [block, y], f"{own}gradient", device, {"transpose_a": True})
-        graph.current_pass = "insert-reshards"
+        graph.current_pass = "lower-reshards"
         attrs = {"merge_op": "Add", "final_op": "Id"}
         reduced = self.add(
             "CollectiveReduceV2", [gradient, *keys], f"{own}gradient/all_reduce", device, attrs, "gradient"

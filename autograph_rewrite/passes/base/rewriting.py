@@ -152,7 +152,7 @@ class Rewrite:
     added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     frames: dict[Node, Frame] = field(default_factory=dict)  # loop of each node that is in one
-    _originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
+    originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
     _place: Place = field(default_factory=lambda: ANYWHERE)  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
     _results: dict[type, Any] = field(default_factory=dict)
@@ -347,12 +347,12 @@ class Rewrite:
 
     def fact(self, value: Value) -> Fact:
         """Return what an original value, or what took its place, is where it is produced."""
-        return self.state.source(self._originals.get(value, value))
+        return self.state.source(self.originals.get(value, value))
 
     def take_place(self, value: Value, new: Value) -> None:
         """Let a new value stand for an original one."""
         self.aliases[value] = new
-        self._originals[new] = value
+        self.originals[new] = value
 
     def add(
         self,

@@ -31,7 +31,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.local_sgd.train_alone import trains_alone
-from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.passes.reshard.insert_reshards import Reshards
 
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
@@ -203,11 +203,11 @@ def answer_inputs(rewrite: Rewrite, node: Node) -> list[Fact]:
 
 def _run(rewrite: Rewrite) -> None:
     """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
-    pad_empty_blocks(rewrite, rewrite.get(Blocks), rewrite.get(ReshardInserter).blocks_at)
+    pad_empty_blocks(rewrite, rewrite.get(Blocks), rewrite.get(Reshards).blocks_at)
 
 
 def _may_be_empty(rewrite: Rewrite) -> bool:
     return not trains_alone(rewrite)
 
 
-PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (Homes, Blocks, ReshardInserter))
+PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (Homes, Blocks, Reshards))

@@ -24,16 +24,16 @@ from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
-from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
 
 INSTANCE_SUFFIX = "/instance"
 
 
-def merge_instances(rewrite: Rewrite, reshard: ReshardInserter, outputs: Iterable[Value]) -> None:
+def merge_instances(rewrite: Rewrite, reshards: LoweredReshards, outputs: Iterable[Value]) -> None:
     """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together.
 
     Args:
-        reshard: makes conversions.
+        reshards: makes conversions.
         outputs: declared values, read from outside.
     """
     nodes: dict[Node, None] = {}
@@ -41,17 +41,17 @@ def merge_instances(rewrite: Rewrite, reshard: ReshardInserter, outputs: Iterabl
         nodes[value.node] = None
     for node in nodes:
         if node.span != ONCE or any(value.node is node and _is_converted(rewrite, value) for value in outputs):
-            _merge(rewrite, reshard, node, [value for value in outputs if value.node is node])
+            _merge(rewrite, reshards, node, [value for value in outputs if value.node is node])
 
 
 def _is_converted(rewrite: Rewrite, value: Value) -> bool:
     return value in rewrite.state.reduced or rewrite.fact(value).placement.differs
 
 
-def _merge(rewrite: Rewrite, reshard: ReshardInserter, node: Node, declared: list[Value]) -> None:
+def _merge(rewrite: Rewrite, reshards: LoweredReshards, node: Node, declared: list[Value]) -> None:
     name = node.name
     # Every output keeps its position, also those that nobody declared: they can be fetched, too.
-    values = [_readable(rewrite, reshard, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
+    values = [_readable(rewrite, reshards, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
     if rewrite.mirrored:
         values = [rewrite.of_replica(value) for value in values]
     moved = {rewrite.current(value): value.index for value in declared}
@@ -64,10 +64,10 @@ def _merge(rewrite: Rewrite, reshard: ReshardInserter, node: Node, declared: lis
             rewrite.graph.set_anchor(anchor, merged.output(moved[value]))
 
 
-def _readable(rewrite: Rewrite, reshard: ReshardInserter, value: Value) -> Value:
+def _readable(rewrite: Rewrite, reshards: LoweredReshards, value: Value) -> Value:
     """Return the whole of a value; of what has none, a container or what is each replica's own, replica 0's."""
     has_none = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE) or rewrite.fact(value).placement == OWN_VALUE
-    return value if has_none else reshard.whole(value, value.node)
+    return value if has_none else reshards.whole(value, value.node)
 
 
 def _members(values: Iterable[Value]) -> list[Node]:
@@ -75,16 +75,16 @@ def _members(values: Iterable[Value]) -> list[Node]:
     return list(dict.fromkeys(value.node for value in values if value.node.span != ONCE))
 
 
-def merge_kept(rewrite: Rewrite, reshard: ReshardInserter, names: Iterable[str]) -> list[str]:
+def merge_kept(rewrite: Rewrite, reshards: LoweredReshards, names: Iterable[str]) -> list[str]:
     """Merge what the program fetches of all that is kept for it; return the names of what it only runs.
 
     Args:
-        reshard: makes conversions.
+        reshards: makes conversions.
         names: nodes that are kept for the program.
     """
     found = [(name, rewrite.state.transfers.get(node)) for name in names if (node := rewrite.graph.nodes.get(name))]
     fetched = [name for name, transferred in found if transferred is not None and transferred.outputs]
-    merge_instances(rewrite, reshard, [rewrite.graph.nodes[name].output() for name in fetched])
+    merge_instances(rewrite, reshards, [rewrite.graph.nodes[name].output() for name in fetched])
     return [name for name, _ in found if name not in fetched]
 
 
@@ -122,11 +122,11 @@ class Merged:
 
 def _run(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
-    reshard, item = rewrite.get(ReshardInserter), rewrite.item
+    reshards, item = rewrite.get(LoweredReshards), rewrite.item
     common = {node for node in rewrite.graph if node.span != ONCE and not _differs(rewrite, node)}
     spread = _spread(rewrite.state)
-    merge_instances(rewrite, reshard, rewrite.outputs)
-    effects = merge_kept(rewrite, reshard, item.keep)
+    merge_instances(rewrite, reshards, rewrite.outputs)
+    effects = merge_kept(rewrite, reshards, item.keep)
     moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
     name_resources(rewrite)
     eliminate_dead_code(rewrite.graph, rewrite.roots)
@@ -146,7 +146,7 @@ def _spread(state: Propagation) -> dict[Value, Fact]:
     return {v: fact for v, fact in facts if fact.placement.differs and fact.placement not in (LOCAL, OWN_VALUE)}
 
 
-MERGE_INSTANCES = Pass("merge-instances", _run, needs=(Homes, ReshardInserter), gives=(Merged,))
+MERGE_INSTANCES = Pass("merge-instances", _run, needs=(Homes, LoweredReshards), gives=(Merged,))
 
 
 # Replicate resources: every device gets its own copy of each variable.

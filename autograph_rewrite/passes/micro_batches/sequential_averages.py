@@ -30,7 +30,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.micro_batches.sequential_averages_loop import update_averages_in_loop
-from autograph_rewrite.passes.reshard.insert_reshards import ReshardInserter
+from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def batch_statistic_averages(rewrite: Rewrite) -> dict[Node, Value]:
 
 def update_averages(
     rewrite: Rewrite,
-    reshard: ReshardInserter,
+    reshards: LoweredReshards,
     averages: Mapping[Node, Value],
     outputs: Iterable[Value],
     named: Collection[str],
@@ -72,7 +72,7 @@ def update_averages(
     """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves.
 
     Args:
-        reshard: what has made averages of the statistics.
+        reshards: what has made averages of the statistics.
         averages: from `batch_statistic_averages`.
         outputs: values that the outside reads.
         named: names of nodes that the outside runs.
@@ -83,11 +83,11 @@ def update_averages(
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if rewrite.plan.looped else set()
     for average, statistic in averages.items():
         made = average.output()
-        update = _update_by(made if average.span != EACH else reshard.whole(made, average), kept)
+        update = _update_by(made if average.span != EACH else reshards.whole(made, average), kept)
         if update is None:
             continue
         repeated.update(update.reads, update.writes)
-        means, filled = _statistics(rewrite, reshard.blocks_at(statistic.node), statistic)
+        means, filled = _statistics(rewrite, reshards.asked.blocks_at(statistic.node), statistic)
         if rewrite.plan.looped and not rewrite.mirrored and _is_certain(update, unconditional):
             update_averages_in_loop(rewrite.graph, update, rewrite.micro, means, filled, named)
         else:
@@ -234,9 +234,9 @@ def _find(rewrite: Rewrite) -> None:
 def _update(rewrite: Rewrite) -> None:
     """Apply moving-average updates sequentially, one per micro-batch."""
     averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
-    nodes = update_averages(rewrite, rewrite.get(ReshardInserter), averages, rewrite.outputs, named)
+    nodes = update_averages(rewrite, rewrite.get(LoweredReshards), averages, rewrite.outputs, named)
     rewrite.put(Repeated(frozenset(nodes)))
 
 
-FIND_AVERAGES = Pass("find-averages", _find, needs=(Homes, ReshardInserter), gives=(Averages,))
-SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, ReshardInserter, Averages), gives=(Repeated,))
+FIND_AVERAGES = Pass("find-averages", _find, needs=(Homes, LoweredReshards), gives=(Averages,))
+SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, LoweredReshards, Averages), gives=(Repeated,))

@@ -1,16 +1,15 @@
-"""Insert a reshard on every edge whose producer and consumer disagree on the placement.
+"""Insert an `ar.reshard` on every edge whose producer and consumer disagree on the placement.
 
     before   %dw: partial(sum) ──► ResourceApplyAdam
-    after    %dw ──► AddN(all) ──► ResourceApplyAdam             (shared)
-             %dw ──► CollectiveReduceV2 ──► ResourceApplyAdam    (mirrored)
+    after    %dw ──► ar.reshard {before="partial(sum)", after="replicated", edge=0} ──► ResourceApplyAdam
 
 Each value is converted once, whoever reads it. Relies on `assign_spans` having marked what each replica runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,13 +19,14 @@ from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
+from autograph_rewrite.ir.format.annotations import placements_text
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
-from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example, segments
+from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Placement, split
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -34,24 +34,14 @@ from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
-from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
-from autograph_rewrite.passes.collectives.all_reduce import (
-    all_reduce,
-    contribution,
-    reduce_between_processes,
-    sum_of_members,
-)
-from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
-from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
-from autograph_rewrite.passes.collectives.packing import Packing
-from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
-from autograph_rewrite.passes.collectives.wire_values import cast, refuse_container
-from autograph_rewrite.passes.compression.compress import reduce_compressed
+from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.parameter_server.put_at_homes import put_at_homes
-from autograph_rewrite.passes.reshard.global_sizes import global_size, read_early
+from autograph_rewrite.passes.reshard.global_sizes import read_early
 from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
-from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
+from autograph_rewrite.plan.parts.lowerings import Medium
+from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -111,8 +101,52 @@ def _carries(carrier: Node, merge: Node) -> bool:
     return enters and merge.span != EACH and all(reader is merge for reader, _ in carrier.output().uses)
 
 
-class ReshardInserter:
-    """Converts values on demand and remembers what it made.
+@dataclass(frozen=True)
+class Conversion:
+    """What a reader wants of a value.
+
+    Attributes:
+        value: of the original graph, or what took the place of such a value.
+        wanted: the placement, the block, or the entry of a shape vector.
+        before: the placement that it has.
+        blocks: by which it goes.
+        edge: of the plan; None where the plan has none for it.
+    """
+
+    value: Value
+    wanted: Reshard
+    before: Placement
+    blocks: Blocks
+    edge: EdgePlan | None = None
+
+    @property
+    def after(self) -> Placement:
+        """The placement that it gets."""
+        if isinstance(self.wanted, Slice):
+            return split(self.wanted.dim)
+        return LOCAL if isinstance(self.wanted, LocalEntry) else self.wanted
+
+
+def home_of_edge(rewrite: Rewrite, edge: EdgePlan | None) -> str | None:
+    """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
+    is_alone = edge is not None and rewrite.processes == 1
+    return rewrite.homes.of.get(edge.owner) if is_alone and edge is not None else None
+
+
+def span_of_whole(rewrite: Rewrite, conversion: Conversion) -> Span:
+    """Return how often there is the whole of a value that differs: ordinary ops make one of what they are over."""
+    edge = conversion.edge
+    if edge is None:
+        return ONCE
+    if edge.compressor != NONE:
+        return rewrite.common_span
+    span = rewrite.current(conversion.value).node.span
+    by_ops = [hop.over for hop in edge.lowered.hops if hop.medium is Medium.OPS]
+    return span.difference(*by_ops)
+
+
+class Reshards:
+    """The `ar.reshard` of each value, placement and block that readers want, made on demand.
 
     Args:
         blocks: limits of the replicas' blocks.
@@ -120,16 +154,16 @@ class ReshardInserter:
     """
 
     def __init__(self, rewrite: Rewrite, blocks: Blocks, keys: Keys) -> None:
-        self._rewrite = rewrite
-        self._blocks = blocks
+        self._rewrite, self._blocks, self._keys = rewrite, blocks, keys
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
-        self._keys = keys
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, Slice, Value], Value] = {}
         self._terms: dict[Value, Value] = {}
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
         self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
+        self.wanted: dict[Node, Conversion] = {}
+        self.place_of_edge = {(edge.value, edge.to): i for i, edge in enumerate(rewrite.plan.edges) if not edge.role}
         state = rewrite.state
         self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
         matters = rewrite.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
@@ -162,7 +196,7 @@ class ReshardInserter:
         for edge in [edge for edge in rewrite.edges.values() if edge.from_ == "single"]:
             value = rewrite.graph.value(edge.value)
             drawn = rewrite.of_worker_0(value)
-            shared = reduce_between_processes(Exchange(rewrite, self._keys, edge), drawn, "sum", changing=True)
+            shared = self._add(drawn, Conversion(value, REPLICATED, PARTIAL, self._blocks, edge), value.node.span)
             value.replace_all_uses_with(shared, keep=set(ancestors([shared.node])))
             rewrite.take_place(value, shared)
 
@@ -243,11 +277,12 @@ class ReshardInserter:
 
     def _converted(self, value: Value, reshard: Reshard, reader: Node) -> tuple[Value, Placement]:
         if isinstance(reshard, LocalEntry):
-            return self._local_entry(value, reshard, reader), LOCAL
+            entry = Conversion(value, reshard, REPLICATED, self.blocks_at(reader))
+            return self._add(value, entry, EACH), LOCAL
         if isinstance(reshard, Slice):
             return self.piece(value, reshard, reader), split(reshard[0])
         if reshard == PARTIAL:
-            return self._term(self.whole(value, reader)), PARTIAL
+            return self._term(value, reader), PARTIAL
         if reshard == REPLICATED:
             return self.whole(value, reader), REPLICATED
         raise PassError(f"no conversion of '{value.name}' to {reshard}", node=reader)
@@ -260,22 +295,24 @@ class ReshardInserter:
 
     def _make_whole(self, value: Value, reader: Node) -> Value:
         rewrite = self._rewrite
-        fact = rewrite.fact(value)
+        fact, edge = rewrite.fact(value), rewrite.edges.get((value.name, "replicated"))
         if value in rewrite.state.whole_inputs:
-            return self._whole_input(value, fact)
+            if rewrite.processes == 1:
+                return value
+            part = Conversion(value, REPLICATED, split(rewrite.state.whole_inputs[value]), self._blocks, edge)
+            return self._add(value, part, value.node.span)
         if not fact.placement.differs:
             return value
         refuse_container(value, fact, reader)
         if value.node in self._entered:
             return self._enter(value.node, self.whole(self._entered[value.node], reader))
-        if fact.is_local:
-            batch = self.blocks_at(value.node).batch
-            return global_size(rewrite, value, fact, batch, self._keys)
-        edge = rewrite.edges.get((value.name, "replicated"))
-        if edge is None and value in self._brought:
+        if edge is None and value in self._brought and not fact.is_local:
             edge = rewrite.edges.get((self._brought[value].name, "replicated"))
-        with rewrite.at(self._home(edge)):
-            return self._combined(value, fact, edge)
+        conversion = Conversion(value, REPLICATED, fact.placement, self.blocks_at(value.node), edge)
+        if fact.is_local:
+            return self._add(value, conversion, ONCE)
+        with rewrite.at(home_of_edge(rewrite, edge)):
+            return self._add(rewrite.current(value), conversion, span_of_whole(rewrite, conversion))
 
     def _enter(self, enter: Node, value: Value) -> Value:
         """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
@@ -287,45 +324,6 @@ class ReshardInserter:
         rewrite.frames[node] = rewrite.frames[enter]
         return node.output()
 
-    def _home(self, edge: EdgePlan | None) -> str | None:
-        """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
-        is_alone = edge is not None and self._rewrite.processes == 1
-        return self._rewrite.homes.of.get(edge.owner) if is_alone and edge is not None else None
-
-    def _combined(self, value: Value, fact: Fact, edge: EdgePlan | None) -> Value:
-        rewrite = self._rewrite
-        exchange = Exchange(rewrite, self._keys, edge)
-        original, value = value, rewrite.current(value)
-        if fact.placement.is_partial:
-            if edge is not None and edge.bucket:
-                return self._from_bucket(original, edge.bucket)
-            if edge is not None and edge.compressor != "none":
-                (total,) = reduce_compressed([exchange], [original], f"{value.node.name}/compress")
-                return total
-            return all_reduce(exchange, value, fact)
-        rows, blocks = rows_per_example(fact.split_size), self.blocks_at(original.node)
-        joined = all_gather(exchange, value, Blocked(fact, blocks, rows))
-        parts = segments(fact.split_size)
-        return in_order(rewrite, joined, parts, fact.placement.dim, blocks) if parts else joined
-
-    def _whole_input(self, value: Value, fact: Fact) -> Value:
-        """Return a whole batch input, of which several processes hold a part each."""
-        rewrite = self._rewrite
-        if rewrite.processes == 1:
-            return value
-        edge = rewrite.edges[value.name, "replicated"]
-        part = fact._replace(placement=split(rewrite.state.whole_inputs[value]))
-        return gather_between_processes(Exchange(rewrite, self._keys, edge), value, Blocked(part, self._blocks, 1))
-
-    def _from_bucket(self, value: Value, bucket: int) -> Value:
-        """Reduce a whole bucket, and return the sum of one of its members."""
-        rewrite = self._rewrite
-        edges = [edge for edge in rewrite.edges.values() if edge.bucket == bucket]
-        members = [(rewrite.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
-        riding = self._blocks if len(members) < len(edges) else None
-        self._whole.update(reduce_bucket(rewrite, members, self._keys, riding))
-        return self._whole[value]
-
     def piece(self, value: Value, reshard: Slice, reader: Node) -> Value:
         """Return this replica's block of the whole value.
 
@@ -334,24 +332,49 @@ class ReshardInserter:
             reshard: dimension, rows per example and segments.
             reader: for messages, and for the loop that it is in.
         """
-        dim, rows, parts = reshard.dim, reshard.unit, reshard.segments
-        is_input = self._rewrite.state.whole_inputs.get(value) == dim and not parts
+        is_input = self.is_of_input(value, reshard)
         blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
         key = (value, reshard, blocks.source)
         if key not in self._pieces:
-            fact = self._rewrite.fact(value)
-            refuse_container(value, fact, reader)
-            whole, part = (value, "part_") if is_input else (self.whole(value, reader), "")
-            if blocks.interleaved:
-                which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
-                self._pieces[key] = rows_at(self._rewrite, whole, which, dim, "block", EACH)
-            elif parts:
-                self._pieces[key] = piece_with_segments(self._rewrite, whole, parts, dim, blocks)
-            else:
-                limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
-                self._pieces[key] = rows_between(self._rewrite, whole, value.node.name, dim, limits)
-            self._rewrite.slices[self._pieces[key]] = whole
+            refuse_container(value, self._rewrite.fact(value), reader)
+            whole = value if is_input else self.whole(value, reader)
+            self._pieces[key] = self._add(whole, Conversion(value, reshard, REPLICATED, blocks), EACH)
         return self._pieces[key]
+
+    def is_of_input(self, value: Value, reshard: Slice) -> bool:
+        """Return whether a block is one of a batch input, as the batch is cut."""
+        return self._rewrite.state.whole_inputs.get(value) == reshard.dim and not reshard.segments
+
+    def _term(self, value: Value, reader: Node) -> Value:
+        """Return the whole value on replica 0 and zeros elsewhere: a sum of one term."""
+        source = self.whole(value, reader)
+        if source not in self._terms:
+            self._terms[source] = self._add(source, Conversion(value, PARTIAL, REPLICATED, self._blocks), EACH)
+        return self._terms[source]
+
+    def _add(self, source: Value, conversion: Conversion, span: Span) -> Value:
+        """Add the `ar.reshard` of a conversion.
+
+        Args:
+            source: what it reads: what stands for the value now, or its whole.
+        """
+        rewrite, edge = self._rewrite, conversion.edge
+        over = [MICRO, REPLICA] if rewrite.micro > 1 else [REPLICA]  # which cut the same examples
+        before, after = (
+            placements_text(one, tuple((axis, one) for axis in over[:-1] if one != REPLICATED))
+            for one in (conversion.before, conversion.after)
+        )
+        attrs = {
+            "over": over,
+            "before": before,
+            "after": after,
+            "edge": -1 if edge is None else self.place_of_edge[edge.value, edge.to],
+        }
+        site = Site(f"{conversion.value.node.name}/reshard", span, conversion.value.node)
+        made = rewrite.add(RESHARD, [source], site, attrs=attrs)
+        made.selects = {}  # it reads all instances along the axes that it is over
+        self.wanted[made] = conversion
+        return made.output()
 
     def blocks_at(self, node: Node) -> Blocks:
         """Return the blocks by which a node goes: those of a batch input that it depends on, and whose size it has."""
@@ -369,77 +392,6 @@ class ReshardInserter:
         if value not in self._blocks_of:
             self._blocks_of[value] = Blocks(self._rewrite, value, axis, self._keys)
         return self._blocks_of[value]
-
-    def _term(self, source: Value) -> Value:
-        """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
-        if source not in self._terms:
-            rewrite, build = self._rewrite, FoldedBuilder.of(self._rewrite, source, span=EACH)
-            first = [index == 0 for index in range(rewrite.replicas)]
-            mine = rewrite.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
-            zeros = build.op("ZerosLike", source, what="zeros")
-            self._terms[source] = build.op("SelectV2", mine, source, zeros, what="term")
-        return self._terms[source]
-
-    def _local_entry(self, value: Value, reshard: LocalEntry, reader: Node) -> Value:
-        """Return a shape vector whose entry is this replica's size instead of the whole size."""
-        build, fact, rows = (
-            FoldedBuilder.of(self._rewrite, value, span=EACH),
-            self._rewrite.fact(value),
-            rows_per_example(reshard.size),
-        )
-        (length,) = (dim if isinstance(dim, int) else 0 for dim in fact.shape or ())
-        if rows is None:
-            raise PassError(f"the size {reshard.size} of one block is not known", node=value.node)
-        at = np.zeros(length, np.int64)
-        at[reshard.position] = 1
-        mine = self.blocks_at(reader).rows("count", rows)
-        if fact.dtype != dtypes.INT32:
-            mine = build.op("Cast", mine, what="rows", DstT=fact.dtype)
-        placed = build.op("Mul", mine, build.const(at, fact.dtype, "entry"), what="placed")
-        others = build.op("Mul", value, build.const(1 - at, fact.dtype, "others"), what="kept")
-        return build.op("AddV2", placed, others, what="local_size")
-
-
-# Reduce many small gradients with one collective.
-#
-#     before   CollectiveReduceV2(%dw1)   CollectiveReduceV2(%dw2)
-#     after    CollectiveReduceV2(Concat(flat %dw1, flat %dw2)) ──SplitV──► dw1, dw2
-#
-# A bucket is filled in the order in which the backward pass produces its members, so that it can leave while the rest
-# is still being computed. Members must be ready together: none may depend on the reduction of another, and none may be
-# in a loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.buckets`).
-
-
-def reduce_bucket(
-    rewrite: Rewrite, members: Sequence[tuple[Value, EdgePlan]], keys: Keys, riding: Blocks | None = None
-) -> Iterable[tuple[Value, Value]]:
-    """Reduce several partial values with one collective; return each with its sum.
-
-    Args:
-        members: partial values with their edges, of one element type.
-        keys: makes the collective's keys.
-        riding: blocks whose sizes and digests ride along; None: they do not.
-    """
-    values = [value for value, _ in members]
-    exchanges = [Exchange(rewrite, keys, edge) for _, edge in members]
-    name = f"autograph_bucket_{members[0][1].bucket}"
-    if members[0][1].compressor != NONE:
-        return zip(values, reduce_compressed(exchanges, values, name), strict=True)
-    sent = [
-        contribution(one, rewrite.current(value), rewrite.fact(value), one.planned.lowered.hops[:-1])
-        for one, value in zip(exchanges, values, strict=True)
-    ]
-    packing = Packing(rewrite, values, name, [riding.row_length] if riding is not None else [])
-    rows = [riding.row_in_halves(sent[0].dtype)] if riding is not None else []
-    total = sum_of_members(exchanges[0], packing.join([*sent, *rows]), name)
-    parts = packing.split(total, sent[0])
-    if riding is not None:
-        riding.take_halves(parts.pop())
-    sums = [
-        cast(rewrite, whole, rewrite.fact(value).dtype, f"{value.node.name}/narrow")
-        for value, whole in zip(values, parts, strict=True)
-    ]
-    return zip(values, sums, strict=True)
 
 
 # Replace a size that propagation has found to be a plain number by a constant.
@@ -487,81 +439,6 @@ def _wait_for_operands(rewrite: Rewrite, constant: Node, folded: Node) -> None:
     constant.remove_control(folded)
     for node in (*operands, *folded.controls):
         constant.add_control(node)
-
-
-# Slice a replicated value into blocks with segments, and gather such blocks in the original's row order.
-#
-#     whole   a0 a1 a2 b0 b1 b2                  slices: rows 0 to 2 and 3 to 5 | rows 2 to 3 and 5 to 6
-#     joined  a0 a1 b0 b1 | a2 b2                rows 0 1 4 2 3 5 of it are the whole
-#
-# Where a segment of a block begins follows from the lengths of all blocks, so an uneven batch needs nothing else.
-
-
-def in_order(rewrite: Rewrite, joined: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
-    """Put the rows of joined blocks in the order of the whole.
-
-    Args:
-        joined: all blocks, one behind the other.
-        parts: how many rows of each segment one example has.
-        dim: along which they are joined.
-        blocks: of the batch.
-    """
-    where = blocks.ordered(tuple(parts), lambda: _order(rewrite, parts, blocks))
-    return rows_at(rewrite, joined, where, dim, "in_order", joined.node.span)
-
-
-def _order(rewrite: Rewrite, parts: Sequence[int], blocks: Blocks) -> Value:
-    """Return where each row of the whole stands among the joined blocks (vector, runs once)."""
-    count, name = rewrite.replicas, f"{SCOPE}/segments_{'_'.join(map(str, parts))}"
-    before = [0, *accumulate(parts)]
-    starts, sizes = np.zeros((len(parts) * count, count), np.int32), np.zeros((len(parts) * count, count), np.int32)
-    for i, rows in enumerate(parts):
-        for r in range(count):
-            starts[i * count + r, :r] = before[-1]
-            starts[i * count + r, r] = before[i]
-            sizes[i * count + r, r] = rows
-
-    build = FoldedBuilder.of(rewrite, blocks.source, name, span=ONCE)
-
-    def const(content: object, what: str) -> Value:
-        made = build.numbers(content, what)
-        made.node.set_span(ONCE)
-        return made
-
-    def of_lengths(matrix: object, what: str) -> Value:
-        products = build.op("Mul", const(matrix, f"{what}_of_block"), blocks.lengths, what=f"{what}_terms")
-        return build.op("Sum", products, const([1], f"{what}_axis"), what=what, keep_dims=True)
-
-    first, size = of_lengths(starts, "first"), of_lengths(sizes, "size")
-    zero, one = const(0, "zero"), const(1, "one")
-    longest = build.op("Max", size, const([0, 1], "axes"), what="longest")
-    places = build.op("Range", zero, longest, one, what="places")
-    numbers = build.op("AddV2", first, places, what="rows")
-    there = build.op("Where", build.op("Less", places, size, what="is_there"), what="there")
-    return build.op("GatherNd", numbers, there, what="order", Tindices=dtypes.INT64)
-
-
-def piece_with_segments(rewrite: Rewrite, whole: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
-    """Cut each replica's block of each part out of a whole value.
-
-    Args:
-        whole: the replicated value.
-        parts: rows per example of each segment, in order.
-        dim: the dimension that is split.
-        blocks: limits of the replicas' blocks.
-    """
-    name, cut = whole.node.name, []
-    for before, rows in zip([0, *accumulate(parts)], parts, strict=False):
-        limits = [blocks.rows(what, rows) for what in ("begin", "end")]
-        if before:
-            limits = [_behind(rewrite, limit, blocks.rows("batch", before)) for limit in limits]
-        cut.append(rows_between(rewrite, whole, name, dim, (limits[0], limits[1])))
-    build = FoldedBuilder.of(rewrite, whole, span=EACH)
-    return build.op("ConcatV2", *cut, build.numbers(dim, "segments_axis"), what="segments", N=len(cut))
-
-
-def _behind(rewrite: Rewrite, limit: Value, rows: Value) -> Value:
-    return FoldedBuilder.of(rewrite, limit, span=EACH).op("AddV2", limit, rows, what="behind")
 
 
 # Share one predicate between all replicas: a rounding difference would send them down different branches.
@@ -633,10 +510,10 @@ def _measure_blocks(rewrite: Rewrite) -> None:
 
 
 def _insert(rewrite: Rewrite) -> None:
-    """Insert the reshards: slice, add or all-reduce, concat or all-gather; sizes become local or global."""
-    reshard = ReshardInserter(rewrite, rewrite.get(Blocks), rewrite.get(Keys))
-    reshard.run()
-    rewrite.put(reshard)
+    """Insert what makes of each value what its readers want."""
+    reshards = Reshards(rewrite, rewrite.get(Blocks), rewrite.get(Keys))
+    reshards.run()
+    rewrite.put(reshards)
 
 
 ASSIGN_SPANS = Pass("assign-spans", _assign_spans, needs=(Propagation, Resolved), gives=(Homes,), is_whole=False)
@@ -644,4 +521,4 @@ ASSIGN_STAGES = Pass(
     "assign-stages", _assign_stages, lambda rewrite: rewrite.plan.pipeline is not None, (Propagation,), (Stages,), False
 )
 MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(Homes,), gives=(Keys, Blocks), is_whole=False)
-INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), gives=(ReshardInserter,))
+INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), gives=(Reshards,))
