@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.variables.uses import Role, obstacle, roles
+from autograph_rewrite.analysis.variables.uses import obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
 from autograph_rewrite.diagnostics.faults import FileFault, raise_if_any
@@ -97,18 +97,16 @@ def trained_variables(item: TrainingGraph, digest: str = "") -> dict[str, builde
     """Return the trained variables of an item by name, in its order."""
     found = roles(item)
     return {
-        name: builder.TrainedVariable(variable, role, digest, _obstacle(item, variable, role))
+        name: builder.TrainedVariable(variable, role, digest, _obstacle(item, variable))
         for name, variable in item.variables.items()
         if (role := found[name]).trained
     }
 
 
-def _obstacle(item: TrainingGraph, variable: Variable, role: Role) -> str:
+def _obstacle(item: TrainingGraph, variable: Variable) -> str:
     """Return why a variable cannot be split; empty where it can."""
     if variable.shape is None or None in variable.shape:
         return "its shape is open"
-    if role.captured:
-        return "a branch or loop uses it, as where an optimizer updates under a condition (loss scaling, accumulation)"
     handle = item.graph.nodes.get(variable.handle)
     found = obstacle(handle) if handle is not None else None
     return found.reason if found is not None else ""
@@ -235,8 +233,6 @@ def _placements(override: Override) -> dict[str, bool]:
 def _problem(partition: Partition, trained: builder.TrainedVariable) -> str:
     """Return why a variable cannot be split so; empty where it can."""
     shape, axis = trained.shape, partition.axis or 0
-    if trained.role.captured:
-        return f"'{trained.name}' is used inside a branch or loop, so it stays whole"
     if partition.axis is None and partition.over == "data":
         return (
             f"'{trained.name}' cannot be split: {trained.obstacle}" if trained.obstacle else ""

@@ -88,8 +88,6 @@ _TRAITS: Mapping[str, str] = {
     "calls": "PartitionedCall StatefulPartitionedCall",
     "functional": "calls branches loops SymbolicGradient",
     "chooses": "switches branches loops",
-    # a variable that they are given may be used several times, or not at all
-    "captures": "chooses enters merges",
     "groups": "NoOp Identity",
     # whether another iteration runs
     "loop_test": "LoopCond",

@@ -102,6 +102,7 @@ PROGRAMS = (
     "in_a_branch",
     "in_a_branch_v1",
     "in_a_branch_v1_there",
+    "kept_in_a_branch",
     "low_precision",
     "normalised",
     "drawn",

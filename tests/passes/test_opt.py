@@ -40,8 +40,8 @@ GRAPH = """\
 %unused = Neg(%h)
 """
 NEEDED = (
-    "eliminate-dead-code", "propagate", "resolve-plan", "assign-spans", "measure-blocks", "insert-reshards", "lower-reshards",
-    "find-averages", "assign-devices",
+    "eliminate-dead-code", "propagate", "resolve-plan", "assign-spans", "measure-blocks", "insert-reshards",
+    "lower-reshards", "find-averages", "assign-devices",
 )  # fmt: skip
 Call = Callable[[str], tuple[int, str, str]]
 

@@ -68,10 +68,9 @@ def test_the_first_shards_are_one_longer() -> None:
     assert shard_sizes(7, 7) == (1,) * 7
 
 
-def test_roles_tell_rows_from_whole_gradients_and_branches_from_straight_code() -> None:
+def test_roles_tell_rows_from_whole_gradients() -> None:
     found = roles(tables())
     assert {name for name, role in found.items() if role.sparse} == {"table"}
-    assert {name for name, role in found.items() if role.captured} == {"branched"}
     assert {name for name, role in found.items() if role.trained} == set(SHAPES)
 
 
@@ -112,13 +111,14 @@ def test_load_goes_to_the_server_that_holds_least_and_of_equals_to_the_first() -
 
 def test_partitioned_ps_takes_the_smallest_divisor_and_turns_on_the_servers() -> None:
     plan = build("PartitionedPS", **JOB)
-    expected = {"table": 2, "tied": 3, "kernel": 2, "prime": 7, "row": 0, "bias": 2, "scale": 0, "branched": 0}
+    expected = {"table": 2, "tied": 3, "kernel": 2, "prime": 7, "row": 0, "bias": 2, "scale": 0, "branched": 2}
     assert counts(plan) == expected
     found = asked(plan)
     assert found["table"].placement == "split(0)"
     assert found["table"].servers == PS[:2]
     assert found["tied"].servers == (PS[2], PS[0], PS[1])  # the least loaded first
-    assert found["branched"].placement == found["scale"].placement == "single"
+    assert found["branched"].placement == "split(0)"  # read in a branch
+    assert found["scale"].placement == "single"
 
 
 def test_uneven_partitioned_ps_takes_the_smallest_number_that_does_not_divide() -> None:
@@ -134,7 +134,7 @@ def test_partitioned_ar_splits_as_partitioned_ps_does_and_needs_no_server() -> N
     assert counts(plan) == counts(build("PartitionedPS"))
     assert {request.servers for request in plan.variables} == {()}
     assert {request.options.synchronizer for request in plan.variables} == {"all_reduce"}
-    assert asked(plan)["branched"].placement == "replicated"
+    assert asked(plan)["scale"].placement == "replicated"
 
 
 def test_a_random_axis_is_one_that_can_be_split_and_the_same_each_time() -> None:
@@ -164,7 +164,8 @@ def test_fsdp_gives_each_replica_a_shard_where_there_are_enough_rows() -> None:
     assert found["table"].stage == 3
     assert found["tied"].placement == "split(1)"  # 9 rows cannot be shared out evenly, 4 columns can
     assert found["bias"].sizes == (2, 2, 1, 1)
-    assert found["scale"].placement == found["branched"].placement == "replicated"
+    assert found["scale"].placement == "replicated"
+    assert found["branched"].sizes == (3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "Pipeline"])  # which has a section
@@ -192,7 +193,6 @@ def test_overrides_win_over_every_builder(name: str) -> None:
         ({"match": "scale", "partition": {"shards": 2}}, "'scale' is a scalar, which has no axis to split"),
         ({"match": "bias", "partition": {"axis": 1, "shards": 2}}, "'bias' has 1 axes, so no axis 1"),
         ({"match": "prime", "partition": {"shards": 8}}, "'prime' has 7 along axis 0, too few for 8 shards"),
-        ({"match": "branched", "partition": {"shards": 2}}, "'branched' is used inside a branch or loop"),
         ({"match": "kernel/Momentum", "synchronizer": "ps"}, "is the first match of no variable that is trained"),
         ({"match": "kernel", "partition": {"over": "data", "shards": 2}}, "over data there is one for each replica"),
         ({"match": "kernel", "partition": {"axis": 0}}, "does not say into how many parts"),

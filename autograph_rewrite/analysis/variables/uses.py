@@ -332,7 +332,7 @@ def _leading_to(order: Collection[Node], marks: Mapping[Node, int]) -> dict[Node
     return found
 
 
-# The role of a variable in a training step: trained, sparse (its gradient has indexed rows), used in a branch only.
+# The role of a variable in a training step: trained, sparse (its gradient has indexed rows).
 #
 # Read off the graph alone, before any plan: strategy builders decide by it where a variable lives.
 
@@ -344,12 +344,10 @@ class Role:
     Attributes:
         trained: a step updates it by a gradient.
         sparse: it is only looked up by row, so that its gradient consists of rows.
-        captured: a branch or a loop uses it.
     """
 
     trained: bool
     sparse: bool = False
-    captured: bool = False
 
 
 def roles(item: TrainingGraph) -> dict[str, Role]:
@@ -367,7 +365,7 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
 
 
 def _role(use: VariableUse) -> Role:
-    return Role(use.trained, use.sparse, any(has(node.op, "captures") for node, _ in handle_uses(use.handle)))
+    return Role(use.trained, use.sparse)
 
 
 # Whether a variable can be sharded: the uses of it that need the full value, as reasons against.

@@ -11,7 +11,7 @@ before it pushes a gradient for it, so that nobody reads half a step's update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
@@ -85,6 +85,7 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     if rewrite.plan.is_asynchronous:
         for node in ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes):
             node.leave(PROCESS)
+    _switch_in_every_process(topological_order(graph))
     on_server = _with_branches(topological_order(graph))
     for node in on_server:
         node.put(PROCESS, 0)
@@ -95,6 +96,7 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     branches = Branches(graph, order, on_server)
     exports = [value for value in values if any(reader not in on_server for reader, _ in value.uses)]
     exports += [value for value in branches.predicates() if value not in exports]
+    _require_in_every_run(exports, branches.unconditional)
     waiting = [node for node in order if node not in on_server and any(c in on_server for c in node.controls)]
     own = _own_updates(rewrite, item)
     exchange = _ChiefSide(rewrite) if rewrite.rank == 0 else _WorkerSide(rewrite, needs)
@@ -115,6 +117,23 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     if rewrite.rank != 0:
         _forget(graph, on_server, item)
         _keep_own_updates(rewrite, item, own)
+
+
+def _switch_in_every_process(order: Sequence[Node]) -> None:
+    """Let every worker switch for itself what it reads in a branch of a value on a server.
+
+    What is handed over has to come in every run: the value in front of the branch does, one side of it does not.
+    """
+    for node in reversed(order):  # of a branch inside of another, the inner Switch first
+        if node.op not in SWITCHES or not node.is_driven:
+            continue
+        uses = [use for value in node.outputs for use in value.uses if not use.node.is_driven]
+        if not uses:
+            continue
+        waits = [control for control in node.controls if not control.is_driven]
+        own = Builder.at(node, "own", span=node.span).node(node.op, *node.inputs, controls=waits, selects=node.selects)
+        for reader, index in uses:
+            reader.set_input(index, own.output(reader.inputs[index].index), reader.selects.get(index))
 
 
 def _wait(
@@ -296,6 +315,17 @@ def _require_certain(pushes: Iterable[Node], unconditional: set[Node]) -> None:
             node=sometimes,
             hint="use strategy AllReduce, which exchanges it where it is",
         )
+
+
+def _require_in_every_run(exports: Iterable[Value], unconditional: Collection[Node]) -> None:
+    """Refuse to hand over what is there only sometimes: the others would wait for it in vain."""
+    for value in exports:
+        if value.node not in unconditional or value.node.op in SWITCHES:
+            raise PassError(
+                f"every worker reads '{value.name}', which a parameter server computes in a branch or loop",
+                node=value.node,
+                hint="use strategy AllReduce, or give the variables of this branch synchronizer: all_reduce",
+            )
 
 
 def _with_branches(order: Sequence[Node]) -> set[Node]:

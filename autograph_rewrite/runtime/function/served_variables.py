@@ -155,9 +155,10 @@ class Held:
         graph_type, function_type = tf_private.graphs_and_functions()
         graphs, run = [], set()
         for one in gc.get_objects():
-            if isinstance(one, graph_type):
+            kind = type(one)  # `isinstance` asks an object for its class, and some raise: numpy's files, dead proxies
+            if issubclass(kind, graph_type):
                 graphs.append(one)
-            elif isinstance(one, function_type):
+            elif issubclass(kind, function_type):
                 run.add(id(getattr(one, "graph", None)))
         dead = [g for g in graphs if id(g) not in run and hasattr(g, _CAPTURES) and getattr(g, _OPEN, 0) is None]
         self._dead = [weakref.ref(graph) for graph in dead]
@@ -174,9 +175,9 @@ def references(roots: Iterable[Any]) -> Counter[int]:
     seen = set(map(id, pending))
     while pending:
         for one in gc.get_referents(pending.pop()):
-            if isinstance(one, kind):
+            if issubclass(type(one), kind):
                 found[id(one)] += 1
-            elif isinstance(one, (list, tuple, dict, set)) and id(one) not in seen:
+            elif issubclass(type(one), (list, tuple, dict, set)) and id(one) not in seen:
                 seen.add(id(one))
                 pending.append(one)
     return found

@@ -234,6 +234,28 @@ def in_a_branch() -> Names:
     return ["train"], named(loss=loss, done=done)
 
 
+def kept_in_a_branch() -> Names:
+    """Keep a gradient in one step, and update two variables with it in the next, as Keras accumulates them."""
+    loss = tf.reduce_mean(tf.square(predicted() + variable("b", np.zeros(3)) - 1))
+    slopes = tf.gradients(loss, v1.trainable_variables())
+    kept, step = (
+        v1.get_variable(name, initializer=start, use_resource=True, trainable=False)
+        for name, start in (("kept", np.zeros(3)), ("step", np.float64(0)))
+    )
+    updated, now = v1.trainable_variables(), step.read_value()
+
+    def update() -> Any:
+        total = kept + slopes[1]
+        scale = tf.reduce_mean(total)
+        with tf.control_dependencies([updated[0].assign_sub(scale * slopes[0]), updated[1].assign_sub(0.1 * total)]):
+            return tf.identity(kept.assign(tf.zeros([3], tf.float64)))
+
+    done = tf.cond(tf.equal(now % 2, 1), update, lambda: tf.identity(kept.assign(kept + slopes[1])))
+    with tf.control_dependencies([now, done]):
+        tf.group(step.assign_add(1.0), name="train")
+    return ["train"], named(loss=loss)
+
+
 def by_the_program() -> Names:
     """Let Python code and a table of the program take part in what leads from a gradient to its update."""
     y = predicted()

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
+from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, opened
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ops.traits import MERGES
 from autograph_rewrite.passes.parameter_server import delegate_to_chief
 from tests.jobs.programs.served import PROXIES, item_of
-from tests.jobs.programs.served_graphs import Names, in_a_branch, named, predicted
+from tests.jobs.programs.served_graphs import Names, in_a_branch, kept_in_a_branch, named, predicted
 from tests.passes.parameter_server.test_sums_between_workers import rank_1
 from tests.support.rank_jobs import item_of as zoo_item
 
@@ -45,6 +46,20 @@ def decided_there() -> Names:
     with tf.control_dependencies([done]):
         tf.no_op(name="train")
     return ["train"], named(loss=loss, done=done)
+
+
+def test_what_a_worker_reads_in_a_branch_is_handed_over_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    item = item_of(kept_in_a_branch, 2)
+    order = topological_order(rank_1(item, "PS").graph)
+    guards, inputs = guards_of(order, frames_of(order)), {}
+    for node in order:
+        if node.op == "QueueDequeueV2":
+            inputs |= {user.name: user for value in node.outputs for user, _ in value.uses}
+    assert inputs
+    assert not [name for name, node in inputs.items() if guards.get(node)]
+    monkeypatch.setattr(delegate_to_chief, "_switch_in_every_process", lambda _: None)
+    with pytest.raises(PassError, match=r"every worker reads '.*switch.*', which a parameter server computes in a"):
+        rank_1(item, "PS")
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -249,7 +249,7 @@ def test_a_variable_that_a_loop_captures_is_refused_by_name(version: int):
 
     with control_flow(version):
         item = make_item(forward, version=version)
-    with pytest.raises(ConfigError, match="'inner' is used inside a branch or loop"):
+    with pytest.raises(ConfigError, match="'inner' cannot be split: a loop captures it"):
         ar.rewrite(item, config(cut("inner")))
     plan = ar.build_plan(item, config())
     (request,) = (replace(each, placement="split(0)", sizes=(2, 1)) for each in plan.variables)

@@ -100,7 +100,7 @@ def test_a_variable_that_works_on_whole_rows_or_is_captured_by_a_loop_stays_whol
     item = normalise(ar.GraphItem.from_graph(graph, train_op="train", outputs=["loss"], init_op="init"))
     plan = ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": strategy}})
     captured = any(node.op == "Enter" and node.inputs[0].node.op == "VarHandleOp" for node in item.graph)
-    assert any(note.startswith("'w' stays whole: a branch or loop") for note in plan.notes) == captured
+    assert any(note.startswith("'w' stays whole: a loop captures it") for note in plan.notes) == captured
     assert refusal(item, plan) is None
 
 
