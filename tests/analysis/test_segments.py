@@ -31,7 +31,7 @@ from autograph_rewrite.ops.rules.base import Op, Semantics
 from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.collectives.rows import rows_between
-from autograph_rewrite.passes.reshard import insert_reshards
+from autograph_rewrite.passes.reshard import lower_reshards
 from autograph_rewrite.strategies import builder_for
 from tests.support.rewriting import run_pipeline
 from tests.support.training import assert_trains_alike, distributed, make_item, placeholder, variable
@@ -219,7 +219,7 @@ def test_two_views_gather_one_view_and_what_is_returned() -> None:
 
 
 def test_without_the_order_the_rows_of_the_whole_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_reshards, "in_order", lambda context, joined, *more: joined)
+    monkeypatch.setattr(lower_reshards, "in_order", lambda context, joined, *more: joined)
     item = make_item(lambda: (lambda x, other, z: PROGRAMS["running sum"](z, x, other))(*two_parts()))
     with pytest.raises((AssertionError, VerifyError), match=r"Not equal|the whole of"):  # by number, or certified
         assert_trains_alike(item, FEEDS, modes=["shared"])
@@ -277,7 +277,7 @@ def test_the_certificate_refuses_other_segments(size: Any, program: str) -> None
 
 
 def test_the_certificate_refuses_a_gather_that_leaves_blocks_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert_reshards, "in_order", lambda context, joined, *more: joined)
+    monkeypatch.setattr(lower_reshards, "in_order", lambda context, joined, *more: joined)
     with pytest.raises(VerifyError, match="whole of"):
         certified(lambda claims: claims, "running sum")
 
@@ -287,7 +287,7 @@ def test_the_certificate_refuses_a_slice_that_follows_the_rows(monkeypatch: pyte
         limits = blocks.rows("begin", sum(parts)), blocks.rows("end", sum(parts))
         return rows_between(context, whole, whole.node.name, dim, limits)
 
-    monkeypatch.setattr(insert_reshards, "piece_with_segments", rows_in_a_row)
+    monkeypatch.setattr(lower_reshards, "piece_with_segments", rows_in_a_row)
     with pytest.raises(VerifyError, match="its own block of"):
         certified(lambda claims: claims, "a number for each row")
 

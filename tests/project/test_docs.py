@@ -78,7 +78,7 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 def definitions() -> tuple[frozenset[str], frozenset[str]]:
     """Return the dotted names that the package defines, and the names of its parts and classes.
 
-    `passes.reshard.insert_reshards.ReshardInserter.whole` is listed as that and as `ReshardInserter.whole`.
+    `passes.reshard.insert_reshards.Reshards.whole` is listed as that and as `Reshards.whole`.
     """
     names: set[str] = set()
     starts: set[str] = set()
@@ -139,8 +139,8 @@ def test_every_name_of_the_code_that_is_quoted_exists(page: Path) -> None:
 
 def test_a_name_that_does_not_exist_would_be_found() -> None:
     names, starts = definitions()
-    inserter = "passes.reshard.insert_reshards.ReshardInserter"
-    assert {"passes", "ReshardInserter"} <= starts
-    assert {"passes.reshard", f"{inserter}.whole", "ReshardInserter.whole", "Select.ALL", "Node.span"} <= names
-    assert "ReshardInserter.whoel" not in names
+    inserter = "passes.reshard.insert_reshards.Reshards"
+    assert {"passes", "Reshards"} <= starts
+    assert {"passes.reshard", f"{inserter}.whole", "Reshards.whole", "Select.ALL", "Node.span"} <= names
+    assert "Reshards.whoel" not in names
     assert "cluster.ps" in settings() - names
