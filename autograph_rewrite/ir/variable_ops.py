@@ -68,13 +68,12 @@ def handle_uses(handle: Node) -> Iterator[Use]:
                 pending += use.node.read_outputs
 
 
-def written(node: Node) -> Iterator[Node]:
-    """Yield where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
+def written(node: Node) -> list[Node]:
+    """Return where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
     if not (is_update(node) or node.op == "ResourceAccumulatorApplyGradient") or find_op(node.op) is None:
-        return
-    for value, dtype in zip(node.inputs, node.input_dtypes, strict=False):
-        if dtype == dtypes.RESOURCE or dtype > dtypes.REF_OFFSET:
-            yield handle_node(value)
+        return []
+    typed = zip(node.inputs, node.input_dtypes, strict=False)
+    return [handle_node(value) for value, dtype in typed if dtype == dtypes.RESOURCE or dtype > dtypes.REF_OFFSET]
 
 
 def updates(nodes: Iterable[Node]) -> dict[Node, list[Node]]:

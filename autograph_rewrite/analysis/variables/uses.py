@@ -163,7 +163,7 @@ def plain_uses(
 
 def _is_written_first(handle: Node, by_handle: Mapping[Node, list[Node]]) -> bool:
     made = by_handle.get(handle, [])
-    return bool(made) and all(next(written(update)) is handle for update in made)
+    return bool(made) and all(written(update)[0] is handle for update in made)
 
 
 def _slots_by_shape(
@@ -343,13 +343,22 @@ class Role:
 
     Attributes:
         trained: a step updates it by a gradient.
-        sparse: it is only looked up by row, so that its gradient consists of rows.
-        captured: a branch or a loop uses it.
+        use: how the graph uses it; None where it does not.
     """
 
     trained: bool
-    sparse: bool = False
-    captured: bool = False
+    use: VariableUse | None = field(default=None, repr=False)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it is only looked up by row, so that its gradient consists of rows."""
+        return self.use is not None and self.use.sparse
+
+    @property
+    def captured(self) -> bool:
+        """Whether a branch or a loop uses it."""
+        uses = handle_uses(self.use.handle) if self.use is not None else ()
+        return any(has(node.op, "captures") for node, _ in uses)
 
 
 def roles(item: TrainingGraph) -> dict[str, Role]:
@@ -363,11 +372,7 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
     uses = plain_uses(list(graph), item.variables, graph, outputs)
     trains = any(is_update(node) for node in graph)
     absent = {name: Role(bool(variable.trainable) and not trains) for name, variable in item.variables.items()}
-    return absent | {name: _role(use) for name, use in uses.items()}
-
-
-def _role(use: VariableUse) -> Role:
-    return Role(use.trained, use.sparse, any(has(node.op, "captures") for node, _ in handle_uses(use.handle)))
+    return absent | {name: Role(use.trained, use) for name, use in uses.items()}
 
 
 # Whether a variable can be sharded: the uses of it that need the full value, as reasons against.
