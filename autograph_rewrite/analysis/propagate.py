@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,7 @@ from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.replica_marks import VARYING
@@ -81,6 +81,11 @@ class Propagation:
     runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
     moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
+
+    @cached_property
+    def behind(self) -> Mapping[Node, int]:
+        """Which batch inputs each node depends on: a bit for each, in their order."""
+        return marks_before(self.order, {value.node: 1 << i for i, value in enumerate(self.whole_inputs)})
 
     def operand_reshards(self, node: Node) -> Mapping[int, Reshard]:
         """Return the conversions that the inputs of `node` need."""
