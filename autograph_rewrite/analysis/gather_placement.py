@@ -94,15 +94,13 @@ def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Valu
     return serving, demanded
 
 
-def _gathered_from(state: Propagation) -> dict[Node, None]:
+def _gathered_from(state: Propagation) -> set[Node]:
     """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
-    found: dict[Node, None] = {}
+    found = {value.node for value in state.reduced if value.node in state.transfers and _is_summed(state, value)}
     for node, transferred in state.transfers.items():
-        if any(_is_summed(state, value) for value in _made(state, node)):
-            found[node] = None
         for index, reshard in transferred.operand_reshards.items():
             if reshard == REPLICATED and _is_local(state, node.inputs[index]):
-                found[node.inputs[index].node] = None
+                found.add(node.inputs[index].node)
     return found
 
 

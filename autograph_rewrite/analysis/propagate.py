@@ -184,7 +184,10 @@ def restate(
     differ = state.reduced ^ new.reduced
     for before, after in ((state.whole_inputs, batch_inputs), (state.given, given)):
         differ |= {value for value in (*before, *after) if before.get(value) != after.get(value)}
-    dirty = {value.node for value in differ} | {node for node in new.order if not _is_visited(new, node)}
+    # An edit replaces a node's inputs or its attributes.
+    asked = ((node, *new.visited.get(node, (None, None))) for node in new.order)
+    dirty = {node for node, inputs, attrs in asked if inputs is not node._inputs or attrs is not node._attrs}
+    dirty |= {value.node for value in differ}
     for node in new.order:
         if node in dirty:
             for value in _record(new, node, _visit(new, node, optimistic=True)):
@@ -198,12 +201,6 @@ def _without_erased(state: Propagation) -> Propagation:
     transfers = {node: transferred for node, transferred in state.transfers.items() if node in alive}
     facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
     return replace(state, order=order, transfers=transfers, facts=facts, edits=state.graph.edits)
-
-
-def _is_visited(state: Propagation, node: Node) -> bool:
-    """Return whether a node is as it was when it was visited; an edit replaces its inputs or its attributes."""
-    inputs, attrs = state.visited.get(node, (None, None))
-    return inputs is node._inputs and attrs is node._attrs
 
 
 def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[Value]:
