@@ -389,7 +389,7 @@ def is_pinned(node: Node) -> bool:
     pinned: every mirror of the variable needs it.
     """
     rule = rule_of(node.op)
-    if PINNED in node.attrs:
+    if PINNED in node._attrs:
         return True
     if rule is not None:
         return rule.pinned

@@ -55,9 +55,13 @@ def _in_order(graph: Graph) -> list[Node]:
     order: dict[Node, None] = {}
     opened: set[Node] = set()
     for root in graph:
-        if _is_ready(root, order):  # most are: loaders and builders add producers first
-            order[root] = None
-            continue
+        for value in root._inputs:
+            if value.node not in order:
+                break
+        else:
+            if root.op not in EXITS and (not root._controls or order.keys() >= root._controls.keys()):
+                order[root] = None  # as most are at once: loaders and builders add producers first
+                continue
         stack: list[Node | None] = [root]
         path: list[Node] = []
         while stack:
@@ -78,17 +82,6 @@ def _in_order(graph: Graph) -> list[Node]:
             stack.append(None)
             stack += reversed(waiting)
     return list(order)
-
-
-def _is_ready(node: Node, done: Collection[Node]) -> bool:
-    """Return whether a node waits for nothing else; one that depends on a loop's back edge says no."""
-    for value in node._inputs:
-        if value.node not in done:
-            return False
-    for producer in node._controls:
-        if producer not in done:
-            return False
-    return node.op not in EXITS
 
 
 def _cycle(node: Node, done: Collection[Node]) -> str:
@@ -128,7 +121,9 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
     for node in order:
         mask = 0
         for producer in dependencies(node):
-            mask |= before.get(producer, 0) | marks.get(producer, 0)
+            mask |= before.get(producer, 0)
+            if producer in marks:
+                mask |= marks[producer]
         before[node] = mask
     return before
 
@@ -140,9 +135,9 @@ def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
     while stack:
         node = stack.pop()
         for value in node._inputs:
-            if value.node not in seen:
-                seen.add(value.node)
-                stack.append(value.node)
+            if (producer := value.node) not in seen:
+                seen.add(producer)
+                stack.append(producer)
         for producer in node._controls if controls else ():
             if producer not in seen:
                 seen.add(producer)

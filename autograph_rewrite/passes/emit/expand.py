@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -241,6 +242,7 @@ class _Records:
         return place
 
 
+@cache
 def _op(name: str) -> bytes:
     return b"\x12" + wire.varint(len(name)) + name.encode()
 

@@ -48,7 +48,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     is_whole = plan.pipeline is None and plan.model is None
     mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
     stay_at_tables(rewrite, _host(devices[0]))
-    for node in [node for node in graph if OFFLOAD_ATTR in node.attrs]:
+    for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
         rewrite.settle(node, _host(devices[0]))
     order = sequence_micro_batches(graph, micro) if stages is None else order_stages(rewrite, stages, mesh, micro)
     if mesh.size(MODEL) > 1:
