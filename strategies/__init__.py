@@ -30,7 +30,7 @@ class Pipeline:
 
     def build(self, item: ItemLike, config: Config) -> Plan:
         """The request in which the model is cut into stages; which node is in which follows from the graph."""
-        return request(item, config, strategy="Pipeline")
+        return request(item, config, strategy="Pipeline").named()
 
 
 _SINGLE: Mapping[str, StrategyBuilder] = MappingProxyType({one.name: one for one in BUILDERS})

@@ -54,8 +54,7 @@ def assemble(
     all_servers = builder.servers(config)
     office = _ServerAllocator(plan.devices, builder.Load(all_servers), tuple(pool or all_servers))
     requests = tuple(_requests(plan, config, trained, choices, office))
-    plan = replace(plan, variables=requests, notes=(*plan.notes, *notes), id="")
-    return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
+    return replace(plan, variables=requests, notes=(*plan.notes, *notes)).named()
 
 
 class Decided(NamedTuple):

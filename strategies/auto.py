@@ -200,8 +200,7 @@ def _named(
         f"a step of single builders: {', '.join(times)}",
         f"it began with {began}; " + ("; ".join(reasons) or "no change made it better"),
     )
-    plan = replace(found.plan, strategy="Auto", notes=(*found.plan.notes, *notes), id="")
-    return replace(plan, id=f"Auto-{plan.digest()[:12]}")
+    return replace(found.plan, strategy="Auto", notes=(*found.plan.notes, *notes)).named()
 
 
 def _choice(request: VariableRequest) -> Choice:

@@ -89,7 +89,7 @@ def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool
     changed = False
     masks = found.masks
     for node in state.order:
-        if not cells and not any(value in masks for value in node.inputs):
+        if not cells and masks.keys().isdisjoint(node._inputs):
             continue
         transferred = state.transfers[node]
         together = everything = 0

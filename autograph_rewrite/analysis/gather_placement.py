@@ -10,10 +10,10 @@ least wins, as late as possible, since what comes after a gather is computed who
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Mapping
 
-import networkx as nx
-
+from autograph_rewrite.analysis.networks import groups, minimum_cut
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.reduction_placement import bytes_of
 from autograph_rewrite.ir.graph import Node, Value
@@ -51,13 +51,10 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
 
 def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
     """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
-    network: nx.Graph[Value] = nx.Graph()
-    network.add_nodes_from(serving)
-    network.add_edges_from((value, other) for value, made in serving.items() for other in made)
     kept: set[Value] = set()
-    for region in nx.connected_components(network):
+    for region in groups(serving, ((value, other) for value, made in serving.items() for other in made)):
         if any(value in demanded and not _is_plain_sum(value) for value in region):
-            kept |= region
+            kept.update(region)
     return {value: made for value, made in serving.items() if value in kept}
 
 
@@ -97,15 +94,13 @@ def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Valu
     return serving, demanded
 
 
-def _gathered_from(state: Propagation) -> dict[Node, None]:
+def _gathered_from(state: Propagation) -> set[Node]:
     """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
-    found: dict[Node, None] = {}
+    found = {value.node for value in state.reduced if value.node in state.transfers and _is_summed(state, value)}
     for node, transferred in state.transfers.items():
-        if any(_is_summed(state, value) for value in _made(state, node)):
-            found[node] = None
         for index, reshard in transferred.operand_reshards.items():
             if reshard == REPLICATED and _is_local(state, node.inputs[index]):
-                found[node.inputs[index].node] = None
+                found.add(node.inputs[index].node)
     return found
 
 
@@ -176,25 +171,20 @@ def _price(state: Propagation, value: Value) -> int:
 
 
 def _cut(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set[Value]) -> set[Value]:
-    network: nx.DiGraph[object] = nx.DiGraph()
+    edges: dict[tuple[object, object], float] = {}
     for value, made in serving.items():
-        price = _price(state, value)
-        # Reversed, so that the minimum cut that networkx returns is the one nearest to the readers.
-        network.add_edge((value, "out"), (value, "in"), capacity=price)
+        # Reversed: the minimum cut that is returned is the one nearest to the rows.
+        edges[(value, "out"), (value, "in")] = _price(state, value)
         for other in made:
-            network.add_edge((other, "in"), (value, "out"))
-            network.add_edge((value, "out"), (other, "in"))  # what is split reads no whole terms of the region
+            edges[(other, "in"), (value, "out")] = math.inf
+            edges[(value, "out"), (other, "in")] = math.inf  # what is split reads no whole terms of the region
         sources = [source for source in value.node.inputs if state.facts[source].placement.differs]
         if not sources or any(source not in serving for source in sources):
-            network.add_edge((value, "in"), "rows")  # blocks that cannot be had whole come in here
+            edges[(value, "in"), "rows"] = math.inf  # blocks that cannot be had whole come in here
     for value in demanded:
-        network.add_edge("readers", (value, "out"))
-    if "rows" not in network or "readers" not in network:
-        return set()
-    try:
-        best, (reader_side, _) = nx.minimum_cut(network, "readers", "rows")
-    except nx.NetworkXUnbounded:  # rows reach a reader without passing a place where they could be gathered
-        return set()
+        edges["readers", (value, "out")] = math.inf
+    # Without a finite cut, rows reach a reader without passing a place where they could be gathered.
+    best, reader_side = minimum_cut(edges, "readers", "rows")
     now = sum(_price(state, value) for value in demanded)
     if best >= now:
         return set()

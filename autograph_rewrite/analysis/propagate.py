@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,7 @@ from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ir.types.replica_marks import VARYING
@@ -81,6 +81,11 @@ class Propagation:
     runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
     moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
+
+    @cached_property
+    def behind(self) -> Mapping[Node, int]:
+        """Which batch inputs each node depends on: a bit for each, in their order."""
+        return marks_before(self.order, {value.node: 1 << i for i, value in enumerate(self.whole_inputs)})
 
     def operand_reshards(self, node: Node) -> Mapping[int, Reshard]:
         """Return the conversions that the inputs of `node` need."""
@@ -179,7 +184,10 @@ def restate(
     differ = state.reduced ^ new.reduced
     for before, after in ((state.whole_inputs, batch_inputs), (state.given, given)):
         differ |= {value for value in (*before, *after) if before.get(value) != after.get(value)}
-    dirty = {value.node for value in differ} | {node for node in new.order if not _is_visited(new, node)}
+    # An edit replaces a node's inputs or its attributes.
+    asked = ((node, *new.visited.get(node, (None, None))) for node in new.order)
+    dirty = {node for node, inputs, attrs in asked if inputs is not node._inputs or attrs is not node._attrs}
+    dirty |= {value.node for value in differ}
     for node in new.order:
         if node in dirty:
             for value in _record(new, node, _visit(new, node, optimistic=True)):
@@ -193,12 +201,6 @@ def _without_erased(state: Propagation) -> Propagation:
     transfers = {node: transferred for node, transferred in state.transfers.items() if node in alive}
     facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
     return replace(state, order=order, transfers=transfers, facts=facts, edits=state.graph.edits)
-
-
-def _is_visited(state: Propagation, node: Node) -> bool:
-    """Return whether a node is as it was when it was visited; an edit replaces its inputs or its attributes."""
-    inputs, attrs = state.visited.get(node, (None, None))
-    return inputs is node._inputs and attrs is node._attrs
 
 
 def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[Value]:
@@ -387,7 +389,7 @@ def is_pinned(node: Node) -> bool:
     pinned: every mirror of the variable needs it.
     """
     rule = rule_of(node.op)
-    if PINNED in node.attrs:
+    if PINNED in node._attrs:
         return True
     if rule is not None:
         return rule.pinned

@@ -7,9 +7,7 @@ A sum may slide along linear ops. Each region (partial values joined by linear o
 arise, and demands, where somebody needs the whole sum. Cutting all paths between them at the fewest bytes, as early as
 possible, gives one reduction of the raw gradient for every optimizer, and one of the sum for tied weights.
 
-Capacities are bytes; a maximum flow gives the cut (Ford and Fulkerson 1956). networkx finds it with two search trees
-(Boykov and Kolmogorov 2004): paths here are short, so that takes a third of preflow-push's time. Of several minimum
-cuts networkx returns the one closest to the demands, whichever way the flow was found.
+Capacities are bytes. Of several minimum cuts, the one closest to the demands is taken.
 """
 
 from __future__ import annotations
@@ -17,9 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-import networkx as nx
-from networkx.algorithms.flow import boykov_kolmogorov
-
+from autograph_rewrite.analysis.networks import groups, minimum_cut
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -118,21 +114,7 @@ def _handed_on(value: Value, readers: Mapping[Value, list[Value]], wanted: set[V
 
 def _regions(readers: Mapping[Value, list[Value]]) -> list[list[Value]]:
     """Group values that linear ops connect; each group in graph order."""
-    parent = {value: value for value in readers}
-
-    def root(value: Value) -> Value:
-        while parent[value] is not value:
-            parent[value] = parent[parent[value]]
-            value = parent[value]
-        return value
-
-    for value, made in readers.items():
-        for other in made:
-            parent[root(other)] = root(value)
-    groups: dict[Value, list[Value]] = {}
-    for value in readers:
-        groups.setdefault(root(value), []).append(value)
-    return list(groups.values())
+    return groups(readers, ((value, other) for value, made in readers.items() for other in made))
 
 
 def _cut(
@@ -184,15 +166,15 @@ def _loop_values(region: list[Value]) -> set[Value]:
 def _minimum_cut(
     readers: Mapping[Value, list[Value]], sources: list[Value], ends: list[Value], prices: Mapping[Value, int]
 ) -> set[Value]:
-    network: nx.DiGraph[object] = nx.DiGraph()
+    edges: dict[tuple[object, object], float] = {}
     for value, price in prices.items():
-        network.add_edge((value, "in"), (value, "out"), capacity=price)
+        edges[(value, "in"), (value, "out")] = price
         for other in readers[value]:
-            network.add_edge((value, "out"), (other, "in"))  # no capacity: infinite
-            network.add_edge((other, "in"), (value, "out"))  # what is partial reads only partial terms
+            edges[(value, "out"), (other, "in")] = math.inf
+            edges[(other, "in"), (value, "out")] = math.inf  # what is partial reads only partial terms
     for value in sources:
-        network.add_edge("source", (value, "in"))
+        edges["source", (value, "in")] = math.inf
     for value in ends:
-        network.add_edge((value, "out"), "sink")
-    _, (source_side, _) = nx.minimum_cut(network, "source", "sink", flow_func=boykov_kolmogorov)
+        edges[(value, "out"), "sink"] = math.inf
+    _, source_side = minimum_cut(edges, "source", "sink")
     return {value for value in prices if (value, "in") in source_side and (value, "out") not in source_side}

@@ -34,7 +34,7 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
     """
     frames: dict[Node, Frame] = {}
     nodes = list(order)
-    if not any(node.op in ENTERS for node in nodes):
+    if ENTERS.isdisjoint([node.op for node in nodes]):
         return frames
     for node in nodes:
         frame: Frame = ()
@@ -101,7 +101,7 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
     """
     nodes = list(order)
     found: dict[Node, Guards] = {}
-    if not any(node.op in OPENS for node in nodes):
+    if OPENS.isdisjoint([node.op for node in nodes]):
         return found
     none: Guards = frozenset()
     for node in nodes:

@@ -11,12 +11,12 @@ What several fetches write together is what each of them writes, so to compare t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import common_name
-from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.variable_ops import written
 
 Written = Mapping[str, frozenset[str]]
@@ -56,11 +56,22 @@ def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: 
     bits: dict[str, int] = {}
     marks: dict[Node, int] = {}
     for node in order:
-        for name in filter(None, (name_of(handle.name) for handle in written(node))):
-            marks[node] = marks.get(node, 0) | bits.setdefault(name, 1 << len(bits))
-    found = {node.name: mask | marks.get(node, 0) for node, mask in marks_before(order, marks).items()}
-    sets = {mask: frozenset(name for name, bit in bits.items() if mask & bit) for mask in set(found.values())}
+        for handle in written(node):
+            if (name := name_of(handle.name)) is not None:
+                marks[node] = marks.get(node, 0) | bits.setdefault(name, 1 << len(bits))
+    behind = descendants(marks)  # few: hardly anything follows the updates of a step
+    before = marks_before([node for node in order if node in behind], marks)
+    found = {node.name: mask | marks.get(node, 0) for node, mask in before.items()}
+    names = list(bits)
+    sets = {mask: frozenset(_named(mask, names)) for mask in set(found.values())}
     return {name: sets[mask] for name, mask in found.items() if mask}
+
+
+def _named(mask: int, names: Sequence[str]) -> Iterator[str]:
+    """Yield the names whose bits are set: most masks have few of very many."""
+    while mask:
+        yield names[(mask & -mask).bit_length() - 1]
+        mask &= mask - 1
 
 
 def compared(original: Written, nodes: Collection[str], graph: Graph, elsewhere: Collection[str] = ()) -> RunWrites:

@@ -14,7 +14,10 @@ def dependencies(node: Node) -> list[Node]:
 
     The back edge of a loop is left out where it enters the next iteration, but what leaves the loop waits for it.
     """
-    producers = [value.node for value in node._inputs if value.node.op not in BACK_EDGES]
+    producers = []
+    for value in node._inputs:
+        if value.node.op not in BACK_EDGES:
+            producers.append(value.node)
     if node.op in EXITS:
         producers += last_iteration(node)
     producers += node._controls
@@ -49,30 +52,39 @@ def topological_order(graph: Graph) -> list[Node]:
 
 
 def _in_order(graph: Graph) -> list[Node]:
-    order: list[Node] = []
-    done: set[Node] = set()
+    order: dict[Node, None] = {}
     opened: set[Node] = set()
     for root in graph:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
+        for value in root._inputs:
+            if value.node not in order:
+                break
+        else:
+            if root.op not in EXITS and (not root._controls or order.keys() >= root._controls.keys()):
+                order[root] = None  # as most are at once: loaders and builders add producers first
                 continue
-            waiting = [p for p in dependencies(node) if p not in done]
+        stack: list[Node | None] = [root]
+        path: list[Node] = []
+        while stack:
+            node = stack.pop()
+            if node is None:  # all that the end of the path waits for is in order
+                order[path.pop()] = None
+                continue
+            if node in order:
+                continue
+            if node in opened:
+                raise GraphError(f"the graph has a cycle: {_cycle(node, order)}", node=node)
+            waiting = [producer for producer in dependencies(node) if producer not in order]
             if not waiting:
-                done.add(node)
-                order.append(node)
-                stack.pop()
-            elif node in opened:  # everything it waits for has been visited, and yet is not done
-                raise GraphError(f"the graph has a cycle: {_cycle(node, done)}", node=node)
-            else:
-                opened.add(node)
-                stack.extend(reversed(waiting))
-    return order
+                order[node] = None
+                continue
+            opened.add(node)
+            path.append(node)
+            stack.append(None)
+            stack += reversed(waiting)
+    return list(order)
 
 
-def _cycle(node: Node, done: set[Node]) -> str:
+def _cycle(node: Node, done: Collection[Node]) -> str:
     """Describe a cycle: following what is not done, one comes past some node again."""
     path: list[Node] = []
     while node not in path:
@@ -90,7 +102,11 @@ def levels(order: Iterable[Node]) -> dict[Node, int]:
     """
     found: dict[Node, int] = {}
     for node in order:
-        found[node] = 1 + max([found[producer] for producer in dependencies(node)], default=-1)
+        level = 0
+        for producer in dependencies(node):
+            if found[producer] >= level:
+                level = found[producer] + 1
+        found[node] = level
     return found
 
 
@@ -98,14 +114,14 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
     """Return, for each node, the marks (bit masks) of all nodes that run before it, joined.
 
     Args:
-        order: producers first.
+        order: producers first; one that is left out stands for no marks.
         marks: of the nodes whose descendants are sought.
     """
     before: dict[Node, int] = {}
     for node in order:
         mask = 0
         for producer in dependencies(node):
-            mask |= before[producer]
+            mask |= before.get(producer, 0)
             if producer in marks:
                 mask |= marks[producer]
         before[node] = mask
@@ -119,9 +135,9 @@ def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
     while stack:
         node = stack.pop()
         for value in node._inputs:
-            if value.node not in seen:
-                seen.add(value.node)
-                stack.append(value.node)
+            if (producer := value.node) not in seen:
+                seen.add(producer)
+                stack.append(producer)
         for producer in node._controls if controls else ():
             if producer not in seen:
                 seen.add(producer)

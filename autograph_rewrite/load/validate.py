@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -34,9 +34,11 @@ def check(graph: Graph) -> None:
     if not len(graph):
         raise GraphError("the graph is empty: it has no nodes")
     library = Library(graph.library)
+    known: set[str] = set()
     for node in graph:
-        if node.op not in library:
+        if node.op not in known and node.op not in library:
             _check_op(node)
+            known.add(node.op)
         for name in called(node.op, node.attrs, library):
             if name.startswith(OWN_FUNCTIONS):
                 raise GraphError(
@@ -67,8 +69,9 @@ def check_file(graph: Graph) -> None:
     for function in functions:
         check_body(function, library, node_check)
     is_folded = any(node.span != ONCE for node in graph)  # printed: an operand may stand for many
+    given: dict[Node, Types] = {}
     for node in graph:
-        operands = None if is_folded else [(value.name, _type(value, node, node_check)) for value in node.inputs]
+        operands = None if is_folded else [(value.name, _type(value, node, node_check, given)) for value in node.inputs]
         node_check.check(_stated(node, operands))
 
 
@@ -100,18 +103,23 @@ def _stated(node: Node, operands: Sequence[tuple[str, int | None]] | None = None
     return StatedNode(f"'{node.name}'", node.op, node.attrs, operands, node)
 
 
-def _type(value: Value, reader: Node, node_check: NodeCheck) -> int | None:
+def _type(value: Value, reader: Node, node_check: NodeCheck, given: dict[Node, Types]) -> int | None:
     """Return the element type of a value.
+
+    Args:
+        given: what nodes give, as far as it was found.
 
     Raises:
         GraphError: its node does not give it.
     """
-    given = node_check.types(_stated(value.node))[1]
-    if given is None:
+    if value.node not in given:
+        given[value.node] = node_check.types(_stated(value.node))[1]
+    types = given[value.node]
+    if types is None:
         return None
-    if value.index >= len(given):
+    if value.index >= len(types):
         raise GraphError(f"'{reader.name}' reads '{value.name}', which there is not", node=reader)
-    return given[value.index]
+    return types[value.index]
 
 
 def _check_op(node: Node) -> None:
@@ -252,8 +260,7 @@ _KNOWN_EVERYWHERE = {"_output_shapes": "list(shape)", "_class": "list(string)"}
 _PLACEHOLDER = "placeholder"
 
 
-@dataclass(frozen=True)
-class StatedNode:
+class StatedNode(NamedTuple):
     """A node as it is stated.
 
     Attributes:

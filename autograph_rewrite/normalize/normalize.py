@@ -356,8 +356,11 @@ def _kernel(node: Node) -> Callable[..., Any] | None:
 
 def _evaluate(node: Node) -> Array | None:
     """Return what a node gives, or None when that is not known now."""
+    for value in node._inputs:  # of most nodes one is computed: a generator would cost as much again
+        if value.node.op != "Const":
+            return None
     kernel = _kernel(node)
-    if kernel is None or VARYING in node.attrs or any(value.node.op != "Const" for value in node.inputs):
+    if kernel is None or VARYING in node.attrs:
         return None
     if len(node.output_dtypes) != 1 or node.output_dtypes[0] not in dtypes.INTEGER:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
     resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
-    copies = sum(instances.mesh.count(node.span) for node in graph)
+    copies = sum(instances.mesh.count(span) * nodes for span, nodes in Counter(node.span for node in graph).items())
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
     notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
     notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]

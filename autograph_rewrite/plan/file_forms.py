@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -187,7 +188,7 @@ def fill(message: Message, part: object) -> None:
     Raises:
         PlanError: when a field holds what its type in plan.proto cannot.
     """
-    for field in _fields(message):
+    for field in _fields(descriptor_of(message)):
         value = getattr(part, _attribute(field))
         if value is None:
             continue
@@ -204,7 +205,7 @@ def fill(message: Message, part: object) -> None:
 def read(kind: type[Part], message: Message) -> Part:
     """Read a dataclass out of `message`; what the message leaves out takes the dataclass's default."""
     values: dict[str, Any] = {}  # field values are of many types
-    for field in _fields(message):
+    for field in _fields(descriptor_of(message)):
         if field.has_presence and not message.HasField(field.name):
             continue
         value = getattr(message, field.name)
@@ -233,9 +234,10 @@ def _attribute(field: FieldDescriptor) -> str:
     return "from_" if field.name == "from" else field.name
 
 
-def _fields(message: Message) -> list[FieldDescriptor]:
+@cache
+def _fields(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
     """The fields of a message, without those that hold names of the user's own for enumerated ones."""
-    return [field for field in descriptor_of(message).fields if not field.name.startswith(_OWN)]
+    return tuple(field for field in kind.fields if not field.name.startswith(_OWN))
 
 
 def _is_own(field: FieldDescriptor, value: object) -> bool:
@@ -264,7 +266,8 @@ def _number(field: FieldDescriptor, name: str) -> int:
     return numbers[name]
 
 
-def _numbers(field: FieldDescriptor) -> dict[str, int]:
+@cache
+def _numbers(field: FieldDescriptor) -> Mapping[str, int]:
     return {value.name: value.number for value in field.enum_type.values} if field.enum_type else {}
 
 

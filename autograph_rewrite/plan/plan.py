@@ -312,6 +312,10 @@ class Plan(PlanView):
         )
         return hashlib.sha256(data).hexdigest()
 
+    def named(self) -> Plan:
+        """This plan under an id that says what is in it."""
+        return replace(self, id=f"{self.strategy}-{self.digest()[:12]}")
+
     def where(self, *path: str | int) -> str:
         """The place of a field in the file that it came from, as `file:line`; "plan" where there is none."""
         return self.source.at(path)

@@ -39,6 +39,8 @@ _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
 def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     """The request in which every variable is replicated and follows `config`: its overrides, else its strategy section.
 
+    It has no id yet.
+
     Args:
         item: what is to be rewritten.
         config: the user's settings.
@@ -52,7 +54,7 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
     model, notes = _model(item, config)
     policies, faults = policies_of(item, config)
     raise_if_any(faults, error=ConfigError, title=config.where())
-    plan = Plan(
+    return Plan(
         devices=devices,
         mode=config.mode,
         strategy=strategy,
@@ -78,7 +80,6 @@ def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
         notes=(*_idle_devices(config), *notes),
         padding=_PADDINGS[config.padding],
     )
-    return replace(plan, id=f"{strategy}-{plan.digest()[:12]}")
 
 
 def _idle_devices(config: Config) -> Iterator[str]:

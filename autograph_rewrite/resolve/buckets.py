@@ -25,7 +25,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import Guards, frames_of, guards_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.traversal import ancestors, dependencies, levels
+from autograph_rewrite.ir.traversal import ancestors, dependencies, descendants, levels
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
 from autograph_rewrite.plan.codecs import codec_of
@@ -154,13 +154,12 @@ def when_run(plan: Plan, state: Propagation) -> dict[Node, Guards]:
 def _depths(state: Propagation) -> dict[Node, int]:
     """Return, for nodes outside of loops and branches, how many reductions lie one behind the other before them."""
     sources = {value.node for value in state.reduced}
-    depths: dict[Node, int] = dict.fromkeys(state.order, 0)
-    first = next((i for i, node in enumerate(state.order) if node in sources), len(state.order))
-    for node in state.order[first + 1 :]:
-        depth = max([depths[producer] for producer in dependencies(node)], default=0)
+    behind = descendants(sources)  # few: what is made of sums leads to updates, and no further
+    depths: dict[Node, int] = {}
+    for node in [node for node in state.order if node in behind]:
+        depth = max([depths.get(producer, 0) for producer in dependencies(node)], default=0)
         depths[node] = depth + any([value in state.reduced for value in node.inputs])
-    unconditional = unconditional_nodes(state.order)
-    return {node: depth for node, depth in depths.items() if node in unconditional}
+    return {node: depths.get(node, 0) for node in unconditional_nodes(state.order)}
 
 
 def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_of: Depth) -> list[EdgePlan]:

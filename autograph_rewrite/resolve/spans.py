@@ -26,22 +26,21 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
     transferred = state.transfers[node]
     if transferred.constant:  # it stays only where something waits for it
         return True
-    made = [node.output(i) for i in range(len(transferred.outputs))]
-    for value in made:  # of every node of the graph: a generator would cost as much again
+    for index in range(len(transferred.outputs)):  # of every node of the graph: a generator would cost as much again
+        value = node.output(index)
         if state.source(value).placement.differs or value in future_splits:
             return True
-    for index, value in enumerate(node.inputs):
+        if (cell := state.facts[value].cell) in state.cells and state.cells[cell].placement.differs:
+            return True
+    for index, value in enumerate(node._inputs):
         fact = state.facts[value]
         if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
             return True
         if (
-            index not in transferred.operand_reshards
-            and fact.placement.differs
+            fact.placement.differs
+            and index not in transferred.operand_reshards
             and transferred.outputs
             and not has(node.op, "measures")
         ):
             return True
-    if not state.cells:
-        return False
-    cells = [state.facts[value].cell for value in made]
-    return any(cell in state.cells and state.cells[cell].placement.differs for cell in cells)
+    return False

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.profile import Profile
-from autograph_rewrite.runtime.engine.tracing import VARIABLE
+from autograph_rewrite.runtime.engine.step_observers import PROFILE
 from tests.support.linear_step import Linear, batch, config
 from tests.support.small_items import regression
 
@@ -147,7 +147,7 @@ def test_two_profiles_at_once_are_refused(tmp_path: Path) -> None:
 
 def test_the_environment_asks_for_a_profile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = {"folder": str(tmp_path), "skip": 1, "steps": 2}
-    monkeypatch.setenv(VARIABLE, json.dumps(request))
+    monkeypatch.setenv(PROFILE, json.dumps(request))
     first = ar.distribute(Linear().step, config("shared", 2))
     second = ar.distribute(Linear().step, config("shared", 2))
     for _ in range(4):

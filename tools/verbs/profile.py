@@ -88,11 +88,11 @@ def collected(folder: Path, script: str) -> Profile:
 @contextmanager
 def _asked(args: argparse.Namespace, folder: str) -> Iterator[None]:
     """Ask the processes that are started for a profile."""
-    from autograph_rewrite.runtime.engine.tracing import VARIABLE
+    from autograph_rewrite.runtime.engine.step_observers import PROFILE
 
     wanted = {"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate}
-    os.environ[VARIABLE] = json.dumps(wanted)
+    os.environ[PROFILE] = json.dumps(wanted)
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE, None)
+        os.environ.pop(PROFILE, None)

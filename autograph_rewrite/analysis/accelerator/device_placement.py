@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from networkx.utils import UnionFind
-
+from autograph_rewrite.analysis.networks import groups
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.ir.types.attrs import encode
@@ -114,20 +113,17 @@ def _at(node: Node, device: str) -> Placed | None:
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
     """Return the nodes that must be on one device, as lists; those that are bound to no other are left out."""
     known = {node.name: node for node in nodes}
-    found: UnionFind[Node] = UnionFind()
+    bound: dict[tuple[Node, Node], None] = {}
     for node in known.values():
         for value in node.inputs:
             if is_handle(value) and value.node.name in known and not _OF_DATA.search(node.op):
-                found.union(value.node, node)
+                bound[value.node, node] = None
         for label in node.attr("_class") or ():
             other = known.get(label.decode().removeprefix("loc:@"))
             if other is not None and other is not node:
-                found.union(other, node)
-    groups: dict[Node, list[Node]] = {}
-    for node in known.values():
-        if node in found.parents:
-            groups.setdefault(found[node], []).append(node)
-    return list(groups.values())
+                bound[other, node] = None
+    together = {node for pair in bound for node in pair}
+    return groups([node for node in known.values() if node in together], bound)
 
 
 def _together(

@@ -163,7 +163,7 @@ def plain_uses(
 
 def _is_written_first(handle: Node, by_handle: Mapping[Node, list[Node]]) -> bool:
     made = by_handle.get(handle, [])
-    return bool(made) and all(next(written(update)) is handle for update in made)
+    return bool(made) and all(written(update)[0] is handle for update in made)
 
 
 def _slots_by_shape(
@@ -343,11 +343,16 @@ class Role:
 
     Attributes:
         trained: a step updates it by a gradient.
-        sparse: it is only looked up by row, so that its gradient consists of rows.
+        use: how the graph uses it; None where it does not.
     """
 
     trained: bool
-    sparse: bool = False
+    use: VariableUse | None = field(default=None, repr=False)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether it is only looked up by row, so that its gradient consists of rows."""
+        return self.use is not None and self.use.sparse
 
 
 def roles(item: TrainingGraph) -> dict[str, Role]:
@@ -361,11 +366,7 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
     uses = plain_uses(list(graph), item.variables, graph, outputs)
     trains = any(is_update(node) for node in graph)
     absent = {name: Role(bool(variable.trainable) and not trains) for name, variable in item.variables.items()}
-    return absent | {name: _role(use) for name, use in uses.items()}
-
-
-def _role(use: VariableUse) -> Role:
-    return Role(use.trained, use.sparse)
+    return absent | {name: Role(use.trained, use) for name, use in uses.items()}
 
 
 # Whether a variable can be sharded: the uses of it that need the full value, as reasons against.

@@ -32,6 +32,8 @@ def varint(value: int) -> bytes:
     """Encode an unsigned integer."""
     if value < 0x80:
         return SMALL[value]
+    if value < 0x4000:  # almost every node is that long
+        return bytes((value & 0x7F | 0x80, value >> 7))
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)

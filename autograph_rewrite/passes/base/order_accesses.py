@@ -197,9 +197,9 @@ class Runs:
         self._before = marks_before(order, self._bits)
         self._runs = {self._before[root] | self._bits.get(root, 0) for root in roots}
 
-    def is_before(self, update: Node, node: Node) -> bool:
-        """Return whether an update comes before a node."""
-        return bool(self._before[node] & self._bits[update])
+    def is_before(self, one: Node, node: Node) -> bool:
+        """Return whether an update, or what is to wait, comes before a node."""
+        return bool(self._before[node] & self._bits[one])
 
     def may_wait(self, node: Node, read: Node) -> bool:
         """Return whether no run writes more if a node waits for a read: all that run it write what the read follows."""
@@ -226,13 +226,8 @@ def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[
     for read in reads:
         by_handle.setdefault(handle_node(read.inputs[0]), []).append(read)
     pairs = [(update, read) for update in updates for handle in _written(update) for read in by_handle.get(handle, ())]
-    marks = _number(reads)
-    before = marks_before(order, marks)
-    pairs = [(update, read) for update, read in pairs if not before[update] & marks[read]]
-    if not pairs:
-        return 0
-    runs = Runs(order, [*targets, *outputs])
-    pairs = [(u, read) for u, read in pairs if not runs.is_before(u, read) and _needs_no_more(read, step)]
+    runs = Runs(order, [*targets, *outputs], reads)
+    pairs = [(u, r) for u, r in pairs if not (runs.is_before(r, u) or runs.is_before(u, r)) and _needs_no_more(r, step)]
     pairs = [(u, read) for u, read in pairs if runs.may_wait(u, read)]
     written = {update for update, _ in pairs}
     for update, read in pairs:

@@ -347,7 +347,7 @@ class Rewrite:
 
     def fact(self, value: Value) -> Fact:
         """Return what an original value, or what took its place, is where it is produced."""
-        return self.state.source(self.originals.get(value, value))
+        return self.get(Propagation).source(self.originals.get(value, value))
 
     def take_place(self, value: Value, new: Value) -> None:
         """Let a new value stand for an original one."""

@@ -56,9 +56,9 @@ def pad_empty_blocks(rewrite: Rewrite, blocks: Blocks, blocks_at: Callable[[Node
         elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
             for index in (1, 2):
                 guard.average_of_filled(node.output(index))
-        elif node.attr(OF_BLOCK, b"") == SUM.encode():
+        elif (of_block := node.attr(OF_BLOCK)) == SUM.encode():
             guard.zeros_when_empty(node.output())
-        elif node.attr(OF_BLOCK, b"") in (AVERAGE.encode(), MEAN.encode()):
+        elif of_block in (AVERAGE.encode(), MEAN.encode()):
             guard.average_of_filled(node.inputs[0], only=node)
         elif has(node.op, "undefined_when_empty"):
             for index, fact in enumerate(rewrite.state.transfers[node].outputs):

@@ -106,7 +106,7 @@ def read_with_own(state: Propagation) -> set[Node]:
     Args:
         state: placements.
     """
-    if not any(replica_mark(node.name) or VARYING in node.attrs for node in state.order):
+    if not any(replica_mark(node.name) or VARYING in node._attrs for node in state.order):
         return set()  # statistics of blocks are another kind of a block's own
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
     return ancestors(meets, controls=False) if meets else set()
@@ -206,7 +206,7 @@ def _refused(node: Node, value: Value, owners: Mapping[str, str]) -> GraphError:
 
 def uses_of_ids(state: Propagation) -> list[Node]:
     """Return what reads the number of a replica, as the program asked for it."""
-    ids = [node for node in state.order if (node.attr(VARYING, b"") or b"") == ID.encode()]
+    ids = [node for node in state.order if VARYING in node._attrs and node.attr(VARYING) == ID.encode()]
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
 

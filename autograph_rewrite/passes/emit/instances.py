@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from autograph_rewrite.analysis.accelerator.device_placement import is_accelerator
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
@@ -47,7 +48,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     is_whole = plan.pipeline is None and plan.model is None
     mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
     stay_at_tables(rewrite, _host(devices[0]))
-    for node in [node for node in graph if OFFLOAD_ATTR in node.attrs]:
+    for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
         rewrite.settle(node, _host(devices[0]))
     order = sequence_micro_batches(graph, micro) if stages is None else order_stages(rewrite, stages, mesh, micro)
     if mesh.size(MODEL) > 1:
@@ -88,6 +89,8 @@ def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
     def requested(node: Node) -> str:
         return node.device if node.span == ONCE else rewrite.home_of(node) or first
 
+    if not any(is_accelerator(requested(node)) for node in graph):
+        return
     order = topological_order(graph)
     for node in host_nodes(order, requested, {graph.nodes[name] for name in fed if name in graph}, frames_of(order)):
         home = _host(requested(node))
@@ -173,15 +176,15 @@ def order_collectives(graph: Graph) -> None:
     Args:
         graph: folded.
     """
-    order = topological_order(graph)
-    level = levels(order)
-    asking = [node for node in sorted(order, key=level.__getitem__) if is_collective(node.op) and uses_nccl(node)]
-    for node in asking:
-        if node.span == ONCE and stays_on_host(node):
-            node.set_attr("communication_hint", "auto")
-    asking = [node for node in asking if uses_nccl(node)]
+    asking = {node for node in graph if is_collective(node.op) and uses_nccl(node)}
+    for node in [node for node in asking if node.span == ONCE and stays_on_host(node)]:
+        node.set_attr("communication_hint", "auto")
+        asking.remove(node)
     if not asking:
         return
+    order = topological_order(graph)
+    level = levels(order)
+    asking = [node for node in sorted(order, key=level.__getitem__) if node in asking]
     frames = frames_of(order)
     guards = guards_of(order, frames)
     free = [node for node in asking if node not in frames and not guards.get(node)]

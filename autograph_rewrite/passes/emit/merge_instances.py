@@ -123,7 +123,7 @@ class Merged:
 def _run(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
     reshards, item = rewrite.get(LoweredReshards), rewrite.item
-    common = {node for node in rewrite.graph if node.span != ONCE and not _differs(rewrite, node)}
+    common = _common(rewrite)
     spread = _spread(rewrite.state)
     merge_instances(rewrite, reshards, rewrite.outputs)
     effects = merge_kept(rewrite, reshards, item.keep)
@@ -133,12 +133,11 @@ def _run(rewrite: Rewrite) -> None:
     rewrite.put(Merged(frozenset(common), spread, moved))
 
 
-def _differs(rewrite: Rewrite, node: Node) -> bool:
-    """Return whether the instances of a node hold different values."""
-    transferred = rewrite.state.transfers.get(node)
-    if transferred is None:  # made by a pass, for the replica that reads it
-        return True
-    return any(rewrite.fact(node.output(i)).placement.differs for i in range(len(transferred.outputs)))
+def _common(rewrite: Rewrite) -> set[Node]:
+    """Return the nodes whose instances hold the same value; what passes have made is for the replica that reads it."""
+    state = rewrite.state
+    differing = {value.node for value in state.facts if rewrite.fact(value).placement.differs}
+    return {node for node in state.transfers if node.span != ONCE and node not in differing}
 
 
 def _spread(state: Propagation) -> dict[Value, Fact]:

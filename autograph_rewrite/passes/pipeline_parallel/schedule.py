@@ -12,8 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 
-import networkx as nx
-
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
@@ -129,6 +127,8 @@ def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, mic
     Raises:
         PlanError: with the cycle.
     """
+    import networkx as nx  # nothing else needs it in a rewrite, and it takes as long to import as a small one
+
     of = {node: cluster for cluster, nodes in clusters.items() for node in nodes}
     reads = {(of[producer], of[node]) for node in of for producer in predecessors(node) if producer in of}
     waiting: nx.DiGraph[Task] = nx.DiGraph()

@@ -277,5 +277,5 @@ def _taken(reads: BlockReads, node: Node) -> Iterable[int | None]:
         if node.output().uses:
             block = reads.taken(node.output())
             yield None if block is None else block.dim
-    elif not any(True for _ in written(node)) and node.op != "VarIsInitializedOp":
+    elif not written(node) and node.op != "VarIsInitializedOp":
         yield None

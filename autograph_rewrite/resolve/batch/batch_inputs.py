@@ -12,7 +12,7 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.traversal import marks_before, topological_order
+from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.plan.parts.batch_split import limits
 from autograph_rewrite.plan.plan import Plan
@@ -166,8 +166,7 @@ def measured_input(state: Propagation) -> Value:
     inputs = list(state.whole_inputs)
     if len(inputs) == 1:
         return inputs[0]
-    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
-    masks = Counter(before.values())
+    masks = Counter(state.behind.values())
     reach = [sum(count for mask, count in masks.items() if mask >> i & 1) for i in range(len(inputs))]
     return inputs[reach.index(max(reach))]
 
@@ -175,9 +174,8 @@ def measured_input(state: Propagation) -> Value:
 def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
     """Return the batch inputs that each node depends on."""
     inputs = list(state.whole_inputs)
-    before = marks_before(state.order, {value.node: 1 << i for i, value in enumerate(inputs)})
-    sets = {mask: tuple(v for i, v in enumerate(inputs) if mask >> i & 1) for mask in set(before.values())}
-    return {node: sets[mask] for node, mask in before.items()}
+    sets = {mask: tuple(v for i, v in enumerate(inputs) if mask >> i & 1) for mask in set(state.behind.values())}
+    return {node: sets[mask] for node, mask in state.behind.items()}
 
 
 def named_groups(

@@ -30,8 +30,8 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
     StalenessBound,
     StoreDrain,
 )
+from autograph_rewrite.runtime.engine.step_observers import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
-from autograph_rewrite.runtime.engine.tracing import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
 from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers

@@ -11,12 +11,10 @@ import socket
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.cost.hardware.calibrate import calibrate
@@ -29,9 +27,11 @@ from autograph_rewrite.inspect.rank_trace import Attribution, MeasuredStep, Ran,
 from autograph_rewrite.inspect.report import of_step
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job import progress, stop
 from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+
+if TYPE_CHECKING:
+    from autograph_rewrite.runtime.engine.step_observers import StepObserver
 
 
 class Observed(Protocol):
@@ -154,28 +154,6 @@ class Ranks:
 # They are what stops between two steps, a profile, and how far the process has come.
 
 
-@dataclass(frozen=True)
-class _All:
-    """Tells several."""
-
-    observers: Sequence[StepObserver]
-
-    @contextmanager
-    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
-        """Run one step."""
-        with ExitStack() as stack:
-            for observer in self.observers:
-                stack.enter_context(observer.step(trace, examples))
-            yield
-
-
-def observers() -> StepObserver | None:
-    """Return who is to be told of steps; None: nobody."""
-    asked = (stop.requested(), requested(), progress.requested())
-    found: list[StepObserver] = [one for one in asked if one is not None]
-    return found[0] if len(found) == 1 else _All(found) if found else None
-
-
 # The predicted step of what was measured, for the same number of examples.
 
 
@@ -209,18 +187,16 @@ def prediction(
 #
 #     {"folder": "/tmp/x", "skip": 2, "steps": 5}   ->   /tmp/x/rank_0.json, /tmp/x/rank_1.json
 
-VARIABLE = "AUTOGRAPH_REWRITE_PROFILE"
-
-
-def requested() -> RequestedProfile | None:
-    """Return what observes steps, if the environment asks for a profile."""
-    return RequestedProfile() if VARIABLE in os.environ else None
-
 
 class RequestedProfile:
-    """Observes the steps of one function or session; the first that runs one takes the request."""
+    """Observes the steps of one function or session; the first that runs one takes the request.
 
-    def __init__(self) -> None:
+    Args:
+        variable: of the environment, with the request.
+    """
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
         self._request: Mapping[str, Any] | None = None
         self._tracer: Tracer | None = None
         self._seen = 0
@@ -229,7 +205,7 @@ class RequestedProfile:
     @contextmanager
     def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
         """Run one step, and trace it if it is one of those that are asked for."""
-        text = os.environ.pop(VARIABLE, None) if self._request is None else None
+        text = os.environ.pop(self._variable, None) if self._request is None else None
         if text is not None:
             self._request = json.loads(text)
         if self._request is None or self._seen >= self._request["skip"] + self._request["steps"]:
@@ -272,38 +248,6 @@ class RequestedProfile:
 # A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
 
 STEP = "autograph_rewrite_step"
-
-
-class StepObserver(Protocol):
-    """What a distributed function or session tells of its steps."""
-
-    def step(self, trace: RewrittenTrace, examples: int | None) -> AbstractContextManager[None]:
-        """Return a context in which one step runs.
-
-        Args:
-            trace: what runs, and what it was made of, where that is known.
-            examples: of this process; None: nobody knows.
-        """
-
-
-def observed(
-    observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
-) -> AbstractContextManager[None]:
-    """Return a context in which a session runs one step.
-
-    Args:
-        observer: who is told; None: nobody.
-        feeds: by tensor.
-    """
-    if observer is None:
-        return nullcontext()
-    sizes = []
-    for one in item.inputs.values():
-        if one.tensor in feeds and one.batch_axis is not None:
-            shape = np.shape(feeds[one.tensor])
-            several = one.shape is not None and len(shape) > len(one.shape)  # a row for each of several steps
-            sizes.append(shape[0] * shape[one.batch_axis + 1] if several else shape[one.batch_axis])
-    return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
 
 
 @dataclass

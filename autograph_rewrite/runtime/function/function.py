@@ -18,7 +18,7 @@ from autograph_rewrite.load.functions import from_function, output_leaves
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.batch_sizes import FirstBatch
-from autograph_rewrite.runtime.engine.tracing import StepObserver, observers
+from autograph_rewrite.runtime.engine.step_observers import StepObserver, observers
 from autograph_rewrite.runtime.function.arguments import (
     COMPOSITES,
     ArgumentLeaf,

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.inspect.profile import estimated
-from autograph_rewrite.runtime.engine.tracing import VARIABLE
+from autograph_rewrite.runtime.engine.step_observers import PROFILE
 from tests.jobs.programs.job import Job
 
 JOB = Job.here(Path(sys.argv[1]))
 SIZE = 1024
-os.environ[VARIABLE] = json.dumps({"folder": sys.argv[1], "skip": 1, "steps": 2})
+os.environ[PROFILE] = json.dumps({"folder": sys.argv[1], "skip": 1, "steps": 2})
 w = tf.Variable(tf.ones([SIZE, SIZE]) / SIZE, name="w")
 
 

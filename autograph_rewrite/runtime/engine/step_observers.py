@@ -1,0 +1,79 @@
+"""Who is told of the steps that a distributed function or a session runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from autograph_rewrite.runtime.job import progress, stop
+from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+
+PROFILE = "AUTOGRAPH_REWRITE_PROFILE"
+"""The variable of the environment that asks for a profile."""
+
+
+class StepObserver(Protocol):
+    """What a distributed function or session tells of its steps."""
+
+    def step(self, trace: RewrittenTrace, examples: int | None) -> AbstractContextManager[None]:
+        """Return a context in which one step runs.
+
+        Args:
+            trace: what runs, and what it was made of, where that is known.
+            examples: of this process; None: nobody knows.
+        """
+
+
+def observed(
+    observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
+) -> AbstractContextManager[None]:
+    """Return a context in which a session runs one step.
+
+    Args:
+        observer: who is told; None: nobody.
+        feeds: by tensor.
+    """
+    if observer is None:
+        return nullcontext()
+    sizes = []
+    for one in item.inputs.values():
+        if one.tensor in feeds and one.batch_axis is not None:
+            shape = np.shape(feeds[one.tensor])
+            several = one.shape is not None and len(shape) > len(one.shape)  # a row for each of several steps
+            sizes.append(shape[0] * shape[one.batch_axis + 1] if several else shape[one.batch_axis])
+    return observer.step(RewrittenTrace(item, item), max(sizes, default=0))
+
+
+@dataclass(frozen=True)
+class _All:
+    """Tells several."""
+
+    observers: Sequence[StepObserver]
+
+    @contextmanager
+    def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
+        """Run one step."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(observer.step(trace, examples))
+            yield
+
+
+def observers() -> StepObserver | None:
+    """Return who is to be told of steps; None: nobody."""
+    asked = (stop.requested(), _requested_profile(), progress.requested())
+    found: list[StepObserver] = [one for one in asked if one is not None]
+    return found[0] if len(found) == 1 else _All(found) if found else None
+
+
+def _requested_profile() -> StepObserver | None:
+    if PROFILE not in os.environ:
+        return None
+    from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # with cost model and reports
+
+    return RequestedProfile(PROFILE)
