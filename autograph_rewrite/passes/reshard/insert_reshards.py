@@ -21,7 +21,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.format.annotations import placements_text
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, SERVER, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -87,7 +87,7 @@ def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
         return ONCE  # one condition for all replicas
     if differs_by_replica(state, node, rewrite.future_splits):
         return EACH
-    if not rewrite.mirrored or is_pinned(node) or node.place:
+    if not rewrite.mirrored or is_pinned(node) or SERVER in node.place:
         return ONCE
     is_input = has(node.op, "fed") and node.name not in handles
     return ONCE if is_input else rewrite.common_span

@@ -22,6 +22,7 @@ from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -49,7 +50,7 @@ from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARI
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL, assign, number_devices, put, settle
+from autograph_rewrite.resolve.model_axis.logical_devices import assign, number_devices, put, settle
 from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
@@ -183,7 +184,7 @@ def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequen
     found = dict(item.variables)
     for name, variable in item.variables.items():
         if variable.shards is not None:
-            places = [graph.nodes[handle].attr(LOGICAL, 0) for handle in variable.shards.handles]
+            places = [graph.nodes[handle].at(MODEL) for handle in variable.shards.handles]
             first = range(0, len(devices), model.size)
             held = tuple(devices[begin + place] for begin in first for place in places)
             found[name] = replace(variable, shards=replace(variable.shards, devices=held))
