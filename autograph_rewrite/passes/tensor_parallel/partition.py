@@ -71,9 +71,11 @@ class Exchanges:
 
     Attributes:
         axis: the one that is being cut.
+        cuts: of copies of tensors, which axis will cut them along which dimension.
     """
 
     axis: int = 0
+    cuts: dict[Node, tuple[int, int]] = field(default_factory=dict)
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
     def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
@@ -100,13 +102,15 @@ class Exchanges:
         node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
-        """Let the devices of a further axis make a conversion, each group of them its own.
+        """Let the devices of a further axis make a conversion, or a copy that is cut later, each group of them its own.
 
         Args:
             node: what made the conversion.
             copies: what makes it on each device.
             sizes: units of what each converts; empty: all convert as much as `node` did.
         """
+        if node in self.cuts:
+            self.cuts |= dict.fromkeys(copies, self.cuts.pop(node))
         made = self._made.pop(node, [])
         for k, copy in enumerate(copies if made else ()):
             share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
@@ -155,9 +159,8 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     plan = replace(plan, notes=(*plan.notes, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
-    mark_boundaries(graph, item, cuts)
+    exchanges = Exchanges(cuts=boundaries(graph, item, cuts))
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
-    exchanges = Exchanges()
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -168,7 +171,7 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
             for one in pieces_of(item.variables[name])
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
-        for cut in rounds_of(size, within, wanted, boundaries(graph, axis), whole) if size > 1 else ():
+        for cut in rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else ():
             within, plan = _partition(graph, within, plan, cut, exchanges)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
         settle(topological_order(graph), axis)
@@ -443,16 +446,16 @@ class Partitioner(Emitter):
 # The copies are made before anything is cut: each device of one axis then has its own of what the next axis cuts.
 
 
-_CUT = "_autograph_cut"
-
-
-def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]) -> None:
-    """Add the copies of all tensors.
+def boundaries(
+    graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]
+) -> dict[Node, tuple[int, int]]:
+    """Add the copies of all tensors; return which axis cuts each along what.
 
     Args:
         item: whose variables are no tensors.
         cuts: which dimension each axis cuts, by the name of a variable or a tensor.
     """
+    found = {}
     for name, dims in cuts.items():
         if name in item.variables:
             continue
@@ -461,10 +464,11 @@ def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequen
             if dim is None:
                 continue
             node = graph.add("Identity", [value], name=f"{graph.value(name).node.name}/sharded", origin=value.node)
-            node.set_raw_attr(_CUT, encode("list(int)", [axis, dim]))
+            found[node] = axis, dim
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
             value = node.output()
+    return found
 
 
 def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[Node]:
@@ -489,17 +493,12 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
     return kept
 
 
-def boundaries(graph: Graph, axis: int) -> dict[str, int]:
-    """Return the copies that an axis cuts, with the dimension; what they read is whole for all its devices.
-
-    Args:
-        axis: of the mesh.
-    """
+def _tensors(graph: Graph, exchanges: Exchanges) -> dict[str, int]:
+    """Return the copies that the axis cuts, with the dimension; what they read is whole for all its devices."""
     found = {}
     for node in graph:
-        at, dim = node.attr(_CUT, (-1, -1))
-        if at == axis:
-            node.drop_attr(_CUT)
+        axis, dim = exchanges.cuts.get(node, (-1, -1))
+        if axis == exchanges.axis:
             node.set_raw_attr(WHOLE, encode("bool", True))
             found[node.name] = dim
     return found
