@@ -22,8 +22,8 @@ from autograph_rewrite.ir.types.placement import AXES, MICRO, MODEL, PROCESS, RE
 
 __all__ = [
     "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER",
-    "SHARD", "STAGE", "WITHIN", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name", "is_axis",
-    "is_rarer", "prefix", "word",
+    "SHARD", "STAGE", "WITHIN", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name",
+    "is_axis", "is_rarer", "prefix", "word",
 ]  # fmt: skip
 
 Span = frozenset[str]

@@ -40,7 +40,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.plan.replica_devices import first_devices
 from autograph_rewrite.resolve.edges import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
 from autograph_rewrite.resolve.remat.budget import choose
@@ -222,9 +222,7 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
 
 def _together(plan: Plan, task: int) -> int:
     """Return how many replicas the fullest device has: shared variables on CPUs bring all of them to the first."""
-    devices = run_devices(plan, task)
-    each = 1 if plan.pipeline is None else len(devices) // plan.replicas
-    return max(Counter(devices[::each]).values())
+    return max(Counter(first_devices(plan, task)).values())
 
 
 # Copies.

@@ -44,7 +44,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
-    is_whole = plan.pipeline is None and plan.model is None
+    is_whole = not plan.part_devices
     mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
     stay_at_tables(rewrite, _host(devices[0]))
     for node in [node for node in graph if OFFLOAD_ATTR in node.attrs]:
