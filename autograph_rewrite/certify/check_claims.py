@@ -15,17 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.certify import local_indices
 from autograph_rewrite.certify.factors import factors_of, judge
 from autograph_rewrite.certify.kernels import KERNELS
-from autograph_rewrite.certify.local_indices import (
-    BLOCKWISE,
-    IN_BLOCK,
-    LOCAL_INDICES,
-    ROWS_APART,
-    judge_blockwise,
-    judge_local_indices,
-    why_in_block,
-)
 from autograph_rewrite.certify.run_blocks import judge_by_running
 from autograph_rewrite.certify.samples import TooLargeError
 from autograph_rewrite.certify.seen import (
@@ -157,7 +149,7 @@ OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 
 OF_EACH = ("batch_norm", "local_sgd", "values of each")
 """How the texts begin that say that replicas have values of their own."""
-MARKS = OF_BLOCK | {IN_BLOCK}
+MARKS = OF_BLOCK | {local_indices.IN_BLOCK}
 """Attributes of passes that a verdict depends on."""
 
 
@@ -177,8 +169,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
                 raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
-        if why_in_block(node) == LOCAL_INDICES:
-            if (wrong := judge_local_indices(node, claims)) is not None:
+        if local_indices.why_in_block(node) == local_indices.LOCAL_INDICES:
+            if (wrong := local_indices.judge_local_indices(node, claims)) is not None:
                 raise _refusal(node, wrong)
             continue
         folded = node.name in claims.folded
@@ -194,10 +186,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
     found = judge_containers(containers)
     if found is not None:
         raise _refusal(found[0].node, found[1])
-    return [
-        *left_out,
-        *(f"'{node.name}', which counts the rows of its block" for node in nodes if why_in_block(node) == ROWS_APART),
-    ]
+    apart = (node for node in nodes if local_indices.why_in_block(node) == local_indices.ROWS_APART)
+    return [*left_out, *(f"'{node.name}', which counts the rows of its block" for node in apart)]
 
 
 def _refusal(node: Node, problem: str | None) -> VerifyError:
@@ -208,7 +198,7 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     """Return what the verdict depends on."""
     node = seen.node
     named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
-    alone = node.op == "Const" or why_in_block(node) == BLOCKWISE or named
+    alone = node.op == "Const" or local_indices.why_in_block(node) == local_indices.BLOCKWISE or named
     own = node.name if alone else ""
     attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
     return node.op, own, attrs, seen.operands, seen.results, seen.guessed, tuple(node.input_dtypes), node.output_dtypes
@@ -229,9 +219,9 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return lost
     if any(text.startswith(OF_EACH) for text in seen.inexact) and _is_of_block(seen):
         return None
-    if why_in_block(node) == BLOCKWISE:
-        return judge_blockwise(seen)
-    if why_in_block(node) == ROWS_APART:
+    if local_indices.why_in_block(node) == local_indices.BLOCKWISE:
+        return local_indices.judge_blockwise(seen)
+    if local_indices.why_in_block(node) == local_indices.ROWS_APART:
         return None  # its rows are numbered within a block; what it makes is not covered
     if node.op == "BroadcastGradientArgs":
         return _judge_axes(seen, folded=folded)

@@ -34,8 +34,7 @@ EXAMPLES = (1, (BLOCK,))
 
 def why_in_block(node: Node) -> bytes:
     """Return why a node stays in its block; nothing where it does not."""
-    found: bytes = node.attr(IN_BLOCK, b"")
-    return found
+    return bytes(node.attr(IN_BLOCK, b""))
 
 
 def judge_local_indices(node: Node, claims: Claims) -> str | None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from autograph_rewrite.config import pipeline_checks
 from autograph_rewrite.config.device_assignment import problem_of
-from autograph_rewrite.config.pipeline_checks import (
-    remat_stages_are_there,
-    schedules_come_out_even,
-    stages_fit_the_workers,
-    stages_share_variables,
-)
 from autograph_rewrite.diagnostics.located_yaml import Finding, KeyPath
 from autograph_rewrite.ir.types.device_names import repeated, short
 
@@ -62,7 +57,7 @@ def one_thing_says_where_replicas_are(config: Config) -> Iterator[Finding]:
         return
     problem = problem_of(config.device_assignment, len(config.devices or ()), config.stages_in_a_row)
     if problem is not None:
-        yield Finding((*path, problem.key), f"device_assignment.{problem.key}: {problem.message}", problem.hint)
+        yield Finding((*path, *problem.path), f"device_assignment.{problem.path[0]}: {problem.message}", problem.hint)
 
 
 def mesh_may_cover_the_devices(config: Config) -> Iterator[Finding]:
@@ -205,10 +200,10 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...]
     (frozenset({"devices"}), replicas_have_a_device),
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
-    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), stages_share_variables),
+    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), pipeline_checks.stages_share_variables),
     (frozenset({"devices", "mesh", "device_assignment"}), one_thing_says_where_replicas_are),
     (frozenset({"devices", "mesh", "cluster"}), mesh_may_cover_the_devices),
-    (frozenset({"pipeline"}), schedules_come_out_even),
+    (frozenset({"pipeline"}), pipeline_checks.schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
@@ -219,11 +214,14 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...]
         replicas_that_train_alone_have_all_of_it,
     ),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
-    (frozenset({"remat", "pipeline"}), remat_stages_are_there),
+    (frozenset({"remat", "pipeline"}), pipeline_checks.remat_stages_are_there),
 )
 
 # What can be told only once the job is known.
-IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (mesh_covers_the_devices, stages_fit_the_workers)
+IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    mesh_covers_the_devices,
+    pipeline_checks.stages_fit_the_workers,
+)
 
 
 # Valid settings that this version does not support: rejected at their line, never ignored.

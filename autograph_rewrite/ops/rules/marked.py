@@ -30,8 +30,7 @@ def mark(nodes: Iterable[Node], why: bytes) -> None:
 
 def why_in_block(node: Node | Op) -> bytes:
     """Return why a node stays in its block; nothing where it does not."""
-    found: bytes = node.attr(IN_BLOCK, b"")
-    return found
+    return bytes(node.attr(IN_BLOCK, b""))
 
 
 def place_in_block(n: Op) -> Placed | None:
