@@ -80,7 +80,7 @@ def mesh_covers_the_devices(config: Config) -> Iterator[Finding]:
     if config.mesh.stage not in (None, config.pipeline.stages if config.pipeline is not None else 1):
         yield Finding(("mesh", "stage"), f"mesh.stage is {config.mesh.stage}, not pipeline.stages", "leave it out")
     mesh, devices = config.mesh, len(config.devices) * config.workers
-    stages = _stages(config)
+    stages = config.stages_in_a_row if devices // config.model_size % config.stages_in_a_row == 0 else 1
     if mesh.data is None and devices % mesh.model_size:
         message = f"mesh.model is {mesh.model_size}, which {devices} devices cannot be divided by"
         yield Finding(("mesh",), message, "change either")
@@ -88,14 +88,6 @@ def mesh_covers_the_devices(config: Config) -> Iterator[Finding]:
         times_stages = f" x {stages} stages" if stages > 1 else ""
         message = f"mesh has data {mesh.data} x model {mesh.model_size}{times_stages}, but there are {devices} devices"
         yield Finding(("mesh",), message, "the axes must multiply to the number of devices")
-
-
-def _stages(config: Config) -> int:
-    """How many devices in a row hold the stages of a replica."""
-    section, devices = config.pipeline, len(config.devices or ()) * config.workers // config.model_size
-    if section is None or section.devices is not None or devices % section.stages:
-        return 1
-    return section.stages
 
 
 def overrides_fit_their_synchronizer(config: Config) -> Iterator[Finding]:

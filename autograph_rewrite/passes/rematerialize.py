@@ -217,12 +217,9 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
     if plan.microbatches > 1:  # each gradient has a sum beside it
         kept += sum(sizes.nbytes(state.source(value)) for value in gradients_of_variables(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
-    return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, _together(plan, rewrite.task))
-
-
-def _together(plan: Plan, task: int) -> int:
-    """Return how many replicas the fullest device has: shared variables on CPUs bring all of them to the first."""
-    return max(Counter(first_devices(plan, task)).values())
+    # how many replicas the fullest device has: shared variables on CPUs bring all of them to the first
+    together = max(Counter(first_devices(plan, rewrite.task)).values())
+    return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, together)
 
 
 # Copies.

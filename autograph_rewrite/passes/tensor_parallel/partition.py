@@ -495,13 +495,10 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
 
 def _tensors(graph: Graph, exchanges: Exchanges) -> dict[str, int]:
     """Return the copies that the axis cuts, with the dimension; what they read is whole for all its devices."""
-    found = {}
-    for node in graph:
-        axis, dim = exchanges.cuts.get(node, (-1, -1))
-        if axis == exchanges.axis:
-            node.set_raw_attr(WHOLE, encode("bool", True))
-            found[node.name] = dim
-    return found
+    found = [node for node in graph if node in exchanges.cuts and exchanges.cuts[node][0] == exchanges.axis]
+    for node in found:
+        node.set_raw_attr(WHOLE, encode("bool", True))
+    return {node.name: exchanges.cuts[node][1] for node in found}
 
 
 # What reads a value whole of which the devices hold blocks: every gather of a step, told with who asks for it.
