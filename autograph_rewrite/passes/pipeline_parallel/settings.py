@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,14 +41,12 @@ def _layout(setting: Setting) -> str:
     return "" if setting.plan.microbatches > 1 else "there is one micro-batch"
 
 
-READERS: Mapping[str, Callable[[Setting], str]] = MappingProxyType(
-    {
-        "pipeline.stages": _stages,
-        "pipeline.schedule": _schedule,
-        "pipeline.form": _schedule,
-        "pipeline.assign": _assign,
-        "pipeline.layout": _layout,
-        "microbatches": _microbatches,
-        **dict.fromkeys((f"accumulation.{key}" for key in ("form", "layout", "uneven")), _with_micro),
-    }
-)
+READERS: Mapping[str, Callable[[Setting], str]] = {
+    "pipeline.stages": _stages,
+    "pipeline.schedule": _schedule,
+    "pipeline.form": _schedule,
+    "pipeline.assign": _assign,
+    "pipeline.layout": _layout,
+    "microbatches": _microbatches,
+    **dict.fromkeys((f"accumulation.{key}" for key in ("form", "layout", "uneven")), _with_micro),
+}
