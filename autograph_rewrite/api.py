@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.codecs.codec import Codec
 from autograph_rewrite.compile import Instrumentation, Job, compile_item, request, resolve_plan, with_processes
 from autograph_rewrite.config import compressor_names, user_code
@@ -22,7 +21,7 @@ from autograph_rewrite.ops.rules.registered import OpEntry
 from autograph_rewrite.passes.base.pass_manager import Observer
 from autograph_rewrite.plan import user_extensions
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.selected import chosen, chosen_config
+from autograph_rewrite.plan.selected import chosen
 from autograph_rewrite.resolve import coverage
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -144,11 +143,10 @@ def join(config: ConfigLike | None = None) -> None:
         ConfigError: nothing says which process this is.
         ClusterError: TensorFlow has started already.
     """
-    from autograph_rewrite.runtime.job.parameter_server import serve_if_server
+    from autograph_rewrite.runtime.job.parameter_server import take_part
     from autograph_rewrite.runtime.job.tf_server import join as run
 
-    given, member = in_job(chosen_config(config))
-    serve_if_server(member, given.timeout_seconds)
+    _, member = take_part(config)
     if member is not None:
         run(member)
 

@@ -183,7 +183,7 @@ def compile_item(
     Raises:
         RewriteError: as `compile_task`, or the plan has no such worker.
     """
-    plan = plan if training else plan.without_stages()
+    plan = plan.of_step(training=training)
     job.require_worker(plan)
     common = contents(item) if job.member is not None else b""
     asked = Request(item, plan, job.task, training, batch, instrumentation.certificate)

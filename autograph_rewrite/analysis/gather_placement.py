@@ -19,7 +19,7 @@ from autograph_rewrite.analysis.reduction_placement import bytes_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.marked import BLOCKWISE
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
 from autograph_rewrite.ops.rules.table import families, rule_of
 
 REDUCE, SEGMENT = families("reduce"), families("segment")
@@ -151,7 +151,7 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
             return None
         if transferred.operand_reshards.get(index) == REPLICATED or transferred.constant:
             continue
-        if node.attr(BLOCKWISE, False):
+        if why_in_block(node) == BLOCKWISE:
             return None  # it needs blocks throughout
         rule = rule_of(node.op)
         results = [r for r in _made(state, node) if state.source(r).placement.differs]

@@ -34,7 +34,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Pla
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
 from autograph_rewrite.ops.rules.inference import const_fact
-from autograph_rewrite.ops.rules.marked import BLOCKWISE, LOCAL_INDICES, ROWS_APART
+from autograph_rewrite.ops.rules.marked import IN_BLOCK
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
@@ -326,7 +326,7 @@ def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) ->
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_PASS_MARKS = (BLOCK_STATISTICS, BLOCKWISE, OF_BLOCK, LOCAL_INDICES, PINNED, ROWS_APART, VARYING, WHOLE)
+_PASS_MARKS = (BLOCK_STATISTICS, IN_BLOCK, OF_BLOCK, PINNED, VARYING, WHOLE)
 _NAMES = ("shared_name", "container", "debug_name")  # which of many equal resources is meant
 
 

@@ -58,14 +58,7 @@ from autograph_rewrite.ops.rules.base import (
     whole,
 )
 from autograph_rewrite.ops.rules.inference import LARGEST_TRACKED
-from autograph_rewrite.ops.rules.marked import (
-    BLOCKWISE,
-    LOCAL_INDICES,
-    ROWS_APART,
-    place_blockwise,
-    place_local_indices,
-    place_rows_apart,
-)
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, ROWS_APART, place_in_block, why_in_block
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
@@ -302,12 +295,8 @@ def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
 
 
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
-    if n.attr(BLOCKWISE, False):
-        return place_blockwise(n), ""
-    if n.attr(LOCAL_INDICES, False):
-        return place_local_indices(n), ""
-    if n.attr(ROWS_APART, False) and not n.attr(WHOLE, False):
-        return place_rows_apart(n), ""
+    if (stays := place_in_block(n)) is not None:
+        return stays, ""
     if marked := n.attr(WHOLE, False):
         return whole(n), marked.decode() if isinstance(marked, bytes) else ""
     if n.op in MEASURES:
@@ -478,7 +467,7 @@ FAMILIES = families(
 def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
     """Return the inputs with segments that an op has to read whole."""
     found = tuple(i for i, fact in enumerate(n.inputs) if fact.is_segmented and fact.placement.differs)
-    if rule is None or any(n.attr(mark, False) for mark in (BLOCKWISE, ROWS_APART, WHOLE)):
+    if rule is None or n.attr(WHOLE, False) or why_in_block(n) in (BLOCKWISE, ROWS_APART):
         return found
     if has(n.op, "gathers") or n.op == "ResourceGather":
         return tuple(i for i in found if not i and not n.inputs[0].is_local)

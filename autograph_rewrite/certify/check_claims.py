@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.certify import local_indices
 from autograph_rewrite.certify.factors import factors_of, judge
 from autograph_rewrite.certify.kernels import KERNELS
-from autograph_rewrite.certify.local_indices import BLOCKWISE, judge_blockwise, judge_local_indices
-from autograph_rewrite.certify.local_indices import MARK as LOCAL_INDICES
 from autograph_rewrite.certify.run_blocks import judge_by_running
 from autograph_rewrite.certify.samples import TooLargeError
 from autograph_rewrite.certify.seen import (
@@ -145,14 +144,12 @@ KEEP = frozenset(
     )
 )  # fmt: skip
 """Ops that hand their first operand on as it is."""
-ROWS_APART = "_autograph_rows_apart"
-"""Attribute of nodes whose rows are numbered within a block; what they make is not covered."""
 OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
 """Attributes of nodes that take a block for the whole batch, where the configuration says so."""
 
 OF_EACH = ("batch_norm", "local_sgd", "values of each")
 """How the texts begin that say that replicas have values of their own."""
-MARKS = OF_BLOCK | {BLOCKWISE, LOCAL_INDICES, ROWS_APART}
+MARKS = OF_BLOCK | {local_indices.IN_BLOCK}
 """Attributes of passes that a verdict depends on."""
 
 
@@ -172,8 +169,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
                 raise _refusal(node, "it holds blocks with segments, of which it knows nothing")
             containers.append(seen)
             continue
-        if node.attr(LOCAL_INDICES, False):
-            if (wrong := judge_local_indices(node, claims)) is not None:
+        if local_indices.why_in_block(node) == local_indices.LOCAL_INDICES:
+            if (wrong := local_indices.judge_local_indices(node, claims)) is not None:
                 raise _refusal(node, wrong)
             continue
         folded = node.name in claims.folded
@@ -189,10 +186,8 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
     found = judge_containers(containers)
     if found is not None:
         raise _refusal(found[0].node, found[1])
-    return [
-        *left_out,
-        *(f"'{node.name}', which counts the rows of its block" for node in nodes if ROWS_APART in node.attrs),
-    ]
+    apart = (node for node in nodes if local_indices.why_in_block(node) == local_indices.ROWS_APART)
+    return [*left_out, *(f"'{node.name}', which counts the rows of its block" for node in apart)]
 
 
 def _refusal(node: Node, problem: str | None) -> VerifyError:
@@ -203,7 +198,7 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     """Return what the verdict depends on."""
     node = seen.node
     named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
-    alone = node.op == "Const" or BLOCKWISE in node.attrs or named
+    alone = node.op == "Const" or local_indices.why_in_block(node) == local_indices.BLOCKWISE or named
     own = node.name if alone else ""
     attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
     return node.op, own, attrs, seen.operands, seen.results, seen.guessed, tuple(node.input_dtypes), node.output_dtypes
@@ -224,10 +219,10 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return lost
     if any(text.startswith(OF_EACH) for text in seen.inexact) and _is_of_block(seen):
         return None
-    if BLOCKWISE in node.attrs:
-        return judge_blockwise(seen)
-    if ROWS_APART in node.attrs:
-        return None
+    if local_indices.why_in_block(node) == local_indices.BLOCKWISE:
+        return local_indices.judge_blockwise(seen)
+    if local_indices.why_in_block(node) == local_indices.ROWS_APART:
+        return None  # its rows are numbered within a block; what it makes is not covered
     if node.op == "BroadcastGradientArgs":
         return _judge_axes(seen, folded=folded)
     if (special := SPECIAL.get(node.op)) is not None:

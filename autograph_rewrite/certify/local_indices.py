@@ -18,10 +18,11 @@ from autograph_rewrite.certify.seen import BLOCK, Seen, is_local, product, said,
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
-BLOCKWISE = "_autograph_blockwise"
+IN_BLOCK = "_autograph_in_block"
+"""Attribute of nodes that stay in their block: why."""
+BLOCKWISE, LOCAL_INDICES, ROWS_APART = b"blockwise", b"local indices", b"rows apart"
 READERS = frozenset(("Cast", "Reshape", "GatherNd", "DynamicStitch"))
 """What may read places in a block."""
-MARK = "_autograph_local_indices"
 COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
 BETWEEN = COPIES | {"Mul", "AddV2"}
 """What may stand between numbers and their end."""
@@ -29,6 +30,11 @@ ENDS = {"Gather": 1, "GatherV2": 1, "GatherNd": 1, "UnsortedSegmentSum": 1, "Sca
 """What looks up by numbers, and which operand these are."""
 ADDS_UP = frozenset(("UnsortedSegmentSum", "ScatterNd"))
 EXAMPLES = (1, (BLOCK,))
+
+
+def why_in_block(node: Node) -> bytes:
+    """Return why a node stays in its block; nothing where it does not."""
+    return bytes(node.attr(IN_BLOCK, b""))
 
 
 def judge_local_indices(node: Node, claims: Claims) -> str | None:
@@ -44,7 +50,7 @@ def judge_local_indices(node: Node, claims: Claims) -> str | None:
     if node.op not in ENDS:
         return f"{node.op} looks nothing up"
     numbers = _origin(node.inputs[ENDS[node.op]]).node
-    is_kept = numbers.op == "Where" and bool(numbers.attr(MARK, False))
+    is_kept = numbers.op == "Where" and why_in_block(numbers) == LOCAL_INDICES
     return _end(seen) or (_kept_of(seen, numbers, claims) if is_kept else _positions(seen, claims))
 
 
@@ -71,7 +77,9 @@ def _stray(numbers: Node, between: Collection[str]) -> str | None:
     pending, reached = [numbers], {numbers}
     while pending:
         for use in pending.pop().output().uses:
-            if use.node.op in ("Shape", "Size") or (use.node.attr(MARK, False) and use.index == ENDS.get(use.node.op)):
+            if use.node.op in ("Shape", "Size") or (
+                why_in_block(use.node) == LOCAL_INDICES and use.index == ENDS.get(use.node.op)
+            ):
                 continue
             if use.node.op not in between or (between is COPIES and use.index):
                 return f"'{use.node.name}' ({use.node.op}) reads numbers of rows, which mean something in a block only"
@@ -118,7 +126,7 @@ def _positions(seen: Seen, claims: Claims) -> str | None:
     if total.node.op != "AddV2":
         return f"'{total.node.name}' does not add positions to where examples begin"
     positions, begins = total.node.inputs[0], _origin(total.node.inputs[1])
-    if begins.node.op != "Mul" or MARK not in begins.node.inputs[0].node.attrs:
+    if begins.node.op != "Mul" or why_in_block(begins.node.inputs[0].node) != LOCAL_INDICES:
         return f"'{begins.node.name}' does not tell where the examples of a block begin"
     stride = begins.node.inputs[1]
     (rows,) = claims.values[stride.name].value or (None,)

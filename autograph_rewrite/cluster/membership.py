@@ -114,15 +114,16 @@ class Membership:
         return config.model_copy(update={"cluster": Cluster(workers=self.workers, ps=self.ps, network=network)})
 
 
-def all_members(workers: Sequence[str], servers: Sequence[str]) -> tuple[Membership, ...]:
-    """Return the memberships of all processes of a job: its workers, then its parameter servers.
+def all_members(addresses: Sequence[str], workers: int) -> tuple[Membership, ...]:
+    """Return the memberships of all processes of a job: its workers, then those that serve them.
 
     Args:
-        workers: their addresses.
+        addresses: in this order.
+        workers: how many of them there are.
     """
-    jobs: list[tuple[Job, int]] = [("worker", i) for i in range(len(workers))]
-    jobs += [("ps", i) for i in range(len(servers))]
-    return tuple(Membership(tuple(workers), tuple(servers), *job) for job in jobs)
+    cluster = tuple(addresses[:workers]), tuple(addresses[workers:])
+    jobs: tuple[Job, ...] = ("worker", "ps")
+    return tuple(Membership(*cluster, job, i) for job, own in zip(jobs, cluster, strict=True) for i in range(len(own)))
 
 
 def membership_of(config: Config, environ: Mapping[str, str] = os.environ) -> Membership | None:

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from autograph_rewrite.config import pipeline_checks
 from autograph_rewrite.config.device_assignment import problem_of
-from autograph_rewrite.diagnostics.located_yaml import KeyPath
-from autograph_rewrite.ir.types.device_names import parse, repeated, short
+from autograph_rewrite.diagnostics.located_yaml import Finding, KeyPath
+from autograph_rewrite.ir.types.device_names import repeated, short
 
 if TYPE_CHECKING:
     from autograph_rewrite.config.config import Config
 
 
-class Clash(NamedTuple):
-    """Where two settings disagree, why, and the way out."""
-
-    path: KeyPath
-    message: str
-    hint: str
-
-
-def replicas_have_a_device(config: Config) -> Iterator[Clash]:
+def replicas_have_a_device(config: Config) -> Iterator[Finding]:
     """`devices`, when given, names at least one."""
     if config.devices == ():
-        yield Clash(("devices",), "devices is empty: there must be a replica", "name one, as in [CPU:0]")
+        yield Finding(("devices",), "devices is empty: there must be a replica", "name one, as in [CPU:0]")
 
 
-def workers_are_there_once(config: Config) -> Iterator[Clash]:
+def workers_are_there_once(config: Config) -> Iterator[Finding]:
     """A cluster has workers, and no two processes listen at one address."""
     if config.cluster is None:
         return
     if not config.cluster.workers:
-        yield Clash(("cluster", "workers"), "cluster.workers is empty: there must be a worker", "name one")
+        yield Finding(("cluster", "workers"), "cluster.workers is empty: there must be a worker", "name one")
     for address in repeated((*config.cluster.workers, *config.cluster.ps)):
         message = f"the address {address} stands twice in cluster: two processes cannot listen at one"
-        yield Clash(("cluster", "workers"), message, "give each its own port")
+        yield Finding(("cluster", "workers"), message, "give each its own port")
 
 
-def mirrored_devices_are_distinct(config: Config) -> Iterator[Clash]:
+def mirrored_devices_are_distinct(config: Config) -> Iterator[Finding]:
     """A collective whose members share a device waits for ever."""
     if config.mode != "mirrored":
         return
     for device in repeated(config.devices or ()):
         assert config.devices is not None
         second = config.devices.index(device, config.devices.index(device) + 1)
-        yield Clash(
+        yield Finding(
             ("devices", second),
             f"{short(device)} stands twice in devices, but mirrored variables live on distinct devices: "
             "a collective with two members on one device never ends",
@@ -53,30 +46,21 @@ def mirrored_devices_are_distinct(config: Config) -> Iterator[Clash]:
         )
 
 
-def stages_share_variables(config: Config) -> Iterator[Clash]:
-    """A stage, with its variables, is on one device of a replica; replicas of stages share them."""
-    if config.pipeline is not None and config.mode == "mirrored":
-        message = "stages hold one copy of each variable, and strategy.variables is mirrored"
-        yield Clash(("pipeline",), message, "set strategy.variables to shared")
-    if config.strategy.name == "Pipeline" and config.pipeline is None:
-        yield Clash(("strategy", "name"), "strategy.name is Pipeline, and there is no pipeline section", "add one")
-
-
-def one_thing_says_where_replicas_are(config: Config) -> Iterator[Clash]:
+def one_thing_says_where_replicas_are(config: Config) -> Iterator[Finding]:
     """The mesh of a device assignment follows from it, and what it asks for fits the devices."""
     if config.device_assignment is None or config.is_assigned:
         return
     path = ("device_assignment",)
     if config.mesh is not None:
         message = "device_assignment and mesh both say which devices are replicas"
-        yield Clash(path, message, "leave one of them out")
+        yield Finding(path, message, "leave one of them out")
         return
     problem = problem_of(config.device_assignment, len(config.devices or ()), config.stages_in_a_row)
     if problem is not None:
-        yield Clash((*path, problem.key), f"device_assignment.{problem.key}: {problem.message}", problem.hint)
+        yield Finding((*path, *problem.path), f"device_assignment.{problem.path[0]}: {problem.message}", problem.hint)
 
 
-def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
+def mesh_may_cover_the_devices(config: Config) -> Iterator[Finding]:
     """The axes of the mesh multiply to the number of devices; where no workers are named, to that of a job of any size.
 
     How many workers there are is for TF_CONFIG to say, when the configuration is used.
@@ -89,109 +73,36 @@ def mesh_may_cover_the_devices(config: Config) -> Iterator[Clash]:
         yield from mesh_covers_the_devices(config)
 
 
-def mesh_covers_the_devices(config: Config) -> Iterator[Clash]:
+def mesh_covers_the_devices(config: Config) -> Iterator[Finding]:
     """The axes of the mesh, and the stages, multiply to the number of devices, of all workers together."""
     if config.mesh is None or not config.devices:
         return
     if config.mesh.stage not in (None, config.pipeline.stages if config.pipeline is not None else 1):
-        yield Clash(("mesh", "stage"), f"mesh.stage is {config.mesh.stage}, not pipeline.stages", "leave it out")
+        yield Finding(("mesh", "stage"), f"mesh.stage is {config.mesh.stage}, not pipeline.stages", "leave it out")
     mesh, devices = config.mesh, len(config.devices) * config.workers
-    stages = _stages(config)
+    stages = config.stages_in_a_row if devices // config.model_size % config.stages_in_a_row == 0 else 1
     if mesh.data is None and devices % mesh.model_size:
         message = f"mesh.model is {mesh.model_size}, which {devices} devices cannot be divided by"
-        yield Clash(("mesh",), message, "change either")
+        yield Finding(("mesh",), message, "change either")
     if mesh.data is not None and mesh.data * mesh.model_size * stages != devices:
         times_stages = f" x {stages} stages" if stages > 1 else ""
         message = f"mesh has data {mesh.data} x model {mesh.model_size}{times_stages}, but there are {devices} devices"
-        yield Clash(("mesh",), message, "the axes must multiply to the number of devices")
+        yield Finding(("mesh",), message, "the axes must multiply to the number of devices")
 
 
-def _stages(config: Config) -> int:
-    """How many devices in a row hold the stages of a replica."""
-    section, devices = config.pipeline, len(config.devices or ()) * config.workers // config.model_size
-    if section is None or section.devices is not None or devices % section.stages:
-        return 1
-    return section.stages
-
-
-def schedules_come_out_even(config: Config) -> Iterator[Clash]:
-    """The interleaved schedule works in rounds of as many micro-batches as there are stages."""
-    pipeline = config.pipeline
-    if pipeline is None:
-        return
-    looped, said = pipeline.form == "loop", "schedule" in pipeline.model_fields_set
-    if looped and said and pipeline.schedule not in ("gpipe", "circular"):
-        message = (
-            f"pipeline.form is loop, which runs all forwards before all backwards, not as {pipeline.schedule} says"
-        )
-        yield Clash(("pipeline", "schedule"), message, "leave schedule out, or set form to unrolled")
-    elif (said or not looped) and pipeline.circular_repeat > 1 and pipeline.schedule in ("gpipe", "1f1b"):
-        message = (
-            f"pipeline.circular_repeat is {pipeline.circular_repeat}, but {pipeline.schedule} has one stage per device"
-        )
-        yield Clash(("pipeline", "circular_repeat"), message, "use the schedule interleaved or circular")
-    if pipeline.microbatches is not None and pipeline.microbatch_size is not None:
-        message = "pipeline.microbatches and pipeline.microbatch_size say the same thing twice"
-        yield Clash(("pipeline", "microbatch_size"), message, "leave one of them out")
-    for key, wanted in (("boundaries", pipeline.chunks - 1), ("names", pipeline.chunks)):
-        given = getattr(pipeline, key)
-        if given is not None and len(given) != wanted:
-            message = f"pipeline.{key} has {len(given)} entries; {pipeline.chunks} stages need {wanted}"
-            yield Clash(("pipeline", key), message, "change either")
-    if pipeline.boundaries is not None and pipeline.names is not None:
-        message = "pipeline.boundaries and pipeline.names both say where stages begin"
-        yield Clash(("pipeline", "names"), message, "leave one of them out")
-    if pipeline.schedule == "interleaved" and (pipeline.microbatches or 0) % pipeline.stages:
-        message = (
-            f"pipeline.microbatches ({pipeline.microbatches}) must be a multiple of pipeline.stages "
-            f"({pipeline.stages}) for the interleaved schedule"
-        )
-        yield Clash(("pipeline",), message, "change either, or use 1f1b")
-    if pipeline.devices is not None and len(pipeline.devices) != pipeline.stages:
-        message = f"pipeline.devices names {len(pipeline.devices)} devices for {pipeline.stages} stages"
-        yield Clash(("pipeline", "devices"), message, "name one device per stage")
-
-
-def stages_fit_the_workers(config: Config) -> Iterator[Clash]:
-    """Every worker of a job has a stage, and all stages have a worker."""
-    section = config.pipeline
-    if section is None or not config.is_driven:
-        return
-    if config.input == "per_worker":
-        message = "input is per_worker, but stages are no replicas: every worker is given the whole batch"
-        yield Clash(("input",), message, "leave it out")
-    workers, own = config.workers, len(config.devices or ())
-    if section.devices is None:
-        if own and workers * own % section.stages:
-            message = f"pipeline.stages is {section.stages}, but the {workers} workers have {workers * own} devices"
-            hint = "start as many workers as there are stages, or a multiple of them: that makes replicas"
-            yield Clash(("pipeline", "stages"), message, hint)
-        return
-    tasks = set()
-    for i, name in enumerate(section.devices):
-        device = parse(name)
-        tasks.add(device.task)
-        if device.job != "worker" or device.task >= workers:
-            message = f"{short(name)} is no device of the {workers} workers that pipeline.devices can name"
-            yield Clash(("pipeline", "devices", i), message, "write /job:worker/task:0/device:CPU:0 and so on")
-    if idle := sorted({*range(workers)} - tasks):
-        message = f"pipeline.devices gives worker {idle[0]} no stage"
-        yield Clash(("pipeline", "devices"), message, "start fewer workers, or name a device of each")
-
-
-def overrides_fit_their_synchronizer(config: Config) -> Iterator[Clash]:
+def overrides_fit_their_synchronizer(config: Config) -> Iterator[Finding]:
     """Staleness and proxies belong to parameter servers."""
     for i, override in enumerate(config.variables):
         if override.synchronizer == "all_reduce":
             for key in override.server_settings:
                 message = f"variables[{i}].{key} belongs to parameter servers; an all-reduce has none"
-                yield Clash(("variables", i, key), message, "set synchronizer to ps, or leave it out")
+                yield Finding(("variables", i, key), message, "set synchronizer to ps, or leave it out")
         if override.staleness and not override.sync:
             message = f"variables[{i}].staleness bounds how far replicas drift, but sync: false sets no bound"
-            yield Clash(("variables", i, "staleness"), message, "leave one of them out")
+            yield Finding(("variables", i, "staleness"), message, "leave one of them out")
 
 
-def partitions_count_their_parts(config: Config) -> Iterator[Clash]:
+def partitions_count_their_parts(config: Config) -> Iterator[Finding]:
     """Over `data` the replicas say how many parts there are; otherwise the configuration does."""
     for i, override in enumerate(config.variables):
         partition, path = override.partition, ("variables", i, "partition")
@@ -200,53 +111,40 @@ def partitions_count_their_parts(config: Config) -> Iterator[Clash]:
         where = f"variables[{i}].partition"
         if partition.over == "data" and partition.shards is not None:
             message = f"{where} has shards: {partition.shards}, but over data there is one for each replica"
-            yield Clash((*path, "shards"), message, "leave it out")
+            yield Finding((*path, "shards"), message, "leave it out")
         if partition.over == "data" and override.synchronizer == "ps":
             message = f"{where} is over data, where replicas hold the parts, but its synchronizer is ps"
-            yield Clash(path, message, "leave one of them out")
+            yield Finding(path, message, "leave one of them out")
         if partition.over == "shard" and partition.shards is None:
-            yield Clash(path, f"{where} does not say into how many parts", "add shards, or over: data")
+            yield Finding(path, f"{where} does not say into how many parts", "add shards, or over: data")
         if partition.over == "shard" and partition.stage is not None:
-            yield Clash((*path, "stage"), f"{where}.stage says what is split over data", "add over: data")
+            yield Finding((*path, "stage"), f"{where}.stage says what is split over data", "add over: data")
 
 
-def shardings_say_one_thing(config: Config) -> Iterator[Clash]:
+def shardings_say_one_thing(config: Config) -> Iterator[Finding]:
     """A tensor is split (by numbers of parts, or by axes), replicated or on one device."""
     for i, sharding in enumerate(config.sharding):
         said = (sharding.split, sharding.axes, sharding.device, sharding.assign)
         asked = sharding.replicate + sum(one is not None for one in said)
         if asked != 1:
             message = f"sharding[{i}] must say exactly one of split, axes, replicate and device, not {asked}"
-            yield Clash(("sharding", i), message, "for example split: [1, 2]")
+            yield Finding(("sharding", i), message, "for example split: [1, 2]")
 
 
-def remat_names_go_with_their_policy(config: Config) -> Iterator[Clash]:
+def remat_names_go_with_their_policy(config: Config) -> Iterator[Finding]:
     """`names` and `scopes` are read by one policy each, and `names` by `offload`, too."""
     if config.remat.offload == "names" and not config.remat.names:
-        yield Clash(("remat", "offload"), "remat.offload: names needs remat.names", "list patterns of tensors")
+        yield Finding(("remat", "offload"), "remat.offload: names needs remat.names", "list patterns of tensors")
     for key, what in (("names", "tensors to keep"), ("scopes", "name scopes to compute again")):
         given = getattr(config.remat, key)
         if given and config.remat.policy != key and config.remat.offload != key:
             message = f"remat.{key} is read by the policy '{key}', not by '{config.remat.policy}'"
-            yield Clash(("remat", key), message, f"set remat.policy to {key}")
+            yield Finding(("remat", key), message, f"set remat.policy to {key}")
         if config.remat.policy == key and not given:
-            yield Clash(("remat",), f"the policy '{key}' needs remat.{key}", f"list patterns of {what}")
+            yield Finding(("remat",), f"the policy '{key}' needs remat.{key}", f"list patterns of {what}")
 
 
-def remat_stages_are_there(config: Config) -> Iterator[Clash]:
-    """`remat.stages` numbers stages of the pipeline."""
-    if not config.remat.stages:
-        return
-    if config.pipeline is None:
-        yield Clash(("remat", "stages"), "remat.stages numbers stages, and there is no pipeline", "leave it out")
-        return
-    beyond = [stage for stage in config.remat.stages if stage >= config.pipeline.chunks]
-    if beyond:
-        message = f"remat.stages names stage {beyond[0]}, and the pipeline has {config.pipeline.chunks}, from 0 on"
-        yield Clash(("remat", "stages"), message, f"name stages from 0 to {config.pipeline.chunks - 1}")
-
-
-def components_have_replicas_of_their_own(config: Config) -> Iterator[Clash]:
+def components_have_replicas_of_their_own(config: Config) -> Iterator[Finding]:
     """A component of a variable belongs to one replica, which is one device and works on its block at once."""
     parts = [
         ("microbatches", config.microbatches > 1, "is cut into micro-batches"),
@@ -259,10 +157,10 @@ def components_have_replicas_of_their_own(config: Config) -> Iterator[Clash]:
             if is_cut and (policy.synchronization == "on_read" or independent):
                 given = f"variable_policies[{i}] gives each replica a component of '{policy.match}'"
                 message = f"{given}, and here a replica {what}"
-                yield Clash(("variable_policies", i), message, f"leave {key} out, or aggregate on_write")
+                yield Finding(("variable_policies", i), message, f"leave {key} out, or aggregate on_write")
 
 
-def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Clash]:
+def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Finding]:
     """With `local_sgd` a replica is one device that has every variable, and averages are what crosses."""
     if config.local_sgd is None:
         return
@@ -286,18 +184,18 @@ def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Clash]:
     for path, is_asked, what in asked:
         if is_asked:
             message = f"local_sgd lets each replica train all variables by itself, not with {what}"
-            yield Clash(path, message, "leave one of them out")
+            yield Finding(path, message, "leave one of them out")
 
 
 # Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
-CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] = (
+CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...] = (
     (frozenset({"devices"}), replicas_have_a_device),
     (frozenset({"cluster"}), workers_are_there_once),
     (frozenset({"devices", "strategy", "cluster"}), mirrored_devices_are_distinct),
-    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), stages_share_variables),
+    (frozenset({"microbatches", "strategy", "cluster", "pipeline"}), pipeline_checks.stages_share_variables),
     (frozenset({"devices", "mesh", "device_assignment"}), one_thing_says_where_replicas_are),
     (frozenset({"devices", "mesh", "cluster"}), mesh_may_cover_the_devices),
-    (frozenset({"pipeline"}), schedules_come_out_even),
+    (frozenset({"pipeline"}), pipeline_checks.schedules_come_out_even),
     (frozenset({"variables"}), overrides_fit_their_synchronizer),
     (frozenset({"variables"}), partitions_count_their_parts),
     (frozenset({"sharding"}), shardings_say_one_thing),
@@ -308,11 +206,14 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Clash]]], ...] =
         replicas_that_train_alone_have_all_of_it,
     ),
     (frozenset({"remat"}), remat_names_go_with_their_policy),
-    (frozenset({"remat", "pipeline"}), remat_stages_are_there),
+    (frozenset({"remat", "pipeline"}), pipeline_checks.remat_stages_are_there),
 )
 
 # What can be told only once the job is known.
-IN_JOB: tuple[Callable[[Config], Iterator[Clash]], ...] = (mesh_covers_the_devices, stages_fit_the_workers)
+IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    mesh_covers_the_devices,
+    pipeline_checks.stages_fit_the_workers,
+)
 
 
 # Valid settings that this version does not support: rejected at their line, never ignored.

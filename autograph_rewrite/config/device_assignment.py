@@ -16,22 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import NamedTuple
 
 from autograph_rewrite.config.sections import DeviceAssignment, Mesh
+from autograph_rewrite.diagnostics.located_yaml import Finding
 
 Coordinates = tuple[int, ...]
 
 
-class Problem(NamedTuple):
-    """What is wrong with a key of the section, and the way out."""
-
-    key: str
-    message: str
-    hint: str
-
-
-def problem_of(given: DeviceAssignment, own: int, stages: int) -> Problem | None:
+def problem_of(given: DeviceAssignment, own: int, stages: int) -> Finding | None:
     """Return the first thing that is wrong with an assignment, None where nothing is.
 
     Args:
@@ -143,20 +135,22 @@ def _positions(arrangement: Sequence[int], replicas: int) -> Iterator[list[int]]
         yield [*at[1:], at[0]]
 
 
-def _problems(given: DeviceAssignment, own: int) -> Iterator[Problem]:
+def _problems(given: DeviceAssignment, own: int) -> Iterator[Finding]:
     devices = math.prod(given.topology)
     if not given.topology or min(given.topology) < 1:
         hint = "say how many devices there are along each dimension, as in [2, 2, 1]"
-        yield Problem("topology", f"{list(given.topology)} is no topology", hint)
+        yield Finding(("topology",), f"{list(given.topology)} is no topology", hint)
         return
     if own and devices % own:
         message = f"topology {list(given.topology)} has {devices} devices, but there are {own}"
-        yield Problem("topology", message, "its dimensions multiply to the number of devices, of all workers together")
+        yield Finding(
+            ("topology",), message, "its dimensions multiply to the number of devices, of all workers together"
+        )
         return
     yield from _given_coordinates(given) if given.core_assignment is not None else _shapes(given)
 
 
-def _layout(given: DeviceAssignment, own: int, stages: int) -> Iterator[Problem]:
+def _layout(given: DeviceAssignment, own: int, stages: int) -> Iterator[Finding]:
     """Check that every process has whole replicas, or an equal share of one, and every replica whole stages."""
     replicas = numbered(given)
     order = [device for replica in replicas for device in replica]
@@ -164,56 +158,56 @@ def _layout(given: DeviceAssignment, own: int, stages: int) -> Iterator[Problem]
     first = order[: len(order) // workers]
     if order != [worker * own + device for worker in range(workers) for device in first] or max(first) >= own:
         message = f"replicas take the devices of {workers} workers in the order {order}, not those of each in its turn"
-        yield Problem(
-            "topology",
+        yield Finding(
+            ("topology",),
             message,
             "let the last but one dimension of the topology count workers, and replicas lie within one",
         )
     if len(replicas[0]) % stages:
         message = f"a replica has {len(replicas[0])} logical devices, which {stages} stages cannot divide"
-        yield Problem("computation_shape", message, "make it a multiple of pipeline.stages")
+        yield Finding(("computation_shape",), message, "make it a multiple of pipeline.stages")
 
 
-def _given_coordinates(given: DeviceAssignment) -> Iterator[Problem]:
+def _given_coordinates(given: DeviceAssignment) -> Iterator[Finding]:
     """Check coordinates that somebody states: [replica][logical device][dimension]."""
     rank, replicas = len(given.topology), given.core_assignment or ()
     for key in ("computation_shape", "stride", "num_replicas"):
         if getattr(given, key) is not None:
-            yield Problem(key, "core_assignment states all coordinates, so nothing follows from it", "leave it out")
+            yield Finding((key,), "core_assignment states all coordinates, so nothing follows from it", "leave it out")
     if not replicas or not all(replicas) or len({len(one) for one in replicas}) > 1:
-        yield Problem(
-            "core_assignment", "replicas have different numbers of devices, or none", "state as many for each"
+        yield Finding(
+            ("core_assignment",), "replicas have different numbers of devices, or none", "state as many for each"
         )
     every = [at for replica in replicas for at in replica]
     for at in every:
         if len(at) != rank:
             message = f"{list(at)} has {len(at)} coordinates, and the topology has {rank} dimensions"
-            yield Problem("core_assignment", message, "state one for each dimension")
+            yield Finding(("core_assignment",), message, "state one for each dimension")
         elif any(not 0 <= place < size for place, size in zip(at, given.topology, strict=True)):
             message = f"{list(at)} is outside of the topology {list(given.topology)}"
-            yield Problem("core_assignment", message, "coordinates count from 0")
+            yield Finding(("core_assignment",), message, "coordinates count from 0")
     twice = next((at for i, at in enumerate(every) if at in every[:i]), None)
     if twice is not None:
         message = f"the device at {list(twice)} stands twice: replicas must not overlap"
-        yield Problem("core_assignment", message, "give each its own devices")
+        yield Finding(("core_assignment",), message, "give each its own devices")
 
 
-def _shapes(given: DeviceAssignment) -> Iterator[Problem]:
+def _shapes(given: DeviceAssignment) -> Iterator[Finding]:
     """Check the shape of a replica, its stride, and how many of it there are; as TensorFlow does, in its order."""
     rank = len(given.topology)
     stated = (("computation_shape", given.computation_shape), ("stride", given.stride))
     for key, value in stated:
         if value is not None and len(value) != rank:
             message = f"{key} {list(value)} has {len(value)} entries, and the topology has {rank} dimensions"
-            yield Problem(key, message, "say one for each dimension")
+            yield Finding((key,), message, "say one for each dimension")
     for key, value in stated:
         if value is not None and min(value) < 1:
-            yield Problem(key, f"{key} {list(value)} must be positive", "its entries begin at 1")
+            yield Finding((key,), f"{key} {list(value)} must be positive", "its entries begin at 1")
     footprint = [size * step for size, step in zip(shape_of(given), _stride(given), strict=True)]
     if any(size > extent for size, extent in zip(footprint, given.topology, strict=True)):
         message = f"a replica covers {footprint}, which does not fit in the topology {list(given.topology)}"
-        yield Problem("computation_shape", message, "it covers computation_shape times stride: make either smaller")
+        yield Finding(("computation_shape",), message, "it covers computation_shape times stride: make either smaller")
     most = math.prod(_replica_counts(given))
     if given.num_replicas is not None and given.num_replicas > most:
         message = f"{given.num_replicas} replicas are asked for, and {most} fit in the topology {list(given.topology)}"
-        yield Problem("num_replicas", message, "ask for fewer, or make computation_shape or stride smaller")
+        yield Finding(("num_replicas",), message, "ask for fewer, or make computation_shape or stride smaller")

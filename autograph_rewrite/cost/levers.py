@@ -62,7 +62,7 @@ def _built(strategy: str, step: SimulatedStep, config: Config | None) -> Callabl
 
 def _offered(plans: Mapping[str, Callable[[], Plan | None]], step: SimulatedStep, request: Plan) -> Offered:
     """Yield those plans that are others than the one requested, and that the graph can follow."""
-    if request.pipeline is not None or request.model is not None:
+    if request.part_devices:
         return
     evaluator, own = Evaluator.after(step), (request.variables, request.default, request.remat)
     for name, make in plans.items():

@@ -168,7 +168,7 @@ def refusal(item: TrainingGraph, plan: Plan) -> RewriteError | None:
         plan: a request, or a plan with edges.
     """
     training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
-    tried = plan if training else plan.without_stages()
+    tried = plan.of_step(training=training)
     try:
         request(item, plan)
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do

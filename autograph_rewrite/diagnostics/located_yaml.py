@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import yaml
 
@@ -19,6 +20,15 @@ from autograph_rewrite.diagnostics.limits import in_time, limit
 from autograph_rewrite.errors import RewriteError
 
 KeyPath = tuple[str | int, ...]
+
+
+class Finding(NamedTuple):
+    """What is wrong, at which path of a file, and the way out."""
+
+    path: KeyPath
+    message: str
+    hint: str | None = None
+
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where it was built: ten times faster
 _TAG = "tag:yaml.org,2002:"

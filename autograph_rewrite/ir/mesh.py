@@ -22,8 +22,8 @@ from autograph_rewrite.ir.types.placement import AXES, MICRO, MODEL, PROCESS, RE
 
 __all__ = [
     "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER",
-    "SHARD", "STAGE", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name", "is_axis",
-    "is_rarer", "prefix", "word",
+    "SHARD", "STAGE", "WITHIN", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name",
+    "is_axis", "is_rarer", "prefix", "word",
 ]  # fmt: skip
 
 Span = frozenset[str]
@@ -60,8 +60,9 @@ def is_rarer(reader: Span, producer: Span) -> bool:
     return not producer <= reader
 
 
-_LOCATED = frozenset((REPLICA, STAGE, MODEL))
-"""The axes along which devices lie."""
+WITHIN = frozenset((STAGE, MODEL))
+"""The axes along which the devices of a replica lie."""
+_LOCATED = WITHIN | {REPLICA}
 
 
 class Select(Enum):
@@ -130,15 +131,22 @@ class Mesh:
                 instance, at[name] = divmod(instance, size)
         return at
 
+    def within(self) -> list[dict[str, int]]:
+        """Return the places in a replica, the minor axis first."""
+        span = WITHIN & {name for name, _ in self.axes}
+        return [self.coordinates(span, i) for i in range(self.count(span))]
+
     def device(self, at: Mapping[str, int]) -> str:
         """Return the device of a coordinate; it is the first on each axis that is not named."""
-        if SERVER in at:
-            return self.shared[at[SERVER]]
+        return self.shared[at[SERVER]] if SERVER in at else self.devices[self.number(_LOCATED, at)]
+
+    def number(self, span: Span, at: Mapping[str, int]) -> int:
+        """Return the number of a coordinate along some axes; it is the first on each that is not named."""
         index = 0
         for name, size in self.axes:
-            if name in _LOCATED:
+            if name in span:
                 index = index * size + at.get(name, 0)
-        return self.devices[index]
+        return index
 
 
 @dataclass(frozen=True)

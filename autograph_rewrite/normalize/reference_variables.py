@@ -121,10 +121,6 @@ def _handle(node: Node, taken: set[bytes]) -> Node:
     )
 
 
-def _is_reference(node: Node, index: int) -> bool:
-    return node.input_dtypes[index] > dtypes.REF_OFFSET
-
-
 def _trace(handles: dict[Node, Node]) -> dict[Value, _Reference]:
     """Return every reference-typed value that comes from a variable."""
     found = {node.output(): _Reference(node, handle.output()) for node, handle in handles.items()}
@@ -133,7 +129,7 @@ def _trace(handles: dict[Node, Node]) -> dict[Value, _Reference]:
         value = pending.popleft()
         reference = found[value]
         for node, index in value.uses:
-            if not _is_reference(node, index):
+            if not is_reference(node, index):
                 continue
             if has(node.op, "routes_reference"):
                 new = {out: _Reference(reference.variable, out, reference.after) for out in _aliases(node)}
@@ -166,7 +162,7 @@ def _aliases(node: Node) -> Iterable[Value]:
 def _update_of(graph: Graph, value: Value, anchored: Collection[str]) -> Node:
     """Return the node that will be the update: the same, unless somebody reads the variable through it."""
     node = value.node
-    is_read = node.name in anchored or any(not _is_reference(*use) for use in value.uses)
+    is_read = node.name in anchored or any(not is_reference(*use) for use in value.uses)
     if not is_read:
         return node
     update = copy_node(graph, node, node.inputs, name=f"{node.name}/update", controls=node.controls)
@@ -181,7 +177,7 @@ def _convert_user(node: Node, references: dict[Value, _Reference], updates: dict
     if node not in updates.values() and node in updates:
         return  # split: its copy is converted, this one becomes a read
     wanted = {i: references[value] for i, value in enumerate(node.inputs) if value in references}
-    takes = {i for i in wanted if _is_reference(node, i)}
+    takes = {i for i in wanted if is_reference(node, i)}
     after = [updates.get(n, n) for i in wanted for n in wanted[i].after]
     if node.op == "Identity" and not takes:
         become(node, "ReadVariableOp", [wanted[0].handle], {"dtype": node.attrs["T"]})

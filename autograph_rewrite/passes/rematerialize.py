@@ -24,7 +24,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.builder import Builder
@@ -35,25 +34,22 @@ from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.ir.variable_ops import handle_uses
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.plan.parts.messages import STEP, Remat
-from autograph_rewrite.plan.parts.pipeline_schedule import ideal_in_flight
+from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.plan.replica_devices import first_devices
 from autograph_rewrite.resolve.edges import reshard_edges
 from autograph_rewrite.resolve.remat.activations import Activations, find_activations
-from autograph_rewrite.resolve.remat.budget import choose, choose_by_stage, device_peaks
+from autograph_rewrite.resolve.remat.budget import choose
 from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment, first_of_each
 from autograph_rewrite.resolve.remat.loops import LoopCell, cells_of
-from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR, by_stage, parts_of, values_to_offload
+from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR, parts_of, values_to_offload
 from autograph_rewrite.resolve.remat.segments import nested_segments, segments_of, triggers_of
-from autograph_rewrite.resolve.remat.step_memory import StageNeeds, StepMemory, StepRun, variable_bytes
-from autograph_rewrite.resolve.spans import differs_by_replica
-from autograph_rewrite.resolve.stages.assignment import backward_stages, forward_stages, gradients_of, owners_of
+from autograph_rewrite.resolve.remat.stages import by_stage, choose_by_stage, device_peaks, needs_of, stages_of
+from autograph_rewrite.resolve.remat.step_memory import StepMemory, StepRun, gradients_of_variables, variable_bytes
 from autograph_rewrite.resolve.stages.flops import cost_of
 from autograph_rewrite.resolve.stages.forward_backward import COPIES, copied, forward_nodes, is_copy, trained_nodes
 from autograph_rewrite.resolve.wire_types import sizes_of
@@ -103,7 +99,7 @@ def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decisio
     """Compute again what the policy says."""
     parts, inner = parts_of(acts, remat)
     if resolved.pipeline is not None:
-        stages = _stages(acts, resolved)
+        stages = stages_of(acts, resolved)
         parts, inner = (by_stage(one, stages, remat.stages) for one in (parts, inner))
     segments, wasted = segments_of(acts, parts, only_saving=remat.policy not in STATED)
     segments = [replace(one, inside=tuple(nested_segments(acts, one, inner))) for one in segments]
@@ -197,8 +193,8 @@ def _fit_stages(
     rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, remat: Remat
 ) -> tuple[Decision, Propagation, int, int]:
     """Fit each device of a pipeline, whose stages hold what as many micro-batches need as are under way there."""
-    stages = _stages(acts, resolved)
-    chosen = choose_by_stage(acts, step, stages, _needs(rewrite, acts, resolved, step, stages), remat)
+    stages = stages_of(acts, resolved)
+    chosen = choose_by_stage(acts, step, stages, needs_of(acts, rewrite.item.variables, resolved, step, stages), remat)
     place = {node.name: i for i, node in enumerate(acts.forward)}
     segments = sorted((s for one in chosen for s in one.choice.segments), key=lambda s: place[s.nodes[0]])
     decision, state = rematerialize(acts, segments)
@@ -207,60 +203,6 @@ def _fit_stages(
         done.setdefault(stages[nodes[0]], []).append(nodes)
     found = device_peaks(chosen, done).values()
     return decision, state, max(before for before, _ in found), max(after for _, after in found)
-
-
-def _stages(acts: Activations, resolved: Plan) -> dict[Node, int]:
-    """Return the stages that forward and backward will be divided into."""
-    assert resolved.pipeline is not None
-    state, forward, lists = acts.state, set(acts.forward), future_splits(acts.state)
-    each = [node for node in state.order if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
-    found = forward_stages(resolved, state, [node for node in each if node in forward])
-    rest = [node for node in each if node not in forward]
-    backward_stages(rest, found, gradients_of(rest, acts.backward, found), resolved.pipeline.stages)
-    return found
-
-
-def _needs(
-    rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, stages: Mapping[Node, int]
-) -> list[StageNeeds]:
-    """Return what each stage holds: its variables with what is kept for them, and the sums of their gradients."""
-    pipeline, graph, variables = resolved.pipeline, rewrite.graph, rewrite.item.variables
-    assert pipeline is not None
-    owners, kept, everywhere = owners_of(resolved, acts.state, variables), [0] * pipeline.stages, 0
-    for variable in variables.values():
-        handle = graph.nodes.get(variable.handle)
-        if handle is None:
-            continue
-        read = [
-            stages[use.node] for value in _reads(owners.get(handle, handle)) for use in value.uses if use.node in stages
-        ]
-        if read:
-            kept[min(read)] += variable.nbytes
-        else:
-            everywhere += variable.nbytes
-    for value in _gradients(graph, resolved):
-        kept[stages.get(value.node, 0)] += step.sizes.nbytes(acts.state.source(value))
-    devices = pipeline.devices[: len(pipeline.devices) // resolved.replicas]
-    schedule = "1f1b" if pipeline.schedule == "one_f_one_b" and not resolved.looped else "gpipe"
-    return [
-        StageNeeds(
-            number,
-            devices[number % len(devices)],
-            ideal_in_flight(schedule, number, pipeline.stages, resolved.microbatches),
-            nbytes + everywhere,
-            is_last=number == pipeline.stages - 1,
-        )
-        for number, nbytes in enumerate(kept)
-    ]
-
-
-def _gradients(graph: Graph, resolved: Plan) -> list[Value]:
-    """Return the gradients of variables, each once."""
-    return list(dict.fromkeys(graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP))
-
-
-def _reads(handle: Node) -> list[Value]:
-    return [value for use in handle_uses(handle) if has(use.node.op, "reads") for value in use.node.read_outputs]
 
 
 def _nodes(rewrite: Rewrite, segments: Sequence[Segment]) -> list[list[Node]]:
@@ -273,16 +215,11 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     kept = variable_bytes(plan, rewrite.item.variables)
     if plan.microbatches > 1:  # each gradient has a sum beside it
-        kept += sum(sizes.nbytes(state.source(value)) for value in _gradients(rewrite.graph, resolved))
+        kept += sum(sizes.nbytes(state.source(value)) for value in gradients_of_variables(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
-    return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, _together(plan, rewrite.task))
-
-
-def _together(plan: Plan, task: int) -> int:
-    """Return how many replicas the fullest device has: shared variables on CPUs bring all of them to the first."""
-    devices = run_devices(plan, task)
-    each = 1 if plan.pipeline is None else len(devices) // plan.replicas
-    return max(Counter(devices[::each]).values())
+    # how many replicas the fullest device has: shared variables on CPUs bring all of them to the first
+    together = max(Counter(first_devices(plan, rewrite.task)).values())
+    return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, together)
 
 
 # Copies.

@@ -29,6 +29,7 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.passes.base.report import Report
+from autograph_rewrite.passes.pipeline_parallel import settings as pipeline_settings
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, VariableRequest
 from autograph_rewrite.plan.parts.notes import kept_whole
@@ -259,38 +260,6 @@ def _proxy(setting: Setting) -> str:
     return "the one process has the variable itself, so that a copy of it saves no way"
 
 
-def _with_micro(setting: Setting) -> str:
-    if setting.plan.pipeline is not None:
-        return "micro-batches of a pipeline are cut as the section `pipeline` says"
-    return "" if setting.plan.microbatches > 1 else "there are no micro-batches"
-
-
-def _microbatches(setting: Setting) -> str:
-    pipeline = setting.config.pipeline
-    given = pipeline is not None and (pipeline.microbatches or pipeline.microbatch_size)
-    return "the section `pipeline` says how many there are" if given else ""
-
-
-def _stages(setting: Setting) -> str:
-    return "" if setting.value > 1 or setting.config.pipeline is None else "one stage is the whole model"
-
-
-def _schedule(setting: Setting) -> str:
-    if setting.plan.pipeline is not None and setting.plan.pipeline.stages == 1:
-        return "there is one stage"
-    return "" if setting.plan.microbatches > 1 else "there is one micro-batch"
-
-
-def _assign(setting: Setting) -> str:
-    pipeline = setting.config.pipeline
-    said = pipeline is not None and (pipeline.boundaries is not None or pipeline.names is not None)
-    return "boundaries or names say where stages begin" if said else ""
-
-
-def _layout(setting: Setting) -> str:
-    return "" if setting.plan.microbatches > 1 else "there is one micro-batch"
-
-
 def _random(setting: Setting) -> str:
     if not any(node.op in random.RULES for node in setting.step):
         return "the step draws no random numbers"
@@ -352,23 +321,10 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         "variables.bucket_bytes": _buckets,
         "variables.compressor": _compressor,
         "variables.hint": _hint,
-        "pipeline": read,
-        "pipeline.stages": _stages,
-        "pipeline.microbatches": read,
-        "pipeline.microbatch_size": read,
-        "pipeline.schedule": _schedule,
-        "pipeline.form": _schedule,
-        "pipeline.circular_repeat": read,
-        "pipeline.boundaries": read,
-        "pipeline.names": read,
-        "pipeline.assign": _assign,
-        "pipeline.devices": read,
-        "pipeline.layout": _layout,
-        "microbatches": _microbatches,
+        **dict.fromkeys(("pipeline", "pipeline.microbatches", "pipeline.microbatch_size"), read),
+        **dict.fromkeys((f"pipeline.{key}" for key in ("circular_repeat", "boundaries", "names", "devices")), read),
         "accumulation": read,
-        "accumulation.form": _with_micro,
-        "accumulation.layout": _with_micro,
-        "accumulation.uneven": _with_micro,
+        **pipeline_settings.READERS,
         **dict.fromkeys(
             ("remat", *(f"remat.{key}" for key in ("policy", "names", "scopes", "stages", "offload"))), read
         ),

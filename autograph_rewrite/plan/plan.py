@@ -264,6 +264,10 @@ class Plan(PlanView):
         own = self.devices_of(task)
         return replace(self, devices=own, mode="shared", mesh=(messages.Axis("data", len(own)),))
 
+    def of_step(self, *, training: bool) -> Plan:
+        """The plan for a step that trains, or that only computes."""
+        return self if training else self.without_stages()
+
     def without_stages(self) -> Plan:
         """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
         whole = replace(self, micro=None, pipeline=None, remat=None, local_sgd=None)

@@ -8,10 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
 from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, raise_if_any
-from autograph_rewrite.diagnostics.located_yaml import KeyPath
+from autograph_rewrite.diagnostics.located_yaml import Finding, KeyPath
 from autograph_rewrite.errors import PlanError, RewriteError
 from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.ir.types.device_names import DeviceNameError
@@ -432,14 +431,6 @@ def _replicated(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:
 _PLACEMENT = re.compile(r"[a-z_]+(\([^()]+\))?")
 _OF_SHARDS = re.compile(r"/(part_\d+|shards(_\d+)?)(/|$)")  # nodes that partitioning makes
 _INT32 = 2**31
-
-
-class Finding(NamedTuple):
-    """What is wrong, at which path of the plan, and the way out."""
-
-    path: KeyPath
-    message: str
-    hint: str | None = None
 
 
 def edges_are_of_this_graph(plan: Plan, item: ItemLike) -> Iterator[Finding]:

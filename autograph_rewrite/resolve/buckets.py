@@ -196,7 +196,7 @@ def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_
 def are_run_together(plan: Plan, variables: Mapping[str, Variable]) -> bool:
     """Return whether all of a step is run or nothing, by processes that have one replica each."""
     is_function = any(variable.captured for variable in variables.values())
-    is_plain = plan.model is None and plan.pipeline is None and plan.microbatches == 1 and not plan.homes
+    is_plain = not plan.part_devices and plan.microbatches == 1 and not plan.homes
     return is_function and is_plain and len(plan.processes) > 1 and plan.replicas_each == 1
 
 

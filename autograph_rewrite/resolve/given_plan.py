@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.diagnostics.faults import either, raise_if_any
+from autograph_rewrite.diagnostics.located_yaml import Finding
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import marks_before
@@ -23,7 +24,6 @@ from autograph_rewrite.plan import verify
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.verify import Finding
 from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph

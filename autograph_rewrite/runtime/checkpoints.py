@@ -23,18 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.cluster.membership import in_job
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.diagnostics.files import read_whole, write_whole
 from autograph_rewrite.errors import CheckpointError, ClusterError, ConfigError, GraphError
-from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.checkpoint_targets import Piece, Target, average_variables, deal, target_of
 from autograph_rewrite.runtime.job.digests import session_name
 from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.runtime.job.liveness import listed, name_of
-from autograph_rewrite.runtime.job.parameter_server import serve_if_server
+from autograph_rewrite.runtime.job.parameter_server import take_part
 from autograph_rewrite.runtime.job.progress import note_saved
 from autograph_rewrite.runtime.job.stop import Stop
 from autograph_rewrite.runtime.job.tf_server import join
@@ -77,8 +75,7 @@ class CheckpointManager:
     ) -> None:
         if max_to_keep < 1:
             raise ConfigError(f"max_to_keep is {max_to_keep}", hint="keep one checkpoint at least")
-        given, self._member = in_job(chosen_config(config))
-        serve_if_server(self._member, given.timeout_seconds)
+        given, self._member = take_part(config)
         self._seconds = given.timeout_seconds
         self._given, self._keep, self._asynchronous = target, max_to_keep, asynchronous
         self.folder = CheckpointFolder(Path(folder))

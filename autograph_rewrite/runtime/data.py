@@ -20,17 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.cluster.membership import Membership, in_job, with_local_devices
+from autograph_rewrite.cluster.membership import Membership, with_local_devices
 from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.parts.batch_split import block_begin, bounds
-from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
-from autograph_rewrite.runtime.job.parameter_server import serve_if_server
-from autograph_rewrite.runtime.job.tf_server import join
+from autograph_rewrite.runtime.job.parameter_server import take_part
+from autograph_rewrite.runtime.job.tf_server import counts, join, patience
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")
 _SPLIT = "split a dataset"
@@ -49,8 +47,7 @@ def shard_dataset(
     """
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
-    given, member = in_job(chosen_config(config))
-    serve_if_server(member, given.timeout_seconds)
+    given, member = take_part(config)
     chosen = _policy(dataset, policy)
     loop = OwnLoop.here()
     if loop is not None and tensorflow().executing_eagerly():
@@ -126,11 +123,11 @@ class _Sharding:
         self._problem: ClusterError | None = None
         self._dataset = dataset
         self._workers = len(member.workers)
-        self._channel = tf_server.next_channel()
+        self._channel = next(counts().channels)
 
     @property
     def _seconds(self) -> float:
-        return self._default if self._is_told else tf_server.patience(self._default)
+        return self._default if self._is_told else patience(self._default)
 
     def failed(self) -> ClusterError | None:
         """Return why the first batches could not be compared: TensorFlow tells no more than its text."""
@@ -264,8 +261,7 @@ def distribute_datasets_from_function(
         options: `tf.distribute.InputOptions`.
         config: names devices and job.
     """
-    given, member = in_job(chosen_config(config))
-    serve_if_server(member, given.timeout_seconds)
+    given, member = take_part(config)
     given = with_local_devices(given)
     member = None if given.is_driven else member
     _require_per_worker(options)
@@ -349,7 +345,7 @@ def _require_alike(member: Membership, given: Config, local: int) -> None:
 
 
 def _connection(member: Membership, given: Config) -> Callable[[Array], RepeatedSum]:
-    channel = tf_server.next_channel()
+    channel = next(counts().channels)
     return lambda like: RepeatedSum(member, given.timeout_seconds, like, FIRST_KEY + channel, FIRST_KEY)
 
 

@@ -221,7 +221,7 @@ class Rewriter:
                 plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)
             if self.member is not None:
                 plan = without_shards(plan)
-            plan = plan if training else plan.without_stages()
+            plan = plan.of_step(training=training)
             is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:
                 flat, plan = _for_session(flat, plan) if training else (flat, without_servers(plan))

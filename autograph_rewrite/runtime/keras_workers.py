@@ -28,7 +28,7 @@ from autograph_rewrite.load.keras_library import callbacks_of, is_legacy, librar
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.function.arguments import leaf_paths
-from autograph_rewrite.runtime.job import exchanges, liveness, tf_server
+from autograph_rewrite.runtime.job import exchanges, liveness
 from autograph_rewrite.runtime.job.digests import (
     Beside,
     StepAccount,
@@ -39,6 +39,7 @@ from autograph_rewrite.runtime.job.digests import (
 )
 from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.runtime.job.liveness import missing
+from autograph_rewrite.runtime.job.tf_server import counts
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
@@ -381,7 +382,7 @@ class WrittenFiles:
 
     def __init__(self, member: Membership, seconds: float, at: Callable[[], int], is_alone: Callable[[], bool]) -> None:
         self._member, self._seconds, self._at, self._is_alone = member, seconds, at, is_alone
-        self._name = f"files.{tf_server.next_channel()}"
+        self._name = f"files.{next(counts().channels)}"
         self._is_writing = False
         self._runs = 0
         self._flags: exchanges.Flags | None = None

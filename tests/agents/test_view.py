@@ -127,7 +127,7 @@ def test_of_those_who_blame_each_other_the_fewest_are_lost(blames: dict[int, lis
 def test_a_server_that_never_served_is_not_replaced_for_ever() -> None:
     view = GenerationHosts(1, seats(2), restarts=1)
     lost = losses([HostReport("ps 0 failed with exit code 1", "ps 0")])
-    assert lost.servers == 1
+    assert lost.auxiliary == 1
     after = following(view, lost, False, view.seats, Bounds(1, 2))
     assert after is not None
     assert following(after, lost, False, after.seats, Bounds(1, 2)) is None

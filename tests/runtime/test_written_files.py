@@ -58,7 +58,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, batch: list[int], lost: list[str]) -> 
     monkeypatch.setattr(exchanges, "Flags", Here)
     monkeypatch.setattr(exchanges, "put", put)
     monkeypatch.setattr(liveness, "ask", lambda addresses, *_: dict.fromkeys(addresses, "OK"))
-    monkeypatch.setattr(tf_server, "next_channel", lambda: 1)
+    monkeypatch.setattr(keras_workers, "counts", tf_server.Counts)
     members = [Membership(WORKERS, (), "worker", task) for task in range(2)]
     chief, other = (WrittenFiles(member, 0.5, lambda: batch[0], lambda: False) for member in members)
     return chief, other

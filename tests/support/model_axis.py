@@ -12,10 +12,10 @@ from autograph_rewrite.analysis.propagate import propagate
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.inspect.pass_states import optimize
+from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.pass_pipeline import PIPELINE
-from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL
 
 Variables = dict[str, Any]
 StepOf = Callable[[Variables], Callable[..., Any]]
@@ -100,7 +100,7 @@ def conversions(
     facts = propagate(rewrite.graph, {}, Semantics()).facts
     found = []
     for node in rewrite.graph:
-        devices = {value.node.attr(LOGICAL, 0) for value in node.inputs}
+        devices = {value.node.at(MODEL) for value in node.inputs}
         if node.op == "SplitV" or (node.op in JOINS and len(devices) > 1 and "/part_" not in node.name):
             shape = facts[node.inputs[0] if node.op == "SplitV" else node.output()].shape or ()
             found.append((CONVERSIONS[node.op], tuple(dim if isinstance(dim, int) else -1 for dim in shape)))

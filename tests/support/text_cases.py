@@ -125,7 +125,7 @@ def _with_captured(item: GraphItem, given: str) -> GraphItem:
 def _lines(rewrite: Rewrite) -> dict[str, str]:
     """Return the line of each node, and of each finding, by what it is about."""
     placements = placements_of(rewrite)
-    nodes = {f"%{node.name}": line(node, placements=placements) for node in rewrite.graph}
+    nodes = {f"%{node.name}": line(node, placements=placements, places=True) for node in rewrite.graph}
     return nodes | {text: text for text in found_by(rewrite)}
 
 

@@ -246,7 +246,7 @@ class AgentMeeting:
                 view, said = state.prepare[0], state.begin
                 if said["generation"] == view.generation:
                     state.why = str(said["why"])
-                    return state.commit(view, tuple(said["workers"]), tuple(said["servers"]))
+                    return state.commit(view, tuple(said["addresses"]))
             if state.prepare is not None and ports and state.prepare[0] is not state.views[-1]:
                 ports = []  # another one: somebody was lost meanwhile
             await asyncio.sleep(_TICK)
@@ -511,18 +511,19 @@ class Lead:
     def _begun(self, view: agent_view.GenerationHosts, ports: dict[str, list[int]]) -> agent_view.Part:
         state = self._state
         workers: list[str] = []
-        servers: list[str] = []
+        auxiliary: list[str] = []
         for seat in view.seats:
             addresses = agent_peers.joined(seat.address.rpartition(":")[0].strip("[]"), ports[seat.agent])
             workers += addresses[: seat.workers]
-            servers += addresses[seat.workers :]
-        said: dict[str, Any] = {"generation": view.generation, "workers": workers, "servers": servers, "why": state.why}
+            auxiliary += addresses[seat.workers :]
+        everybody = [*workers, *auxiliary]
+        said: dict[str, Any] = {"generation": view.generation, "addresses": everybody, "why": state.why}
         for agent in view.agents:
             if agent in state.peers:
                 peer = state.peers[agent]
                 peer.wire.post("begin", **said)
                 peer.is_idle, peer.views, peer.report = False, (view,), None
-        return state.commit(view, tuple(workers), tuple(servers))
+        return state.commit(view, tuple(everybody))
 
     async def _fetched(self, view: agent_view.GenerationHosts) -> bool:
         """Fetch the newest snapshots that somebody has; tell whether all are still here."""
@@ -607,7 +608,7 @@ class AgentState:
     ) -> None:
         self.way, self.bounds, self.own, self.owned, self._ports = way, bounds, own, owned, ports
         self.endpoints, self.heartbeat = way.endpoints, bounds.heartbeat
-        self.restarts = self.servers = 0
+        self.restarts = self.auxiliary = 0
         self.snapshots = agent_peers.HostSnapshots(owned.folder)
         self.views: tuple[agent_view.GenerationHosts, ...] = ()
         self.leads = self.is_founder = self.lets_join = False
@@ -867,19 +868,16 @@ class AgentState:
             view: of the generation.
         """
         serves = view.agents[0] == self.own.agent
-        return self._ports(len(view.ranks(self.own.agent)) + (self.servers if serves else 0))
+        return self._ports(len(view.ranks(self.own.agent)) + (self.auxiliary if serves else 0))
 
-    def commit(
-        self, view: agent_view.GenerationHosts, workers: tuple[str, ...], servers: tuple[str, ...]
-    ) -> agent_view.Part:
+    def commit(self, view: agent_view.GenerationHosts, addresses: tuple[str, ...]) -> agent_view.Part:
         """Begin a generation.
 
         Args:
             view: its hosts.
-            workers: the addresses of its workers.
-            servers: and of its parameter servers.
+            addresses: of its workers, and of what serves them.
         """
         self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
         self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
         ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent
-        return agent_view.Part(view.generation, ranks, workers, servers, serves, LOST * self.heartbeat)
+        return agent_view.Part(view.generation, ranks, addresses, view.workers, serves, LOST * self.heartbeat)

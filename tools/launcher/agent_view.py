@@ -113,7 +113,8 @@ class Losses:
 
     words: str = ""
     ranks: tuple[int, ...] = ()
-    servers: int = 0
+    auxiliary: int = 0
+    """How many of those that serve them."""
 
 
 def losses(reports: Iterable[HostReport]) -> Losses:
@@ -136,7 +137,7 @@ def losses(reports: Iterable[HostReport]) -> Losses:
             return Losses(words, cut)
     if first.failed.startswith(WORKER):
         return Losses(first.words, (int(first.failed.removeprefix(WORKER)),))
-    return Losses(first.words, servers=1)
+    return Losses(first.words, auxiliary=1)
 
 
 def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
@@ -183,7 +184,7 @@ def following(
         bounds: of the number of workers.
     """
     restarts = view.restarts
-    if lost.servers and not has_stepped:  # a server that never serves would be replaced for ever
+    if lost.auxiliary and not has_stepped:  # a server that never serves would be replaced for ever
         if not restarts:
             return None
         restarts -= 1
@@ -198,7 +199,7 @@ def following(
         left = replace(known, workers=known.workers - gone, ready=known.ready + back, lost=known.lost + gone - back)
         seats.append(left)
     seats = _filled(seats, "spare", bounds.most)
-    seats = _filled(seats, "ready", bounds.least if is_smaller or lost.servers else bounds.most)
+    seats = _filled(seats, "ready", bounds.least if is_smaller or lost.auxiliary else bounds.most)
     made = GenerationHosts(view.generation + 1, tuple(seats), restarts)
     return made if made.workers >= bounds.least else None
 
@@ -244,10 +245,10 @@ class Part:
     generation: int
     ranks: range
     """The numbers of its workers."""
-    workers: tuple[str, ...]
-    """The addresses of all workers, by rank."""
-    servers: tuple[str, ...] = ()
-    """The addresses of the parameter servers, which the first host runs."""
+    addresses: tuple[str, ...]
+    """Those of all workers, by rank, and then of what serves them, which the first host runs."""
+    workers: int
+    """How many there are."""
     serves: bool = True
     """Whether it is the first host."""
     lease: float = 0.0

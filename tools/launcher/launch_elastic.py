@@ -58,7 +58,7 @@ def run_elastic(
 
     def tasks(part: agent_view.Part, memory: JobMemory) -> list[Task]:
         given = {**environment(args, memory.generation - 1, args.grace), **memory.environment}
-        everybody = all_members(part.workers, part.servers)
+        everybody = all_members(part.addresses, part.workers)
         mine = [m for m in everybody if (m.task in part.ranks if m.is_worker else part.serves)]
         processes = made(mine, given, (args.script, *args.args))
         return [
@@ -97,7 +97,7 @@ def _group(
     token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
     way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
     state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
-    state.restarts, state.servers = args.restart, args.ps or 0
+    state.restarts, state.auxiliary = args.restart, args.ps or 0
     return AgentMeeting(state, functools.partial(say, options))
 
 
@@ -193,7 +193,7 @@ class Elastic:
                     return replace(outcome, reason=EndReason(group.why))
                 return outcome
             if number:
-                counted = _counted(len(part.workers))
+                counted = _counted(part.workers)
                 say(self._options, f"{group.why}: generation {part.generation} goes on with {counted}")
             outcome, report = self._run(part, group, owned.begin(part.generation, part.lease), signals, deadline)
             if signals.received is not None or outcome.late:
@@ -208,7 +208,7 @@ class Elastic:
         deadline: float | None,
     ) -> tuple[Outcome, agent_view.HostReport]:
         """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
-        mine = Generation(part.generation, len(part.workers))
+        mine = Generation(part.generation, part.workers)
         self.generations.append(mine)
         manner = Manner(self._fork, lambda running: self._look(running, memory, group), is_hasty=True)
         is_first = len(self.generations) == 1
@@ -291,12 +291,12 @@ class OnlyAgent:
     Args:
         bounds: how many workers there may be.
         restarts: how many of them may be restarted.
-        servers: how many parameter servers there are.
+        auxiliary: how many processes serve them.
         ports: finds free ones.
     """
 
-    def __init__(self, bounds: agent_view.Bounds, restarts: int, servers: int, ports: agent_view.Ports) -> None:
-        self._bounds, self._servers, self._ports = bounds, servers, ports
+    def __init__(self, bounds: agent_view.Bounds, restarts: int, auxiliary: int, ports: agent_view.Ports) -> None:
+        self._bounds, self._auxiliary, self._ports = bounds, auxiliary, ports
         self._seat = agent_view.Seat("", LOOPBACK, bounds.most)
         self._view = agent_view.GenerationHosts(restarts=restarts)
         self.why = ""
@@ -313,10 +313,8 @@ class OnlyAgent:
         if view is None:
             return None
         self._view = view
-        addresses = [f"{LOOPBACK}:{port}" for port in self._ports(view.workers + self._servers)]
-        return agent_view.Part(
-            view.generation, range(view.workers), tuple(addresses[: view.workers]), tuple(addresses[view.workers :])
-        )
+        addresses = [f"{LOOPBACK}:{port}" for port in self._ports(view.workers + self._auxiliary)]
+        return agent_view.Part(view.generation, range(view.workers), tuple(addresses), view.workers)
 
     def look(self, memory: JobMemory) -> str | None:
         """Let workers join if there are any."""

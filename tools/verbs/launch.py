@@ -85,11 +85,11 @@ def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None
         args: the options of `add_process_arguments` and `add_script`.
         metrics: the port at which its state is told; None: at none.
     """
-    workers, servers = _counts(args, config)
+    counts = _counts(args, config)
     with watched(args.script, metrics) as status:
 
         def tasks(restarts: int) -> list[Task]:
-            members = _members(workers, servers, args.port)
+            members = _members(*counts, args.port)
             return _tasks(args, status, members, script.environment(args, restarts, args.grace), script.command(args))
 
         summary = supervise(tasks, _options(args, status))
@@ -136,12 +136,12 @@ def _tasks(
     ]
 
 
-def _members(workers: int, servers: int, base: int | None) -> tuple[Membership, ...]:
+def _members(workers: int, auxiliary: int, base: int | None) -> tuple[Membership, ...]:
     """Return the members of a job on loopback."""
     from autograph_rewrite.cluster.membership import all_members
 
-    addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + servers, base)]
-    return all_members(addresses[:workers], addresses[workers:])
+    addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + auxiliary, base)]
+    return all_members(addresses, workers)
 
 
 def _options(args: argparse.Namespace, status: StatusFolder) -> LaunchOptions:

@@ -4,7 +4,7 @@ All processes do the same, so one stands for them; so does one of the replicas t
 
     all-reduce, N members     2 (N - 1) hops of 1/N of the bytes, one after another, as on a ring; few leave a process
     all-gather                N - 1 messages of the bytes of one member
-    push, pull                every process sends to, or receives from, a server, whose link all of them share
+    push, pull                every process sends to, or receives from, one device, whose link all of them share
 
 A message of n bytes takes alpha + n beta (Hockney 1994); the ring is that of Patarasuk and Yuan, Bandwidth Optimal
 All-reduce Algorithms for Clusters of Workstations (2009).
@@ -18,6 +18,7 @@ from functools import cached_property
 
 from autograph_rewrite.cost.hardware.machine import Link, Machine
 from autograph_rewrite.ir.types.device_names import parse, process_of, short
+from autograph_rewrite.plan.parts.residence import REPLICATED, Residence
 from autograph_rewrite.plan.plan import Plan
 
 OUT, IN, LOCAL = "network out", "network in", "local link"
@@ -48,6 +49,33 @@ class LinkTransfer:
     seconds: float = 0.0
     holds: Mapping[str, float] = field(default_factory=dict)
     traffic: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Who holds a variable that not every replica has in one part.
+
+    Attributes:
+        homes: the device of each part; none where all parts are wherever a variable is.
+        parts: how many there are.
+        is_apart: they are not on the replicas, which send and fetch.
+        is_shared_out: each replica has one.
+        scatters: of a gradient, each replica is sent its part only.
+        gathers: the whole is put together for each use, and given back.
+    """
+
+    homes: tuple[str, ...]
+    parts: int
+    is_apart: bool = False
+    is_shared_out: bool = False
+    scatters: bool = False
+    gathers: bool = False
+
+    @classmethod
+    def of(cls, residence: Residence) -> Holding:
+        """Return what a residence says."""
+        parts, level = max(1, len(residence.sizes)), residence.stage
+        return cls(residence.servers, parts, residence.is_on_server, level > 0, level >= 2, level == 3)
 
 
 @dataclass(frozen=True)
@@ -86,12 +114,18 @@ class Topology:
         return (FIRST, REST) if self.local > 1 else (FIRST,)
 
     @cached_property
+    def holdings(self) -> dict[str, Holding]:
+        """Who holds each variable that not every replica has in one part, by name."""
+        residences = self.plan.residences.items()
+        return {name: Holding.of(residence) for name, residence in residences if residence != REPLICATED}
+
+    @cached_property
     def remote_seconds(self) -> float:
         """What a step takes longer as it runs parts in processes that hold variables for others."""
         if self.processes == 1:
             return 0.0
-        held = [holder.servers for holder in self.plan.residences.values() if holder.is_on_server]
-        homes, workers = {process_of(server) for servers in held for server in servers}, set(self.plan.processes)
+        held = [holding.homes for holding in self.holdings.values() if holding.is_apart]
+        homes, workers = {process_of(home) for homes in held for home in homes}, set(self.plan.processes)
         hosted = {process: len(workers - {process}) if process in homes else 0 for process in homes | workers}
         return REMOTE_RUN * max(hosted[one] + (len(homes) - (one in homes)) * (one in workers) for one in hosted)
 
@@ -114,7 +148,7 @@ class Topology:
         if not self.on_cpu or lane not in self.lanes or (self.machine.apart and self.logical > 1):
             return self.place(lane, device)
         home = process_of(self.logical_name(device))
-        return CPU if home in ("", process_of(self.plan.devices[0])) else self.server_lane(home, CPU)
+        return CPU if home in ("", process_of(self.plan.devices[0])) else self.home_lane(home, CPU)
 
     @property
     def computing(self) -> set[str]:
@@ -186,51 +220,50 @@ class Topology:
         seconds = self.machine.host.time(nbytes)
         return LinkTransfer(seconds, {HOST_LINK: seconds}, {HOST_LINK: nbytes})
 
-    def push(self, nbytes: float, *servers: str) -> LinkTransfer:
-        """Return what it takes until the contributions of all processes, equal parts of them, have come to servers."""
-        return _together([self._with_server(nbytes / len(servers), server, OUT, "in") for server in servers])
+    def push(self, nbytes: float, *homes: str) -> LinkTransfer:
+        """Return what it takes until the contributions of all processes, equal parts of them, have come to devices."""
+        return _together([self._with_home(nbytes / len(homes), home, OUT, "in") for home in homes])
 
-    def pull(self, nbytes: float, *servers: str) -> LinkTransfer:
-        """Return what it takes until all processes have what servers hold equal parts of."""
-        return _together([self._with_server(nbytes / len(servers), server, IN, "out") for server in servers])
+    def pull(self, nbytes: float, *homes: str) -> LinkTransfer:
+        """Return what it takes until all processes have what devices hold equal parts of."""
+        return _together([self._with_home(nbytes / len(homes), home, IN, "out") for home in homes])
 
-    def hand_on(self, nbytes: float, *servers: str) -> LinkTransfer:
-        """Return what it takes until each server has its part, an equal one, of what the first of them has."""
-        home, share = process_of(servers[0]), nbytes / len(servers)
-        others = [server for server in servers[1:] if process_of(server) != home]
+    def hand_on(self, nbytes: float, *homes: str) -> LinkTransfer:
+        """Return what it takes until each device has its part, an equal one, of what the first of them has."""
+        first, share = process_of(homes[0]), nbytes / len(homes)
+        others = [home for home in homes[1:] if process_of(home) != first]
         if not others:
             return LinkTransfer()
         alone = MESSAGE + share / self.network.bytes_per_second
-        sent, received = self.server_lane(servers[0], "out"), [self.server_lane(one, "in") for one in others]
+        sent, received = self.home_lane(homes[0], "out"), [self.home_lane(one, "in") for one in others]
         holds = {**{lane: alone * received.count(lane) for lane in received}, sent: alone * len(others)}
         traffic = {**{lane: share * received.count(lane) for lane in received}, sent: share * len(others)}
         return LinkTransfer(self.network.seconds + alone * len(others), holds, traffic)
 
-    def _with_server(self, nbytes: float, server: str, own: str, theirs: str) -> LinkTransfer:
-        home = process_of(server)
-        others = self.processes - (home in self.plan.processes)
+    def _with_home(self, nbytes: float, home: str, own: str, theirs: str) -> LinkTransfer:
+        others = self.processes - (process_of(home) in self.plan.processes)
         if others <= 0:  # it is in this process
-            return self.within(nbytes) if self.on_cpu or parse(server).kind != "CPU" else self.to_host(nbytes)
-        lane = self.server_lane(server, theirs)
+            return self.within(nbytes) if self.on_cpu or parse(home).kind != "CPU" else self.to_host(nbytes)
+        lane = self.home_lane(home, theirs)
         alone = MESSAGE + nbytes / self.network.bytes_per_second
         together = alone * others
         seconds = self.network.seconds + together  # on their way, messages do not wait for each other
         return LinkTransfer(seconds, {own: alone, lane: together}, {own: nbytes, lane: nbytes * others})
 
-    def compute_lane(self, server: str) -> str:
-        """Return the lane on which the updates of a server's variables run."""
-        if process_of(server) in self.plan.processes and self.processes == 1:
-            return HOST if not self.on_cpu and parse(server).kind == "CPU" else self.lanes[0]
-        return self.server_lane(server, CPU)
+    def compute_lane(self, home: str) -> str:
+        """Return the lane on which the updates of what a device holds for all run."""
+        if process_of(home) in self.plan.processes and self.processes == 1:
+            return HOST if not self.on_cpu and parse(home).kind == "CPU" else self.lanes[0]
+        return self.home_lane(home, CPU)
 
-    def home(self, server: str) -> str:
-        """Return the lane whose devices hold a server's variables."""
-        lane = self.compute_lane(server)
-        return OTHERS if lane == CPU and server != self.plan.devices[0] else lane
+    def memory_lane(self, home: str) -> str:
+        """Return the lane whose devices have what one holds for all."""
+        lane = self.compute_lane(home)
+        return OTHERS if lane == CPU and home != self.plan.devices[0] else lane
 
-    def server_lane(self, server: str, what: str) -> str:
-        """Return the name of a lane of a server."""
-        task = process_of(server).replace("/replica:0", "").removeprefix("/") or "server"
+    def home_lane(self, home: str, what: str) -> str:
+        """Return the name of a lane of a process that holds something for all."""
+        task = process_of(home).replace("/replica:0", "").removeprefix("/") or "server"
         return f"{task} {what}"
 
 

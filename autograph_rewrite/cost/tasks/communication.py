@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autograph_rewrite.analysis.work.op_work import Work
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.codecs.codec import Codec, Price, kept_back
-from autograph_rewrite.cost.hardware.topology import LinkTransfer, Topology
+from autograph_rewrite.cost.hardware.topology import Holding, LinkTransfer, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
@@ -26,7 +26,6 @@ from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.plan.codecs import codec_of
 from autograph_rewrite.plan.parts.lowerings import ACROSS, ONE_SHOT, STORES, Hop, Medium, Operation
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
-from autograph_rewrite.plan.parts.residence import Residence
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of
 from autograph_rewrite.resolve.wire_types import sent_bytes
@@ -68,7 +67,7 @@ class ExchangeGroup:
     """
 
     members: tuple[Member, ...]
-    holder: Residence | None = None
+    holder: Holding | None = None
 
     @property
     def first(self) -> EdgePlan:
@@ -88,10 +87,10 @@ class ExchangeGroup:
 
     @property
     def kind(self) -> str:
-        """The lowering, or what stands for it where servers or replicas hold parts."""
-        if self.holder is not None and self.holder.is_on_server:
+        """The lowering, or what stands for it where parts are held elsewhere, or by replicas."""
+        if self.holder is not None and self.holder.is_apart:
             return "push"
-        if self.holder is not None and self.holder.stage >= 2:
+        if self.holder is not None and self.holder.scatters:
             return "reduce_scatter"
         return self.first.lowering
 
@@ -119,7 +118,7 @@ class ExchangeGroup:
 
 
 def groups(
-    folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Residence], sizes: Sizes
+    folded: AnalyzedStep, edges: Sequence[EdgePlan], held: dict[str, Holding], sizes: Sizes
 ) -> list[ExchangeGroup]:
     """Return the exchanges of a step, those of a bucket together."""
     step = set(folded.order)
@@ -133,11 +132,11 @@ def groups(
             continue
         member = _member(edge, value, folded, sizes)
         holder = held.get(edge.owner)
-        if edge.bucket and (holder is None or not holder.servers) and edge.bucket in bucket:
+        if edge.bucket and (holder is None or not holder.homes) and edge.bucket in bucket:
             bucket[edge.bucket].append(member)
             continue
         found.append([member])
-        if edge.bucket and (holder is None or not holder.servers):
+        if edge.bucket and (holder is None or not holder.homes):
             bucket[edge.bucket] = found[-1]
     return [ExchangeGroup(tuple(members), held.get(members[0].edge.owner)) for members in found]
 
@@ -161,7 +160,7 @@ def _member(edge: EdgePlan, value: Value, folded: AnalyzedStep, sizes: Sizes) ->
 def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
     """Yield the tasks of a group, one after another: each needs the one before."""
     edge, nbytes, local = group.first, float(group.sent), topology.local
-    on_server = group.holder is not None and group.holder.is_on_server
+    holder = group.holder if group.holder is not None and group.holder.is_apart else None
     micro = topology.plan.microbatches
     if micro > 1 and edge.from_.startswith("partial"):
         yield _pass(group, topology, Work("elementwise", 0.0, (micro + 1) * nbytes), local, "accumulate")
@@ -172,10 +171,10 @@ def tasks_of(group: ExchangeGroup, topology: Topology) -> Iterator[Task]:
     elif len(group.members) > 1:
         yield _pass(group, topology, Work("elementwise", 0.0, 4.0 * nbytes), local, "pack")
     hops = edge.lowered.hops
-    if (REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or on_server:
+    if (REPLICA in hops[0].over and hops[0].medium is Medium.OPS) or holder is not None:
         yield from _meet_in_process(group, topology, nbytes)
-    if on_server and group.holder is not None:
-        yield from _push(group, group.holder, topology, nbytes)
+    if holder is not None:
+        yield from _push(group, holder, topology, nbytes)
     elif group.kind == "reduce_scatter":
         yield exchange_task(group.name, group.kind, topology.ring_gather(nbytes / topology.plan.replicas))
     else:
@@ -217,12 +216,12 @@ def _meet_in_process(group: ExchangeGroup, topology: Topology, nbytes: float) ->
     yield _pass(group, topology, Work("elementwise", 0.0, nbytes * (local + 1)), 1, group.first.lowering)
 
 
-def _push(group: ExchangeGroup, holder: Residence, topology: Topology, nbytes: float) -> Iterator[Task]:
-    """Yield the pushes to the servers of all shards, side by side, and the sums there."""
-    yield exchange_task(group.name, "push", topology.push(nbytes, *holder.servers))
-    work = Work("elementwise", 0.0, nbytes / len(holder.servers) * (topology.processes + 1))
+def _push(group: ExchangeGroup, holder: Holding, topology: Topology, nbytes: float) -> Iterator[Task]:
+    """Yield the pushes to the homes of all parts, side by side, and the sums there."""
+    yield exchange_task(group.name, "push", topology.push(nbytes, *holder.homes))
+    work = Work("elementwise", 0.0, nbytes / holder.parts * (topology.processes + 1))
     if topology.processes > 1:
-        lanes = dict.fromkeys(topology.compute_lane(server) for server in holder.servers)
+        lanes = dict.fromkeys(topology.compute_lane(home) for home in holder.homes)
         seconds = compute_seconds(work, topology.machine.core) + topology.machine.core.op_seconds
         yield Task(group.name, COMPUTE, "AddN", dict.fromkeys(lanes, seconds), seconds)
 

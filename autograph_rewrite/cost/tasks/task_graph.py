@@ -24,7 +24,7 @@ rows there are is known only once all are together; a dense gradient is cut befo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from autograph_rewrite.analysis.accelerator.device_placement import host_of, is_
 from autograph_rewrite.analysis.accelerator.host_crossings import crossings
 from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.work.op_work import Work
-from autograph_rewrite.cost.hardware.topology import HOST, Topology
+from autograph_rewrite.cost.hardware.topology import HOST, Holding, Topology
 from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
 from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup, exchange_task, groups, pass_task, tasks_of
@@ -44,7 +44,6 @@ from autograph_rewrite.ir.variable_ops import updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
-from autograph_rewrite.plan.parts.residence import REPLICATED, OnServer, Residence
 from autograph_rewrite.plan.plan import Plan
 
 # Reads of variables that are not on the replica: pulled from servers, or all-gathered from shards.
@@ -65,14 +64,14 @@ class Pulled(NamedTuple):
 class Reads:
     """Makes the exchanges that bring variables to where they are read."""
 
-    def __init__(self, folded: AnalyzedStep, held: Mapping[str, Residence], topology: Topology, sizes: Sizes) -> None:
+    def __init__(self, folded: AnalyzedStep, held: Mapping[str, Holding], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
         self._chains: dict[tuple[str, str], list[Task]] = {}  # each of them after the one before
         self._buffers: dict[tuple[str, str, str], Buffer] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
         self._forward: set[Node] = set()
         self._times = topology.plan.microbatches if topology.plan.gathers_for_each else 1
-        self.regathers = any(holder.stage == 3 for holder in held.values())
+        self.regathers = any(holder.gathers for holder in held.values())
         if self.regathers:
             self._forward = ancestors([value.node for value in folded.outputs], controls=False)
 
@@ -83,11 +82,11 @@ class Reads:
         if holder is None or name is None or self._folded.region.get(node) == name or has(node.op, "declares"):
             return Pulled()
         what = node.name if has(node.op, "reads_rows") else "whole"
-        if not (holder.is_on_server or holder.stage):
-            return self._join(name, lane) if len(holder.sizes) > 1 and not has(node.op, "reads_rows") else Pulled()
-        if holder.stage:
-            pulled = self._gather(name, what, lane, kept=holder.stage < 3)
-            if holder.stage == 3 and pulled.buffer is not None:
+        if not (holder.is_apart or holder.is_shared_out):
+            return self._join(name, lane) if holder.parts > 1 and not has(node.op, "reads_rows") else Pulled()
+        if holder.is_shared_out:
+            pulled = self._gather(name, what, lane, kept=not holder.gathers)
+            if holder.gathers and pulled.buffer is not None:
                 self._gathered[pulled.buffer] = name
             return pulled
         return self._pull(node, name, what, lane)
@@ -127,10 +126,10 @@ class Reads:
             rows = self._sizes.nbytes(self._folded.state.source(node.output()))
             nbytes = rows * (self._topology.local if node in self._folded.each else 1)
         if (name, what) not in self._chains:
-            exchange = self._topology.pull(nbytes, *self._held[name].servers)
+            exchange = self._topology.pull(nbytes, *self._held[name].homes)
             self._chains[name, what] = [exchange_task(f"pull {name}", "pull", exchange)]
         is_there = has(node.op, "reads_rows") or not self._chains[name, what][0].traffic
-        if is_there and len(self._held[name].sizes) > 1 and not has(node.op, "reads_rows"):
+        if is_there and self._held[name].parts > 1 and not has(node.op, "reads_rows"):
             joined = self._join(name, lane, each=False)
             joined.tasks[0].after(self._chains[name, what])
             return joined
@@ -247,14 +246,14 @@ class TaskGraphBuilder:
         self, folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts]
     ) -> None:
         self.folded, self.plan, self.topology, self.sizes, self.counts = folded, plan, topology, sizes, counts
-        self.residences = {name: one for name, one in plan.residences.items() if one != REPLICATED}
-        self.meetings = meeting_places(folded, self.residences)
+        self.holdings = topology.holdings
+        self.meetings = meeting_places(folded, self.holdings)
         self.once = self._made_once()
         self.each = folded.each - self.once
-        meets = not plan.gathers_for_each and any(holder.stage == 3 for holder in self.residences.values())
+        meets = not plan.gathers_for_each and any(holder.gathers for holder in self.holdings.values())
         self.together = plan.microbatches if meets else 1  # they meet where variables are gathered for all of them
         self.built = Built()
-        self.reads = Reads(folded, self.residences, topology, sizes)
+        self.reads = Reads(folded, self.holdings, topology, sizes)
         self.values: dict[tuple[Value, str], Buffer] = {}  # by value and lane
         self.ends: dict[tuple[Node, str], Task] = {}
         self.exchanged: dict[tuple[str, str], Task] = {}  # the last task, by value and target
@@ -263,8 +262,8 @@ class TaskGraphBuilder:
         self.logical = LogicalDevices(folded, topology, self.built.tasks, self.built.buffers)
         self.host = host_use(folded, topology)
         self.crossed: dict[tuple[Value, str], Task] = {}
-        held = (server for holder in self.residences.values() if holder.is_on_server for server in holder.servers)
-        lanes = {topology.compute_lane(server) for server in held} - {*topology.lanes}
+        held = (home for holder in self.holdings.values() if holder.is_apart for home in holder.homes)
+        lanes = {topology.compute_lane(home) for home in held} - {*topology.lanes}
         own = topology.computing if topology.on_cpu else {HOST} if self.host.nodes else set()
         self.built.cores.update(dict.fromkeys(sorted(lanes | own), topology.machine.cores))
 
@@ -286,25 +285,25 @@ class TaskGraphBuilder:
 
     # Where things are.
 
-    def _holder(self, node: Node) -> Residence | None:
+    def _holder(self, node: Node) -> Holding | None:
         """Return who computes the update that a node belongs to, where that is not every replica."""
         name = self.folded.region.get(node)
         if name is None or node in self.once:
             return None
-        return (self.residences if self.folded.variable_of(node) else self.meetings).get(name)
+        return (self.holdings if self.folded.variable_of(node) else self.meetings).get(name)
 
     def _made_once(self) -> frozenset[Node]:
-        """Return what runs once, on the first device, though servers or replicas of this process hold its variable."""
+        """Return what runs once, on the first device, though others of this process hold its variable."""
         if self.topology.processes > 1:
             return frozenset()
-        held = {name for name, holder in self.residences.items() if holder.servers}
+        held = {name for name, holder in self.holdings.items() if holder.homes}
         return frozenset(node for node in self.folded.beside if self.folded.region[node] in held)
 
     def _lanes(self, node: Node) -> tuple[str, ...]:
         holder, own = self._holder(node), self.topology.lanes
-        if holder is not None and holder.is_on_server:
-            return (self.topology.compute_lane(holder.servers[0]),)
-        if holder is not None and holder.stage:
+        if holder is not None and holder.is_apart:
+            return (self.topology.compute_lane(holder.homes[0]),)
+        if holder is not None and holder.is_shared_out:
             return own
         return own if node in self.each else own[:1]
 
@@ -316,11 +315,11 @@ class TaskGraphBuilder:
             owner = owners.get(name, name)
             keep = partial(self._keep, is_slot=owner != name, handle=variable.handle)
             device = self.logical.of(self.folded.state.graph.nodes.get(variable.handle))
-            holder = self.residences.get(owner)
-            if holder is not None and holder.is_on_server:
-                for server in holder.servers:
-                    keep(nbytes // len(holder.servers), self.topology.home(server))
-            elif holder is not None and holder.stage and (holder.stage == 3 or name != owner):
+            holder = self.holdings.get(owner)
+            if holder is not None and holder.is_apart:
+                for home in holder.homes:
+                    keep(nbytes // holder.parts, self.topology.memory_lane(home))
+            elif holder is not None and holder.is_shared_out and (holder.gathers or name != owner):
                 for lane in own:
                     keep(nbytes // self.plan.replicas, lane, each=True)
             else:
@@ -355,9 +354,9 @@ class TaskGraphBuilder:
                 chain[0].needs.append(self.exchanged[key])
             self.exchanged[key] = chain[-1]
             lanes, result = self.topology.lanes, member.result
-            if group.holder is not None and group.holder.is_on_server:
-                lanes = (self.topology.compute_lane(group.holder.servers[0]),)
-                result //= len(group.holder.servers)
+            if group.holder is not None and group.holder.is_apart:
+                lanes = (self.topology.compute_lane(group.holder.homes[0]),)
+                result //= group.holder.parts
             elif group.kind == "reduce_scatter":
                 result //= self.plan.replicas
             elif not group.is_everywhere:
@@ -402,7 +401,7 @@ class TaskGraphBuilder:
                 read[index] = again.buffer
                 task.after(again.tasks)
         task.after(self.ends.get((control, lane)) for control in node.controls)
-        if holder is not None and holder.is_on_server:
+        if holder is not None and holder.is_apart:
             self._hand_on(task, node, holder, lane)
         if lane in self.topology.lanes:
             task.after([self._cross(value, lane) for value in node.inputs if (value, node) in self.host.moved])
@@ -419,8 +418,8 @@ class TaskGraphBuilder:
         self.ends[node, lane] = task
         self._outputs(node, lane, task, holder, read)
 
-    def _hand_on(self, task: Task, node: Node, holder: Residence, lane: str) -> None:
-        """Let an update wait until the other servers of its table have their rows."""
+    def _hand_on(self, task: Task, node: Node, holder: Holding, lane: str) -> None:
+        """Let an update wait until the others who hold its table have their rows."""
         exchange = handed_on(node, self.counts[node].rows, holder, self.topology)
         if exchange is not None:
             exchange.after(self.ends.get((value.node, lane)) for value in node.inputs)
@@ -431,17 +430,17 @@ class TaskGraphBuilder:
         """Return what makes the other inputs of a node."""
         return [self.ends.get((value.node, lane)) for i, value in enumerate(node.inputs) if i != index]
 
-    def _task(self, node: Node, lane: str, holder: Residence | None) -> Task:
+    def _task(self, node: Node, lane: str, holder: Holding | None) -> Task:
         """Return the task of all instances of a node on a lane."""
         machine, counted = self.topology.machine, self.counts[node]
         work, runs, reuses = counted.work, counted.runs, counted.reuses
-        if holder is not None and holder.is_on_server:
-            return self._on_servers(node, work, holder, reuses)
-        instances = self.topology.local if node in self.each or (holder and holder.stage) else 1
+        if holder is not None and holder.is_apart:
+            return self._apart(node, work, holder, reuses)
+        instances = self.topology.local if node in self.each or (holder and holder.is_shared_out) else 1
         self._note(node, lane, work, runs)
-        if holder is not None and holder.stage:
+        if holder is not None and holder.is_shared_out:
             work = Work(work.family, work.flops / self.plan.replicas, work.nbytes / self.plan.replicas)
-        shards = max(1, len(holder.sizes)) if holder is not None and not holder.stage else 1
+        shards = holder.parts if holder is not None and not holder.is_shared_out else 1
         if self.topology.on_cpu:
             seconds, width = on_cores(work, instances, machine, runs)
             seconds += (shards - 1) * machine.core.op_seconds
@@ -459,14 +458,13 @@ class TaskGraphBuilder:
         flops, nbytes = self.built.work.get(key, (0.0, 0.0))
         self.built.work[key] = flops + work.flops * runs, nbytes + work.nbytes * runs
 
-    def _on_servers(self, node: Node, work: Work, holder: Residence, reuses: bool) -> Task:
-        """Return the task of an update's node on all servers of the variable."""
-        count = len(holder.servers)
-        shard = Work(work.family, work.flops / count, work.nbytes / count)
+    def _apart(self, node: Node, work: Work, holder: Holding, reuses: bool) -> Task:
+        """Return the task of an update's node on all devices that hold the variable."""
+        shard = Work(work.family, work.flops / holder.parts, work.nbytes / holder.parts)
         seconds, width = on_cores(shard, 1, self.topology.machine)
         holds: dict[str, float] = {}
-        for server in holder.servers:
-            lane = self.topology.compute_lane(server)
+        for home in holder.homes:
+            lane = self.topology.compute_lane(home)
             holds[lane] = holds.get(lane, 0.0) + seconds
         return Task(node.name, COMPUTE, node.op, holds, max(holds.values()), width, reuses=reuses)
 
@@ -517,11 +515,11 @@ class TaskGraphBuilder:
             self.crossed[value, lane] = task
         return self.crossed[value, lane]
 
-    def _outputs(self, node: Node, lane: str, task: Task, holder: Residence | None, read: list[Buffer | None]) -> None:
+    def _outputs(self, node: Node, lane: str, task: Task, holder: Holding | None, read: list[Buffer | None]) -> None:
         """Note what a node makes: views hand on the buffer that they read."""
         own = next((made for made in read if made is not None), None)
-        share = self.plan.replicas if holder is not None and holder.stage else 1
-        share = len(holder.servers) if holder is not None and holder.is_on_server else share
+        share = self.plan.replicas if holder is not None and holder.is_shared_out else 1
+        share = holder.parts if holder is not None and holder.is_apart else share
         counted = self.counts[node]
         needed = counted.scratch * (self.together if node in self.each else 1) + counted.patches
         if needed:
@@ -533,7 +531,7 @@ class TaskGraphBuilder:
                 if own is not None:
                     self.values[value, lane] = own
                 continue
-            each = node in self.each or bool(holder and holder.stage)
+            each = node in self.each or bool(holder and holder.is_shared_out)
             times = self.together if node in self.each else 1
             if value in self.folded.state.whole_inputs and self.topology.on_cpu:
                 times = self.topology.local  # the process is fed the shares of all its replicas
@@ -612,26 +610,26 @@ class LogicalDevices:
         return move, arrived
 
 
-def meeting_places(folded: AnalyzedStep, residences: Mapping[str, Residence]) -> dict[str, Residence]:
-    """Return where what leads to the update of each variable runs: where it lives, or on the first of its servers."""
+def meeting_places(folded: AnalyzedStep, holdings: Mapping[str, Holding]) -> dict[str, Holding]:
+    """Return where what leads to the update of each variable runs: where it lives, or on the first of its homes."""
 
-    def place(name: str, holder: Residence) -> Residence:
+    def place(name: str, holder: Holding) -> Holding:
         by_rows = name in folded.uses and any(map(updates_rows, folded.uses[name].updates))
-        return OnServer(holder.servers[0]) if by_rows and holder.is_on_server else holder
+        return replace(holder, homes=holder.homes[:1], parts=1) if by_rows and holder.is_apart else holder
 
-    return {name: place(name, holder) for name, holder in residences.items()}
+    return {name: place(name, holder) for name, holder in holdings.items()}
 
 
-def handed_on(node: Node, rows: int, holder: Residence, topology: Topology) -> Task | None:
-    """Return the exchange that brings the other servers their rows; None where one process has all of them.
+def handed_on(node: Node, rows: int, holder: Holding, topology: Topology) -> Task | None:
+    """Return the exchange that brings the others their rows; None where one process has all of them.
 
     Args:
         node: the update.
         rows: bytes of the rows that it is given, and of their indices; 0 where it is no update of rows.
-        holder: the servers of its table.
+        holder: of its table.
         topology: devices and links.
     """
     if not rows:
         return None
-    exchange = topology.hand_on(rows, *holder.servers)
+    exchange = topology.hand_on(rows, *holder.homes)
     return exchange_task(f"rows of {node.name}", "hand_on", exchange) if exchange.seconds else None

@@ -10,7 +10,7 @@ from typing import Any
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import FunctionName, decode
-from autograph_rewrite.ir.types.opdefs import Arg, find_op
+from autograph_rewrite.ir.types.opdefs import Arg, args_of, find_op
 from autograph_rewrite.ir.types.protos import proto
 
 _FUNCTION, _SIGNATURE, _NODE, _RETURN, _CONTROL_RETURN = 1, 1, 3, 4, 6
@@ -184,8 +184,8 @@ def _parse(data: bytes, start: int, stop: int) -> Function:
             controls.append(_entry(data, at, end)[1])
     return Function(
         signature.name,
-        _args(signature.input_arg),
-        _args(signature.output_arg),
+        args_of(signature.input_arg),
+        args_of(signature.output_arg),
         tuple(nodes),
         returns,
         tuple(sorted(set(controls))),
@@ -197,10 +197,3 @@ def _entry(data: bytes, start: int, stop: int) -> tuple[str, str]:
     """Decode one entry of a map<string, string>."""
     parts = {field: str(data[at:end], "utf-8") for field, _, _, at, end in wire.fields(data, start, stop)}
     return parts.get(1, ""), parts.get(2, "")
-
-
-def _args(items: object) -> tuple[Arg, ...]:
-    return tuple(
-        Arg(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr, a.is_ref)
-        for a in items  # type: ignore[attr-defined]
-    )

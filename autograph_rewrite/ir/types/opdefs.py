@@ -67,7 +67,8 @@ def _from_running_tensorflow(name: str) -> Any:
     return None if found is None else proto("OpDef").FromString(found.SerializeToString())
 
 
-def _args(items: Any) -> tuple[Arg, ...]:
+def args_of(items: Any) -> tuple[Arg, ...]:
+    """Return arguments that a message declares."""
     return tuple(Arg(a.name, a.type, a.type_attr, a.number_attr, a.type_list_attr, a.is_ref) for a in items)
 
 
@@ -100,7 +101,7 @@ def _read(found: Any) -> OpDef:
         a.name: Attr(a.name, a.type, a.default_value.SerializeToString() if a.HasField("default_value") else None)
         for a in found.attr
     }
-    inputs, outputs = _args(found.input_arg), _args(found.output_arg)
+    inputs, outputs = args_of(found.input_arg), args_of(found.output_arg)
     deciding = (n for arg in (*inputs, *outputs) for n in (arg.type_attr, arg.number_attr, arg.type_list_attr) if n)
     return OpDef(found.name, inputs, outputs, attrs, found.is_stateful, tuple(dict.fromkeys(deciding)))
 

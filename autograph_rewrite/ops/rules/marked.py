@@ -1,15 +1,43 @@
 """Marked ops: passes have made sure that what they compute of a block belongs to that block.
 
-A mark is an attribute, and each has a placement of its own, which takes the place of the op's rule. All of a chain is
-cut or none of it: a link that gets both is refused.
+The mark is one attribute, which says why; each reason has a placement of its own, which takes the place of the op's
+rule. All of a chain is cut or none of it: a link that gets both is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
+from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import are_same, is_local
-from autograph_rewrite.ops.rules.base import Op, Placed, others_whole, whole
+from autograph_rewrite.ops.rules.base import WHOLE, Op, Placed, others_whole, whole
 from autograph_rewrite.ops.traits import has, operands
+
+IN_BLOCK = "_autograph_in_block"
+"""The attribute of an op that stays in its block: why; empty where it turned out not to."""
+BLOCKWISE = b"blockwise"
+LOCAL_INDICES = b"local indices"
+ROWS_APART = b"rows apart"
+
+
+def mark(nodes: Iterable[Node], why: bytes) -> None:
+    """Mark nodes as staying in their block; `why` is empty where they do not after all."""
+    for node in nodes:
+        node.set_raw_attr(IN_BLOCK, encode("string", why))
+
+
+def why_in_block(node: Node | Op) -> bytes:
+    """Return why a node stays in its block; nothing where it does not."""
+    return bytes(node.attr(IN_BLOCK, b""))
+
+
+def place_in_block(n: Op) -> Placed | None:
+    """Place an op that stays in its block; None where the op is none, or has to work on whole values."""
+    why = why_in_block(n)
+    return None if not why or (why == ROWS_APART and n.attr(WHOLE, False)) else _PLACERS[why](n)
+
 
 # Marked ops that run on each block by itself although their results are no blocks of the global result.
 #
@@ -18,11 +46,8 @@ from autograph_rewrite.ops.traits import has, operands
 # What is found in one block says nothing about the whole, but is used for that block only; the last op of such a chain
 # brings it back into the order of the block.
 
-BLOCKWISE = "_autograph_blockwise"
-"""The attribute that marks them."""
 
-
-def place_blockwise(n: Op) -> Placed:
+def _place_blockwise(n: Op) -> Placed:
     """Leave each replica its block; where nothing is cut, or not by rows, work on whole values."""
     by_rows = [fact.placement == split(0) for fact in n.inputs]
     if not by_rows[0]:
@@ -43,11 +68,8 @@ def place_blockwise(n: Op) -> Placed:
 # `passes.localize.localize_kept_rows`. The gradient of such a look-up adds rows up where they were found, so it stays
 # in the block, too.
 
-LOCAL_INDICES = "_autograph_local_indices"
-"""The attribute that marks the numbers, and what looks up by them."""
 
-
-def place_local_indices(n: Op) -> Placed:
+def _place_local_indices(n: Op) -> Placed:
     """Leave each replica its block; where nothing is cut, work on whole values."""
     made = _made(n)
     if made is None:
@@ -81,11 +103,8 @@ def _made(n: Op) -> Placement | None:
 # The numbers of rows are those of the block, which nobody else may read (`passes.localize.dynamic_partition`); words
 # are blocks of words.
 
-ROWS_APART = "_autograph_rows_apart"
-"""The attribute that marks both ends."""
 
-
-def place_rows_apart(n: Op) -> Placed:
+def _place_rows_apart(n: Op) -> Placed:
     """Leave each replica its rows where all inputs with rows are cut by them."""
     rows = _inputs_with_rows(n)
     blocks = [n.placement(i) == split(0) for i in rows]
@@ -106,3 +125,10 @@ def _inputs_with_rows(n: Op) -> tuple[int, ...]:
 def _sizes(n: Op) -> tuple[int, ...]:
     """Return the inputs that say how many rows there are, for a block as for the whole."""
     return {"SparseToDense": (1,), "RaggedTensorToTensor": (3,)}.get(n.op, ())
+
+
+_PLACERS: Mapping[bytes, Callable[[Op], Placed]] = {
+    BLOCKWISE: _place_blockwise,
+    LOCAL_INDICES: _place_local_indices,
+    ROWS_APART: _place_rows_apart,
+}

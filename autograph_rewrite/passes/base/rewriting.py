@@ -160,9 +160,8 @@ class Rewrite:
     @classmethod
     def of(cls, request: Request, graph: Graph) -> Rewrite:
         """Begin to rewrite a graph, which becomes the result's."""
-        job, task = request.plan, request.task
-        if not request.training:  # there is nothing to accumulate, and no gradient that tells where stages are
-            job = job.without_stages()
+        # where nothing is trained there is nothing to accumulate, and no gradient that tells where stages are
+        job, task = request.plan.of_step(training=request.training), request.task
         plan = job
         if plan.is_asynchronous and len(plan.processes) > 1:  # workers do not wait for each other: each is a job
             plan, task = plan.alone(task), 0

@@ -40,7 +40,7 @@ from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.marked import ROWS_APART
+from autograph_rewrite.ops.rules.marked import ROWS_APART, mark, why_in_block
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.sizes import rows_of_operands
 from autograph_rewrite.ops.traits import ops_with
@@ -314,9 +314,8 @@ def decompose(
     """
     learnt = variable_dependent_nodes(graph) if blocks.have_own_statistics else ()
     for node in nodes:
-        if node.attr(ROWS_APART, False):  # what is in between works on whole values
-            for end in [end for end in graph if ROWS_APART in end.attrs]:
-                end.set_raw_attr(ROWS_APART, encode("bool", False))
+        if why_in_block(node) == ROWS_APART:  # what is in between works on whole values
+            mark([end for end in graph if why_in_block(end) == ROWS_APART], b"")
             continue
         if node.op == "EnsureShape":
             fact = facts[node.inputs[0]]

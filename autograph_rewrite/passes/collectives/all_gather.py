@@ -201,15 +201,11 @@ def _longest(rewrite: Rewrite, lengths: Value, axis: Value, part: Value) -> Valu
     return build.op("Maximum", longest, build.numbers(1, "least"), what="padded")
 
 
-def _by_queues(exchange: Exchange, hop: Hop, value: Value, blocked: Blocked) -> Value:
-    return gather_at_server(exchange.rewrite, value, blocked.dim, blocked.fact.rank, exchange.planned)
-
-
 Gatherer = Callable[[Exchange, Hop, Value, Blocked], Value]
 GATHER: dict[tuple[Medium, str], Gatherer] = {
     (Medium.OPS, ""): _by_ops,
     (Medium.COLLECTIVE, ""): _by_collective,
-    (Medium.QUEUE, ""): _by_queues,
+    (Medium.QUEUE, ""): gather_at_server,
 }
 """By medium and algorithm of a hop, what emits it."""
 

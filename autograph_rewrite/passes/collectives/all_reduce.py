@@ -97,21 +97,13 @@ def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSp
     return decode(rewrite, total, value.dtype, name)
 
 
-def _by_accumulator(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    return accumulate_at_server(exchange.rewrite, value, exchange.planned)
-
-
-def _by_queues(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    return reduce_at_server(exchange.rewrite, value, reduction.op, exchange.planned)
-
-
 Reducer = Callable[[Exchange, Hop, Value, ReduceSpec], Value]
 REDUCE: dict[tuple[Medium, str], Reducer] = {
     (Medium.OPS, ""): _by_ops,
     (Medium.COLLECTIVE, ""): _by_collective,
     (Medium.COLLECTIVE, ONE_SHOT): _in_one_shot,
-    (Medium.ACCUMULATOR, ""): _by_accumulator,
-    (Medium.QUEUE, ""): _by_queues,
+    (Medium.ACCUMULATOR, ""): accumulate_at_server,
+    (Medium.QUEUE, ""): reduce_at_server,
 }
 """By medium and algorithm of a hop, what emits it."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,12 @@ from autograph_rewrite.ir.mesh import ONCE, PROCESS
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
-from autograph_rewrite.plan.parts.messages import EdgePlan
+from autograph_rewrite.passes.collectives.exchange import Exchange
+from autograph_rewrite.plan.parts.lowerings import Hop
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.collectives.all_gather import Blocked
+    from autograph_rewrite.passes.collectives.all_reduce import ReduceSpec
 
 NEVER_STALE = np.int64(2**63 - 1)
 """The step of every contribution: an accumulator silently drops those of steps before its own."""
@@ -129,34 +134,24 @@ class ServerBuilder:
         return self.add("RaggedTensorFromVariant", (variants,), what, on_server=on_server, **attrs).output(rank)
 
 
-def reduce_at_server(rewrite: Rewrite, part: Value, op: str, edge: EdgePlan) -> Value:
-    """Return the processes' parts, combined; each is made once per process.
-
-    Args:
-        op: sum, max, min, prod, all or any.
-        edge: the plan's.
-    """
-    home = _meeting(rewrite, part, edge)
+def reduce_at_server(exchange: Exchange, hop: Hop, part: Value, reduction: ReduceSpec) -> Value:
+    """Return the processes' parts, combined; each is made once per process."""
+    home = _meeting(exchange, part)
     axis = home.const(0, dtypes.INT32, "axis", on_server=True)
     row = home.add("ExpandDims", (part, home.const(0, dtypes.INT32, "row_axis")), "row").output()
-    rows = _parts(rewrite, row, edge, home)
-    return home.add(REDUCED_BY.get(op, "Sum"), (rows, axis), "total", on_server=True).output()
+    rows = _parts(exchange, row, home)
+    return home.add(REDUCED_BY.get(reduction.op, "Sum"), (rows, axis), "total", on_server=True).output()
 
 
-def gather_at_server(rewrite: Rewrite, part: Value, dim: int, rank: int | None, edge: EdgePlan) -> Value:
-    """Return the processes' parts behind each other, in the order of the workers.
-
-    Args:
-        part: this process's rows, made once.
-        dim: along which they are joined.
-        edge: the plan's.
+def gather_at_server(exchange: Exchange, hop: Hop, part: Value, blocked: Blocked) -> Value:
+    """Return the processes' parts, each made once, behind each other, in the order of the workers.
 
     Raises:
         PassError: it is not joined along its first dimension, and its rank is not known.
     """
-    home = _meeting(rewrite, part, edge)
+    home, dim, rank = _meeting(exchange, part), blocked.dim, blocked.fact.rank
     if not dim:
-        return _parts(rewrite, part, edge, home)
+        return _parts(exchange, part, home)
     if rank is None:
         raise PassError(
             f"'{part.name}' has to be whole on a server, but its rank is not known",
@@ -166,28 +161,25 @@ def gather_at_server(rewrite: Rewrite, part: Value, dim: int, rank: int | None, 
     order = [dim, *(i for i in range(rank) if i != dim)]
     ahead = home.add("Transpose", (part, home.const(order, dtypes.INT32, "ahead_order")), "ahead").output()
     back = home.const(np.argsort(order), dtypes.INT32, "back_order", on_server=True)
-    return home.add("Transpose", (_parts(rewrite, ahead, edge, home), back), "joined", on_server=True).output()
+    return home.add("Transpose", (_parts(exchange, ahead, home), back), "joined", on_server=True).output()
 
 
-def _meeting(rewrite: Rewrite, part: Value, edge: EdgePlan) -> ServerBuilder:
+def _meeting(exchange: Exchange, part: Value) -> ServerBuilder:
     """Return where parts meet: beside the owner; what has none is spread over all servers."""
+    rewrite, edge = exchange.rewrite, exchange.planned
     homes = sorted(set(rewrite.plan.homes.values()))
     spread = homes[zlib.crc32(f"{edge.value} {edge.to}".encode()) % len(homes)]
     name = f"{edge.value.replace(':', '/')}/{edge.lowering}"  # the same in all processes
     return ServerBuilder(rewrite, rewrite.homes.of.get(edge.owner, spread), part.node, name)
 
 
-def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value:
-    """Return the sum of the processes' parts; each is made once per process.
-
-    Args:
-        edge: the plan's.
-    """
-    home, dtype = _meeting(rewrite, part, edge), part.dtype
+def accumulate_at_server(exchange: Exchange, hop: Hop, part: Value, reduction: ReduceSpec) -> Value:
+    """Return the sum of the processes' parts; each is made once per process."""
+    rewrite, home, dtype = exchange.rewrite, _meeting(exchange, part), part.dtype
     handle = home.store("ResourceConditionalAccumulator", "sum", dtype=dtype, shape=None, reduction_type=b"SUM")
     step = home.const(NEVER_STALE, dtypes.INT64, "step")
     push = home.add("ResourceAccumulatorApplyGradient", (handle, step, part), "push")
-    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(exchange.planned.owner, []).append(push)
     required = home.const(rewrite.processes, dtypes.INT32, "required", on_server=True)
     take = home.add(
         "ResourceAccumulatorTakeGradient", (handle, required), "take", on_server=True, controls=[push], dtype=dtype
@@ -195,13 +187,13 @@ def accumulate_at_server(rewrite: Rewrite, part: Value, edge: EdgePlan) -> Value
     return take.output()
 
 
-def _parts(rewrite: Rewrite, part: Value, edge: EdgePlan, home: ServerBuilder) -> Value:
+def _parts(exchange: Exchange, part: Value, home: ServerBuilder) -> Value:
     """Return the rows of the parts of all processes, in the order of the workers."""
-    types, count = [dtypes.INT32, dtypes.VARIANT], rewrite.processes
+    rewrite, types, count = exchange.rewrite, [dtypes.INT32, dtypes.VARIANT], exchange.rewrite.processes
     queue = home.queue(types, count, "parts")
     task = home.const(rewrite.task, dtypes.INT32, "task")
     push = home.add("QueueEnqueueV2", (queue, task, home.wrapped(part, "part")), "push", timeout_ms=-1)
-    rewrite.homes.pushes.setdefault(edge.owner, []).append(push)
+    rewrite.homes.pushes.setdefault(exchange.planned.owner, []).append(push)
     number = home.const(count, dtypes.INT32, "count", on_server=True)
     attrs: dict[str, Any] = {"component_types": types, "timeout_ms": -1}
     take = home.add("QueueDequeueManyV2", (queue, number), "take", on_server=True, controls=[push], **attrs)

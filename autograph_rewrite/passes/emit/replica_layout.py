@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import EACH, MICRO, MODEL, ONCE, PER_REPLICA, SERVER, STAGE, Mesh, prefix
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PER_REPLICA, SERVER, WITHIN, Mesh, prefix
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 
@@ -41,13 +41,11 @@ class ReplicaLayout:
     def cells(self) -> tuple[tuple[str, ...], ...]:
         """The device of each micro-batch's instance, for each place that a node may have in a replica."""
         instances = [self.mesh.coordinates(EACH, i) for i in range(len(self))]
-        stages, logical = range(self.mesh.size(STAGE)), range(self.mesh.size(MODEL))
-        places = [{STAGE: stage, MODEL: device} for stage in stages for device in logical]
-        return tuple(tuple(self.mesh.device({**place, **at}) for at in instances) for place in places)
+        return tuple(tuple(self.mesh.device({**place, **at}) for at in instances) for place in self.mesh.within())
 
     def cell(self, node: Node) -> int:
         """Return the number of a node's place in a replica."""
-        return node.at(STAGE) * self.mesh.size(MODEL) + node.at(MODEL) if node.place else 0
+        return self.mesh.number(WITHIN, {axis: node.at(axis) for axis in node.place}) if node.place else 0
 
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""

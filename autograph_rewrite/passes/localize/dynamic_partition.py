@@ -13,7 +13,6 @@ or the width is that of the longest row of the batch, nothing is marked and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,14 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ops.rules.marked import ROWS_APART
+from autograph_rewrite.ops.rules.marked import IN_BLOCK, ROWS_APART, mark
 from autograph_rewrite.ops.traits import has
 
 
 def mark_dynamic_partitions(graph: Graph) -> None:
     """Mark both ends of each chain that is complete."""
     ends = (node for node in graph if has(node.op, "crosses") or node.op == "StringSplitV2")
-    starts = [node for node in ends if not _is_marked(node)]
+    starts = [node for node in ends if IN_BLOCK not in node.attrs]
     looped = frames_of(topological_order(graph)) if starts else {}
     anchored = set(graph.anchors.values())
     for node in starts:
@@ -42,15 +40,6 @@ def mark_dynamic_partitions(graph: Graph) -> None:
             _mark_cross(node)
         else:
             _mark_split(graph, node, anchored)
-
-
-def _is_marked(node: Node) -> bool:
-    return ROWS_APART in node.attrs
-
-
-def _mark(nodes: Iterable[Node]) -> None:
-    for node in nodes:
-        node.set_raw_attr(ROWS_APART, encode("bool", True))
 
 
 def _mark_cross(node: Node) -> None:
@@ -72,7 +61,7 @@ def _mark_cross(node: Node) -> None:
         rows, width = _rows(end, columns[0]), Builder.at(end).const(_product(widths), dtypes.INT64, "size")
         shape = Builder.at(end).op("Pack", rows, width, what="shape", N=2)
         end.set_input(1, shape)
-    _mark((node, *ends))
+    mark((node, *ends), ROWS_APART)
 
 
 def _product(widths: list[int | None]) -> int:
@@ -101,7 +90,7 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
     for reader in counts:
         if not reader.control_users:
             graph.erase(reader)
-    _mark((node, *ends))
+    mark((node, *ends), ROWS_APART)
 
 
 def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | None:

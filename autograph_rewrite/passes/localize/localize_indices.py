@@ -20,10 +20,9 @@ from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
-from autograph_rewrite.ops.rules.marked import LOCAL_INDICES
+from autograph_rewrite.ops.rules.marked import LOCAL_INDICES, mark
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -69,13 +68,9 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
         node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
         if has(node.op, "adds_rows"):
             node.set_input(2, _rows_of_block(node, made[numbers.sum.output()]))
-        _mark(node)
+        mark((node,), LOCAL_INDICES)
         found += 1
     return revise(state) if found else state
-
-
-def _mark(node: Node) -> None:
-    node.set_raw_attr(LOCAL_INDICES, encode("bool", True))
 
 
 def _may_stay(state: Propagation, node: Node) -> bool:
@@ -216,7 +211,7 @@ def _counted(state: Propagation, numbers: Numbers) -> Value:
     ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
     count = build.op("StridedSlice", shape, *ends, what="examples", shrink_axis_mask=1)
     numbered = build.node("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
-    _mark(numbered)
+    mark((numbered,), LOCAL_INDICES)
     begins = build.op("Mul", numbered.output(), rows, what="begins")
     rank = state.facts[positions].rank or 1
     column = build.op("Reshape", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32), what="column")

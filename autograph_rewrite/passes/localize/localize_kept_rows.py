@@ -17,10 +17,9 @@ from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, is_segmented, to_global
-from autograph_rewrite.ops.rules.marked import LOCAL_INDICES
+from autograph_rewrite.ops.rules.marked import IN_BLOCK, LOCAL_INDICES, mark
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -38,12 +37,12 @@ def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Pr
     for mask, ends in found.items():
         for end in ends:
             _count_rows_of_block(graph, mask, end)
-        _mark((mask, *ends), is_marked=True)
+        mark((mask, *ends), LOCAL_INDICES)
     if found:
         state = revise(state)
     while lost := [mask for mask, ends in found.items() if not _is_local(state, mask, ends, ordered=ordered)]:
         for mask in lost:
-            _mark((mask, *found.pop(mask)), is_marked=False)
+            mark((mask, *found.pop(mask)), b"")
         state = revise(state)
     return state
 
@@ -88,11 +87,6 @@ def _is_of(fact: Fact, size: Sym) -> bool:
     return isinstance(mine, Sym) and not set(size.factors).isdisjoint(mine.factors)
 
 
-def _mark(nodes: Iterable[Node], *, is_marked: bool) -> None:
-    for node in nodes:
-        node.set_raw_attr(LOCAL_INDICES, encode("bool", is_marked))
-
-
 def _ends(graph: Graph, state: Propagation, node: Node) -> tuple[Node, ...]:
     """Return who looks up by the numbers of a mask, and nothing where one of them may look into another block."""
     if node.op != "Where" or node in state.looped:
@@ -130,7 +124,7 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
     """
     node = use.node
-    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or LOCAL_INDICES in node.attrs:
+    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or IN_BLOCK in node.attrs:
         return False
     everything = to_global(rows, state.semantics.extent.units)
     depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]

@@ -21,7 +21,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.format.annotations import placements_text
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, SERVER, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -39,7 +39,7 @@ from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.parameter_server.put_at_homes import put_at_homes
 from autograph_rewrite.passes.reshard.global_sizes import read_early
-from autograph_rewrite.passes.variable_sharding.regather import gather_for_each
+from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_for_each
 from autograph_rewrite.plan.parts.lowerings import Medium
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -58,8 +58,8 @@ def assign_spans(rewrite: Rewrite) -> None:
     devices = run_devices(rewrite.plan, rewrite.task)
     if len(set(devices)) > 1 or parse(devices[0]).kind != "CPU":
         _enter_where_it_is_carried(order)
-    if rewrite.plan.gathers_for_each:
-        gather_for_each(order)
+    if rewrite.plan.gathers_for_each and rewrite.has(GatheredOnUse):
+        gather_for_each(rewrite.graph, rewrite.get(GatheredOnUse))
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
             node.set_span(EACH)
@@ -87,7 +87,7 @@ def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
         return ONCE  # one condition for all replicas
     if differs_by_replica(state, node, rewrite.future_splits):
         return EACH
-    if not rewrite.mirrored or is_pinned(node) or node.place:
+    if not rewrite.mirrored or is_pinned(node) or SERVER in node.place:
         return ONCE
     is_input = has(node.op, "fed") and node.name not in handles
     return ONCE if is_input else rewrite.common_span

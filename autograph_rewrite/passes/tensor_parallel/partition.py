@@ -22,6 +22,7 @@ from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -49,7 +50,7 @@ from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARI
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.model_axis.logical_devices import LOGICAL, assign, number_devices, put, settle
+from autograph_rewrite.resolve.model_axis.logical_devices import assign, number_devices, put, settle
 from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
@@ -70,9 +71,11 @@ class Exchanges:
 
     Attributes:
         axis: the one that is being cut.
+        cuts: of copies of tensors, which axis will cut them along which dimension.
     """
 
     axis: int = 0
+    cuts: dict[Node, tuple[int, int]] = field(default_factory=dict)
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
     def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
@@ -99,13 +102,15 @@ class Exchanges:
         node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
-        """Let the devices of a further axis make a conversion, each group of them its own.
+        """Let the devices of a further axis make a conversion, or a copy that is cut later, each group of them its own.
 
         Args:
             node: what made the conversion.
             copies: what makes it on each device.
             sizes: units of what each converts; empty: all convert as much as `node` did.
         """
+        if node in self.cuts:
+            self.cuts |= dict.fromkeys(copies, self.cuts.pop(node))
         made = self._made.pop(node, [])
         for k, copy in enumerate(copies if made else ()):
             share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
@@ -154,9 +159,8 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     plan = replace(plan, notes=(*plan.notes, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
-    mark_boundaries(graph, item, cuts)
+    exchanges = Exchanges(cuts=boundaries(graph, item, cuts))
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
-    exchanges = Exchanges()
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -167,7 +171,7 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
             for one in pieces_of(item.variables[name])
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
-        for cut in rounds_of(size, within, wanted, boundaries(graph, axis), whole) if size > 1 else ():
+        for cut in rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else ():
             within, plan = _partition(graph, within, plan, cut, exchanges)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
         settle(topological_order(graph), axis)
@@ -183,7 +187,7 @@ def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequen
     found = dict(item.variables)
     for name, variable in item.variables.items():
         if variable.shards is not None:
-            places = [graph.nodes[handle].attr(LOGICAL, 0) for handle in variable.shards.handles]
+            places = [graph.nodes[handle].at(MODEL) for handle in variable.shards.handles]
             first = range(0, len(devices), model.size)
             held = tuple(devices[begin + place] for begin in first for place in places)
             found[name] = replace(variable, shards=replace(variable.shards, devices=held))
@@ -442,16 +446,16 @@ class Partitioner(Emitter):
 # The copies are made before anything is cut: each device of one axis then has its own of what the next axis cuts.
 
 
-_CUT = "_autograph_cut"
-
-
-def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]) -> None:
-    """Add the copies of all tensors.
+def boundaries(
+    graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]
+) -> dict[Node, tuple[int, int]]:
+    """Add the copies of all tensors; return which axis cuts each along what.
 
     Args:
         item: whose variables are no tensors.
         cuts: which dimension each axis cuts, by the name of a variable or a tensor.
     """
+    found = {}
     for name, dims in cuts.items():
         if name in item.variables:
             continue
@@ -460,10 +464,11 @@ def mark_boundaries(graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequen
             if dim is None:
                 continue
             node = graph.add("Identity", [value], name=f"{graph.value(name).node.name}/sharded", origin=value.node)
-            node.set_raw_attr(_CUT, encode("list(int)", [axis, dim]))
+            found[node] = axis, dim
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
             value = node.output()
+    return found
 
 
 def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[Node]:
@@ -488,20 +493,12 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
     return kept
 
 
-def boundaries(graph: Graph, axis: int) -> dict[str, int]:
-    """Return the copies that an axis cuts, with the dimension; what they read is whole for all its devices.
-
-    Args:
-        axis: of the mesh.
-    """
-    found = {}
-    for node in graph:
-        at, dim = node.attr(_CUT, (-1, -1))
-        if at == axis:
-            node.drop_attr(_CUT)
-            node.set_raw_attr(WHOLE, encode("bool", True))
-            found[node.name] = dim
-    return found
+def _tensors(graph: Graph, exchanges: Exchanges) -> dict[str, int]:
+    """Return the copies that the axis cuts, with the dimension; what they read is whole for all its devices."""
+    found = [node for node in graph if node in exchanges.cuts and exchanges.cuts[node][0] == exchanges.axis]
+    for node in found:
+        node.set_raw_attr(WHOLE, encode("bool", True))
+    return {node.name: exchanges.cuts[node][1] for node in found}
 
 
 # What reads a value whole of which the devices hold blocks: every gather of a step, told with who asks for it.

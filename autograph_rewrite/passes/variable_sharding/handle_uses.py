@@ -26,7 +26,7 @@ from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, is_handle, updates_rows
 from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.marked import BLOCKWISE
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, mark
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
@@ -278,8 +278,11 @@ class Rows:
         inside = limits[0] if len(limits) == 1 else self._add("LogicalAnd", limits, near, f"{name}/inside")
         places = self._add("Where", [inside], near, f"{name}/places", shape=(None, 1))
         local = self._add("GatherNd", [flat, places], near, f"{name}/ids", shape=(None,))
-        for value in (places, local):
-            value.node.set_raw_attr(BLOCKWISE if blockwise else WHOLE, encode("bool", True))
+        if blockwise:
+            mark((places.node, local.node), BLOCKWISE)
+        else:
+            for value in (places, local):
+                value.node.set_raw_attr(WHOLE, encode("bool", True))
         if shard > 0:
             local = self._add("Sub", [local, self._id(ids, offsets[shard])], near, f"{name}/local")
         return places, local
@@ -357,5 +360,5 @@ class Rows:
     def _add_blockwise(self, op: str, inputs: Sequence[Value], near: Node, what: str, shape: Shape | None) -> Value:
         """Add a node whose result means something for its own block only."""
         made = self._add(op, inputs, near, what, shape)
-        made.node.set_raw_attr(BLOCKWISE, encode("bool", True))
+        mark((made.node,), BLOCKWISE)
         return made

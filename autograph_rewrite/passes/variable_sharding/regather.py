@@ -13,6 +13,7 @@ for all of them, all would have to wait for the last, with all that they have ma
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
@@ -20,12 +21,19 @@ from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import marks_before, topological_order
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
 
-GATHER_ATTR = "_autograph_gather"
-"""The attribute of what joins the shards of a variable for those that use it."""
+
+@dataclass(frozen=True)
+class GatheredOnUse:
+    """The variables whose shards are joined where they are used.
+
+    Attributes:
+        handles: the names of those of their first shards.
+    """
+
+    handles: tuple[str, ...] = ()
 
 
 def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
@@ -36,8 +44,6 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     """
     wholes = [whole for handle in handles for whole in _wholes(handle)]
     gathers = set(wholes)
-    for whole in wholes:
-        whole.set_raw_attr(GATHER_ATTR, encode("string", "on use"))
     readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
     updates = {update: None for whole in wholes for update in _updates(whole)}
     marks = {node: 1 << i for i, node in enumerate({**readers, **updates})}
@@ -66,13 +72,14 @@ def gather_on_use(graph: Graph, handles: Iterable[Node]) -> int:
     return count
 
 
-def gather_for_each(nodes: Iterable[Node]) -> None:
+def gather_for_each(graph: Graph, gathered: GatheredOnUse) -> None:
     """Let each micro-batch gather what it alone uses; what runs rarer uses too is gathered once.
 
     Args:
-        nodes: of the folded graph, with their spans.
+        graph: folded, with the spans of its nodes.
+        gathered: of whose shards.
     """
-    for whole in [node for node in nodes if GATHER_ATTR in node.attrs]:
+    for whole in [whole for handle in gathered.handles for whole in _wholes(graph.nodes[handle])]:
         readers = [*(use.node for use in whole.output().uses), *whole.control_users]
         if all(reader.span == EACH for reader in readers):
             whole.set_span(EACH)

@@ -25,7 +25,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
-from autograph_rewrite.passes.variable_sharding.regather import gather_on_use
+from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_on_use
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
@@ -35,8 +35,10 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 PASS = "shard-variables"
 
 
-def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
-    """Cut the variables of which the plan wants it; return the item and the request with shards instead of them.
+def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
+    """Cut the variables of which the plan wants it.
+
+    Returns the item and the request with shards instead of them, and which of them are gathered where they are used.
 
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
@@ -47,7 +49,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     """
     cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
     if not cuts:
-        return item, plan
+        return item, plan, GatheredOnUse()
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
     owners = _owners(item, state, step, cuts)
@@ -68,9 +70,9 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
         for handle, made in uses.handles.items():
             name = by_handle[handle]
             shards[name] = Shards(cuts[name].axis, sizes, tuple(node.name for node in made), cuts[name].servers)
-    again = [shards[name].handles[0] for name in owners if cuts[name].stage == 3]
-    gather_on_use(graph, [graph.nodes[handle] for handle in again])
-    return in_shards(graph, item, plan, shards, cuts, owners)
+    gathered = GatheredOnUse(tuple(shards[name].handles[0] for name in owners if cuts[name].stage == 3))
+    gather_on_use(graph, [graph.nodes[handle] for handle in gathered.handles])
+    return *in_shards(graph, item, plan, shards, cuts, owners), gathered
 
 
 def in_shards(
@@ -167,7 +169,8 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
 def _shard(rewrite: Rewrite) -> None:
     """Shard variables, their slots and their updates."""
     known = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else rewrite.item.variables
-    item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
+    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
+    rewrite.put(gathered)
     rewrite.put(WholeVariables(in_pieces(known, item.variables)))  # the model axis may have cut others
     rewrite.item = replace(item, variables=shard_variables(item.variables))
 
@@ -176,4 +179,4 @@ def _has_shards(rewrite: Rewrite) -> bool:
     return any(request.sizes for request in rewrite.plan.variables)
 
 
-SHARD_VARIABLES = Pass("shard-variables", _shard, _has_shards, gives=(WholeVariables,))
+SHARD_VARIABLES = Pass("shard-variables", _shard, _has_shards, gives=(WholeVariables, GatheredOnUse))

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.mesh import MODEL, Place
 
-LOGICAL = "_autograph_logical_device"
-"""Attribute of a node: its number among the logical devices of its replica."""
-COORDINATES = "_autograph_model_coordinates"
-"""Attribute of a node while tensors are cut: its place on each axis of the mesh, -1 where none is said yet."""
+
+def axis_of(axis: int) -> str:
+    """Return how the mesh calls an axis of the logical devices while tensors are cut."""
+    return f"{MODEL}_{axis}"
 
 
 def put(node: Node, axis: int, place: int, *, keep: bool = False) -> None:
@@ -30,10 +31,8 @@ def put(node: Node, axis: int, place: int, *, keep: bool = False) -> None:
         place: its coordinate there.
         keep: leave a node that is somewhere on it already where it is.
     """
-    said = _said(node, axis)
-    if not (keep and said[axis] >= 0):
-        said[axis] = place
-        node.set_raw_attr(COORDINATES, _coordinates(tuple(said)))
+    if not (keep and axis_of(axis) in node.place):
+        node.put(axis_of(axis), place)
 
 
 def assign(node: Node, device: int, axes: Sequence[int]) -> None:
@@ -56,19 +55,18 @@ def settle(order: Sequence[Node], axis: int) -> None:
         order: all nodes, producers first.
         axis: the last one that was cut.
     """
-    places = {node: _said(node, axis) for node in order}
-    for said in places.values():
-        said[axis] = max(said[axis], 0)
-    for before in range(axis):
-        for node, said in places.items():
-            if said[before] < 0:
-                said[before] = max((places[value.node][before] for value in node.inputs), default=-1)
+    for before in map(axis_of, range(axis)):
+        for node in order:
+            if before not in node.place:
+                made = [value.node.at(before) for value in node.inputs if before in value.node.place]
+                if made:
+                    node.put(before, max(made))
         for node in reversed(order):
-            if places[node][before] < 0:
-                read = [places[user][before] for value in node.read_outputs for user, _ in value.uses]
-                places[node][before] = min((place for place in read if place >= 0), default=0)
-    for node, said in places.items():
-        node.set_raw_attr(COORDINATES, _coordinates(tuple(said)))
+            if before not in node.place:
+                readers = [user for value in node.read_outputs for user, _ in value.uses]
+                node.put(before, min((user.at(before) for user in readers if before in user.place), default=0))
+    for node in order:
+        put(node, axis, 0, keep=True)
 
 
 def number_devices(nodes: Iterable[Node], axes: Sequence[int]) -> None:
@@ -80,25 +78,14 @@ def number_devices(nodes: Iterable[Node], axes: Sequence[int]) -> None:
     """
     for node in nodes:
         number = 0
-        for size, place in zip(axes, _said(node, len(axes) - 1), strict=True):
-            number = number * size + place
-        node.drop_attr(COORDINATES)
-        node.set_raw_attr(LOGICAL, _encoded(number))
+        for axis, size in enumerate(axes):
+            number = number * size + node.at(axis_of(axis))
+        node.set_place(_numbered(number))
 
 
 @cache
-def _coordinates(places: tuple[int, ...]) -> bytes:
-    return encode("list(int)", places)
-
-
-@cache
-def _encoded(device: int) -> bytes:
-    return encode("int", device)
-
-
-def _said(node: Node, axis: int) -> list[int]:
-    found = list(node.attr(COORDINATES, ()))
-    return found + [-1] * (axis + 1 - len(found))
+def _numbered(device: int) -> Place:
+    return MappingProxyType({MODEL: device})
 
 
 def logical_devices(order: Iterable[Node]) -> Mapping[Node, int]:
@@ -109,10 +96,6 @@ def logical_devices(order: Iterable[Node]) -> Mapping[Node, int]:
     """
     found: dict[Node, int] = {}
     for node in order:
-        stated = node.attr(LOGICAL, -1)
-        if stated >= 0:
-            found[node] = stated
-            continue
-        made = [found[value.node] for value in node.inputs if value.node in found]
-        found[node] = max(made, default=0)
+        made = (found[value.node] for value in node.inputs if value.node in found)
+        found[node] = node.at(MODEL) if MODEL in node.place else max(made, default=0)
     return found

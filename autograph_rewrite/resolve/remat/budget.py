@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.remat.cuts import CutPlace, candidates, chain_of, crossing_bytes
 from autograph_rewrite.resolve.remat.decision import Segment
 from autograph_rewrite.resolve.remat.policies import Parts, connected
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
-from autograph_rewrite.resolve.remat.step_memory import StageMemory, StageNeeds, StepMemory, StepRun
+from autograph_rewrite.resolve.remat.step_memory import StepMemory
 from autograph_rewrite.resolve.stages.flops import cost_of
 
 # A chain of cuts whose memory stays below a limit, with the least recomputation: where a search for a budget starts.
@@ -474,75 +473,3 @@ def _choosable(acts: Activations, memory: StepMemory, inside: Collection[Node]) 
         return node not in read and len(after) == 1 and all(0 < memory.nbytes(n) <= memory.nbytes(node) for n in after)
 
     return tuple(n for n in acts.forward if n in needed and memory.nbytes(n) and not is_passed_on(n))
-
-
-@dataclass(frozen=True)
-class StageChoice:
-    """What is computed again in one stage.
-
-    Attributes:
-        needs: of the stage.
-        memory: tells its peaks.
-        choice: the cheapest that fits.
-    """
-
-    needs: StageNeeds
-    memory: StageMemory
-    choice: RematChoice
-
-
-def choose_by_stage(
-    acts: Activations, step: StepRun, stages: Mapping[Node, int], given: Sequence[StageNeeds], remat: Remat
-) -> list[StageChoice]:
-    """Return the cheapest way to fit each device; stages of one device share it as they would use it.
-
-    Args:
-        acts: what may be computed again.
-        step: a micro-batch of the whole model.
-        stages: of the nodes.
-        given: the stages, and what they hold.
-        remat: the limit of a device, and in which stages something is computed again.
-
-    Raises:
-        PlanError: a stage does not fit; it says the least peak that was found.
-    """
-    assert remat.limit is not None
-    memories = [StageMemory(acts, step, stages, needs) for needs in given]
-    plain = [memory.peak(()) for memory in memories]
-    found = []
-    for i, needs in enumerate(given):
-        beside = [j for j, other in enumerate(given) if other.device == needs.device]
-        room = remat.limit - sum(memories[j].kept for j in beside)
-        wanted = sum(plain[j] - memories[j].kept for j in beside)
-        share = memories[i].kept + (room * (plain[i] - memories[i].kept) // wanted if wanted > room else room)
-        part = _of_stage(acts, stages, needs.number)
-        if not part.repeatable or (remat.stages and needs.number not in remat.stages):
-            found.append(StageChoice(needs, memories[i], RematChoice((), 0.0, plain[i])))
-            continue
-        try:
-            choice = choose(part, memories[i], share, remat.policy)
-        except PlanError as error:
-            raise PlanError(f"stage {needs.number} on {needs.device}: {error.problem}", hint=error.hint) from error
-        found.append(StageChoice(needs, memories[i], choice))
-    return found
-
-
-def _of_stage(acts: Activations, stages: Mapping[Node, int], stage: int) -> Activations:
-    forward = tuple(node for node in acts.forward if stages.get(node) == stage)
-    return replace(acts, forward=forward, repeatable=acts.repeatable & frozenset(forward))
-
-
-def device_peaks(
-    chosen: Sequence[StageChoice], segments: Mapping[int, Sequence[Sequence[Node]]]
-) -> dict[str, tuple[int, int]]:
-    """Return the peak of each device, without and with what is computed again.
-
-    Args:
-        segments: by stage, the nodes of what is computed again.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for one in chosen:
-        before, after = found.get(one.needs.device, (0, 0))
-        again = segments.get(one.needs.number, ())
-        found[one.needs.device] = before + one.memory.peak(()), after + one.memory.peak(again)
-    return found

@@ -49,19 +49,6 @@ def parts_of(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
     return found if isinstance(found, tuple) else (found, {})
 
 
-def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) -> Parts:
-    """Return the parts, cut where a stage begins: what crosses is kept, by the stage that sends it.
-
-    Args:
-        parts: what a policy says.
-        stages: of the forward nodes.
-        wanted: those in which something is computed again; empty: all.
-    """
-    numbers: dict[tuple[int, int], int] = {}
-    inside = {node: stages[node] for node in parts if node in stages and (not wanted or stages[node] in wanted)}
-    return {node: numbers.setdefault((stage, parts[node]), len(numbers)) for node, stage in inside.items()}
-
-
 def _every(acts: Activations, remat: Remat) -> Parts:
     number = int(remat.policy.partition(":")[2])
     return _between(acts, [place.at for place in single_cuts(chain_of(acts))[number - 1 :: number]])

@@ -6,14 +6,6 @@
 
 The schedule is the order in which a queue of ready nodes is worked off, as TensorFlow's executor does with one thread.
 What a buffer is, `analysis.work.buffers` says, as in the simulation of a step.
-
-Of a stage of a pipeline it is the peak of a micro-batch, and what the others hold that are under way:
-
-    stage 0 of 3, 1f1b     F0 F1 F2 B0 ...          while B0 runs, micro-batches 1 and 2 hold their activations
-    peak                   variables and inputs + the most of one micro-batch + 2 x what one holds between F and B
-
-A micro-batch is one step of the whole model on one device, of which a stage has what its nodes make, and what they read
-of others. Where others are ahead, what they send is there early: up to two values more.
 """
 
 from __future__ import annotations
@@ -31,10 +23,11 @@ from autograph_rewrite.analysis.work.buffers import Buffers, buffers_of
 from autograph_rewrite.analysis.work.executed import executed
 from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.ir.control_flow import frames_of
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.traits import MERGES, has
+from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.remat.activations import Activations, root_of
 from autograph_rewrite.resolve.spans import differs_by_replica
@@ -206,73 +199,6 @@ class StepMemory:
                 self._of[node.output(j)] = handed[0]
 
 
-@dataclass(frozen=True)
-class StageNeeds:
-    """What a stage holds besides the values of its nodes.
-
-    Attributes:
-        number: of the stage.
-        device: where it is.
-        under_way: how many micro-batches are between its forward and its backward, at most.
-        kept: bytes of its variables, and of the sums of their gradients.
-        is_last: no stage comes behind it.
-    """
-
-    number: int
-    device: str
-    under_way: int
-    kept: int
-    is_last: bool = False
-
-
-class StageMemory(StepMemory):
-    """Tells peaks of one stage, whatever of it is computed again."""
-
-    def __init__(self, acts: Activations, step: StepRun, stages: Mapping[Node, int], needs: StageNeeds) -> None:
-        super().__init__(acts, step)
-        here = {node for node in self._at if stages.get(node) == needs.number}
-        read = {value.node for node in here for value in node.inputs}
-        self.kept = needs.kept + sum(sum(self._buffers[node].nbytes) for node in read if has(node.op, "held"))
-        by_place = list(self._at)
-        makers = [by_place[at] for at in self._maker]
-        held_here = {self._of.get(value) for node in here for value in node.inputs}
-        made = set(acts.forward)
-        received = sum(self._nbytes[i] for i, one in enumerate(makers) if i in held_here and one in made - here)
-        self.kept += received * _early(needs, step.sizes.micro)
-        here_alone = zip(self._nbytes, makers, strict=True)
-        self._nbytes = [n if maker in here or i in held_here else 0 for i, (n, maker) in enumerate(here_alone)]
-        self._made = {i for i, maker in enumerate(makers) if maker in made}
-        self._later = [  # what gradients read, and which copies they would read instead
-            (i, moved) for i, at, _, moved in self._reads if by_place[at] in acts.backward and by_place[at] in here
-        ]
-        self._others = needs.under_way - 1
-
-    def peak(self, segments: Iterable[Sequence[Node]]) -> int:
-        """Return the most bytes that are alive at a time on the device of the stage.
-
-        Args:
-            segments: the nodes that are computed again, by segment, producers first.
-        """
-        again = [list(nodes) for nodes in segments]
-        held = sum(self._nbytes[i] for i in self._held_between(again) & self._made) if self._others else 0
-        return super().peak(again) + self._others * held
-
-    def _held_between(self, segments: Iterable[Sequence[Node]]) -> set[int]:
-        """Return the buffers that gradients, or copies, of the stage read."""
-        inside: set[Node] = set()
-        held: set[int] = set()
-        for nodes in segments:
-            own = set(nodes)
-            inside |= own
-            held |= {self._of[v] for node in nodes for v in node.inputs if v.node not in own and v in self._of}
-        return held | {i for i, moved in self._later if moved not in inside}
-
-
-def _early(needs: StageNeeds, micro: int) -> int:
-    """Return how many values are there before their turn, or until they have been sent."""
-    return max(min(2, micro - needs.under_way), int(needs.is_last))
-
-
 def _of_replicas(state: Propagation, buffers: dict[Node, Buffers], together: int) -> dict[Node, Buffers]:
     """Return what the replicas on a device make: each of them what differs between replicas, and what is fed."""
     if together == 1:
@@ -349,3 +275,8 @@ def variable_bytes(plan: Plan, variables: Mapping[str, Variable]) -> int:
         else:
             everywhere += variable.nbytes
     return everywhere + max((homes[device] for device in plan.devices), default=0)
+
+
+def gradients_of_variables(graph: Graph, resolved: Plan) -> list[Value]:
+    """Return the gradients of variables, each once."""
+    return list(dict.fromkeys(graph.value(edge.value) for edge in resolved.edges if edge.owner != STEP))

@@ -33,13 +33,13 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
 from autograph_rewrite.runtime.engine.step_observers import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
-from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
 from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
 from autograph_rewrite.runtime.job.exchanges import Rendezvous, abandon, replica_means
 from autograph_rewrite.runtime.job.job_memory import require_alike
 from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
+from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
@@ -234,7 +234,7 @@ class DistributedSession:
         is_numbered = self._numbers.is_numbered(wanted, options, in_loop=in_loop)
         got = self.run_ops(wanted, feeds, options)[:count]
         if is_numbered:
-            tf_server.use_number()
+            counts().numbers += 1
         return got
 
     def run_ops(
@@ -465,13 +465,13 @@ class StepNumbers:
         """
         if self._member is None:
             return
-        mine = tf_server.numbers_used()
+        mine = counts().numbers
         used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
         options = tensorflow().compat.v1.RunOptions()
         options.experimental.collective_graph_key = _KEY
         for _ in range(mine, int(used.max()) + 1):
             session.run(self._nothing, options=options)
-            tf_server.use_number()
+            counts().numbers += 1
 
 
 # The original names of a session: what is run for a fetch, and which tensor a feed goes to, in the rewritten graph.

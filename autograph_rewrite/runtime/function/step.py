@@ -34,11 +34,12 @@ from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
 from autograph_rewrite.runtime.engine.variable_copies import copies_of
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring
-from autograph_rewrite.runtime.job import digests, tf_server
+from autograph_rewrite.runtime.job import digests
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
 from autograph_rewrite.runtime.job.digests import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
 from autograph_rewrite.runtime.job.exchanges import Rendezvous, replica_means
 from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.runtime.job.tf_server import abort_when_lost
 from autograph_rewrite.runtime.job.watchdog import Watchdog, may_wait
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -202,7 +203,7 @@ class BoundStep:
         self._number += 1
         self._coordinator.before_step()
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
-            tf_server.abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
+            abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
         if not self._tf.executing_eagerly():
             return self._run_in_graph(args, stacked)
         written = self._guard.before() if self._guard is not None else []

@@ -23,10 +23,10 @@ from typing import Any
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
 from autograph_rewrite.runtime.job.exchanges import Array, Flags
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
+from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
 
 
@@ -253,7 +253,7 @@ class FailedSteps:
         code = getattr(error, "error_code", None)
         is_own = error is not None and code is not None and not is_of_the_job(error)
         text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""
-        tf_server.count_failure()
+        counts().failures += 1
         with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
             flags = Flags(self._member, _NAME, [self._member.task])
             flags.put(text)
@@ -266,9 +266,9 @@ class FailedSteps:
             tf.errors.OpError: somebody does not answer.
         """
         flags = Flags(self._member, _NAME, self._others)
-        mine, counts = tf_server.failures(), flags.counts()
+        mine, theirs = counts().failures, flags.counts()
         flags.close()
-        return [self._name(task) for task, count in zip(self._others, counts, strict=True) if count > mine]
+        return [self._name(task) for task, count in zip(self._others, theirs, strict=True) if count > mine]
 
     def awaited(self) -> list[str]:
         """Return who is ahead once somebody is; nobody if that takes too long, or somebody does not answer."""
@@ -286,7 +286,7 @@ class FailedSteps:
 
     def _told(self, ahead: Sequence[str]) -> list[str]:
         """Return who of those that are ahead has told of an error, and what; "": nobody."""
-        at = tf_server.failures()
+        at = counts().failures
         for task in self._others:
             if self._name(task) in ahead:
                 flags = Flags(self._member, _NAME, [task])

@@ -29,9 +29,9 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
 from autograph_rewrite.runtime.job.liveness import listed, name_of
+from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.training_graph import TrainingGraph
 
 _FEW = 6
@@ -242,7 +242,7 @@ class Beside:
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
-        self._channel = tf_server.next_channel()
+        self._channel = next(counts().channels)
         self._exchange: RepeatedSum | None = None
         self._pool = ThreadPoolExecutor(1, "autograph_beside")
         self._pending: Future[tuple[StepAccount, Array] | None] | None = None
@@ -384,7 +384,7 @@ def _texts(member: Membership, text: str, seconds: float) -> list[str]:
 def _rows(member: Membership, mine: Array, seconds: float) -> Array:
     table = np.zeros((len(member.workers), mine.size), np.int32)
     table[member.task] = mine
-    with RepeatedSum(member, seconds, table, GROUP, tf_server.next_account(), tells=False) as exchange:
+    with RepeatedSum(member, seconds, table, GROUP, next(counts().accounts), tells=False) as exchange:
         return exchange.add_up(table, "tell what they do")
 
 

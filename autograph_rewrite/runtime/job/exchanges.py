@@ -21,8 +21,8 @@ import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job import tf_server
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, missing, name_of
+from autograph_rewrite.runtime.job.tf_server import counts, meet, session_of
 from autograph_rewrite.runtime.job.watchdog import Closing, Watchdog
 
 FIRST_KEY = 2**29
@@ -54,7 +54,7 @@ class Rendezvous:
         Raises:
             ClusterError: somebody is missing.
         """
-        key = FIRST_KEY + tf_server.next_exchange()
+        key = FIRST_KEY + next(counts().exchanges)
         with RepeatedSum(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
             return exchange.add_up(value, what)
 
@@ -90,7 +90,7 @@ class Rendezvous:
 
     def rounds(self, count: int, what: str) -> list[tuple[int, int]]:
         """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
-        key = FIRST_KEY + tf_server.next_exchange()
+        key = FIRST_KEY + next(counts().exchanges)
         mine, found = np.zeros((), np.int32), []
         with RepeatedSum(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
             exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
@@ -168,9 +168,7 @@ class RepeatedSum:
                 final_op="Id",
             )
             self._total = tf.reshape(total, like.shape)
-        config = tf.compat.v1.ConfigProto()
-        tf_server.configure(config, member)
-        self._session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
+        self._session = session_of(graph, member)
         lookout = functools.partial(PeerMonitor, member, seconds)
         closing = functools.partial(Closing, self._session)
         self._watchdog = Watchdog(seconds, lookout, closing, may_idle=True)
@@ -198,7 +196,7 @@ class RepeatedSum:
             ClusterError: somebody is missing.
         """
         if not self._has_met:
-            tf_server.meet(self._member, self._seconds, what)
+            meet(self._member, self._seconds, what)
             self._has_met = True
         options = self._tf.compat.v1.RunOptions(timeout_in_ms=int(self._seconds * 1e3))
         options.experimental.collective_graph_key = self._group
@@ -299,9 +297,7 @@ class Relay:
                     sizes.append(raw.QueueSizeV2(handle=queue))
                     leaves.append(raw.QueueCloseV2(handle=queue, cancel_pending_enqueues=True))
             self._put, self._take, self._leave, self._size = tf.group(puts), takes[0], leaves[0], sizes[0]
-        config = tf.compat.v1.ConfigProto()
-        tf_server.configure(config, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
-        self.session = tf.compat.v1.Session(tf_server.target(member), graph=graph, config=config)
+        self.session = session_of(graph, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
         self._last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         if not member.is_chief:  # also if the program has no more use for it: worker 0 may have
             atexit.register(self.end)
@@ -429,10 +425,8 @@ class Flags:
                     self._puts.append(raw.Stage(values=[self._text], **one))
                     self._sizes.append(raw.StageSize(dtypes=[tf.string], **one))
                     self._texts.append(raw.StagePeek(index=self._at, dtypes=[tf.string], **one)[0])
-        config = tf.compat.v1.ConfigProto()
-        tf_server.configure(config, member, hosts)
         self._options = tf.compat.v1.RunOptions(timeout_in_ms=_PATIENCE)
-        self._session = tf.compat.v1.Session(target or tf_server.target(member), graph=graph, config=config)
+        self._session = session_of(graph, member, hosts, target)
 
     def put(self, text: str = "") -> None:
         """Put one more into each.

@@ -17,9 +17,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import NoReturn
 
-from autograph_rewrite.cluster.membership import Membership
+from autograph_rewrite.cluster.membership import Membership, in_job
+from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.plan import selected
+from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.liveness import PATIENCE, Presence, listed, name_of
@@ -43,6 +45,17 @@ def serve_if_server(member: Membership | None, seconds: float) -> None:
     """
     if member is not None and not member.is_worker:
         serve(member, seconds)
+
+
+def take_part(config: ConfigLike | None) -> tuple[Config, Membership | None]:
+    """Return the configuration with the processes of the job, and which of them this one is; a server serves here.
+
+    Raises:
+        ConfigError: nothing says which process this is.
+    """
+    given, member = in_job(chosen_config(config))
+    serve_if_server(member, given.timeout_seconds)
+    return given, member
 
 
 def serve(member: Membership, seconds: float) -> NoReturn:

@@ -25,6 +25,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -107,6 +108,21 @@ def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> N
         config.device_filters.extend(dict.fromkeys((own, *holders)))
 
 
+def session_of(graph: Any, member: Membership, devices: Iterable[str] = (), at: str = "") -> Any:
+    """Return a session of what this process runs with others.
+
+    Args:
+        graph: a tf.Graph.
+        member: this process.
+        devices: of the processes that it meets.
+        at: the target that it connects to; "": this process's own.
+    """
+    v1 = tensorflow().compat.v1
+    config = v1.ConfigProto()
+    configure(config, member, devices)
+    return v1.Session(at or target(member), graph=graph, config=config)
+
+
 def meet(member: Membership, seconds: float, what: str) -> None:
     """Wait until all other workers answer: TensorFlow would wait for them without end.
 
@@ -128,22 +144,10 @@ def meetings() -> Meetings:
     return known.meetings
 
 
-def next_exchange() -> int:
-    """Return the number of the next exchange outside of a step; all workers count alike."""
+def counts() -> Counts:
+    """Return what this process has counted since it joined its job."""
     known: ServerDef = tf_private.collective_server()
-    return next(known.exchanges)
-
-
-def next_channel() -> int:
-    """Return the number of the next series of exchanges that keeps its own time; all workers count alike."""
-    known: ServerDef = tf_private.collective_server()
-    return next(known.channels)
-
-
-def next_account() -> int:
-    """Return the number of the next exchange of accounts; workers that tell each other what they do count alike."""
-    known: ServerDef = tf_private.collective_server()
-    return next(known.accounts)
+    return known.counts
 
 
 def be_patient(member: Membership, seconds: float) -> None:
@@ -161,30 +165,6 @@ def patience(default: float) -> float:
     """
     known = tf_private.collective_server()
     return known.patience if isinstance(known, ServerDef) and known.patience is not None else default
-
-
-def count_failure() -> None:
-    """Note that one more step of this process has failed, after which all workers carry on together."""
-    known: ServerDef = tf_private.collective_server()
-    known.failures += 1
-
-
-def use_number() -> None:
-    """Note that a run of this process with collectives is done, and has used a number up."""
-    known: ServerDef = tf_private.collective_server()
-    known.numbers += 1
-
-
-def numbers_used() -> int:
-    """Return how many numbers runs of this process have used up."""
-    known: ServerDef = tf_private.collective_server()
-    return known.numbers
-
-
-def failures() -> int:
-    """Return how many steps of this process have failed; all workers count alike once they have carried on."""
-    known: ServerDef = tf_private.collective_server()
-    return known.failures
 
 
 def abort_when_lost(member: Membership, seconds: float) -> None:
@@ -222,16 +202,32 @@ def _say(member: Membership, lost: list[str]) -> str:
     return problem
 
 
+@dataclass
+class Counts:
+    """What a process counts; all workers count alike.
+
+    Attributes:
+        exchanges: numbers of exchanges outside of a step.
+        channels: of series of exchanges that keep their own time.
+        accounts: of exchanges of accounts, between workers that tell each other what they do.
+        failures: how many steps have failed after which all workers carry on together.
+        numbers: how many numbers runs with collectives have used up.
+    """
+
+    exchanges: Iterator[int] = field(default_factory=lambda: count(1))
+    channels: Iterator[int] = field(default_factory=lambda: count(1))
+    accounts: Iterator[int] = field(default_factory=lambda: count(1))
+    failures: int = 0
+    numbers: int = 0
+
+
 class ServerDef:
     """What TensorFlow starts its server from, made when it asks: by then the program may have asked for devices."""
 
     def __init__(self, member: Membership) -> None:
         self.member = member
         self.meetings = Meetings(member)
-        self.exchanges = count(1)
-        self.channels = count(1)
-        self.accounts = count(1)
-        self.failures = self.numbers = 0
+        self.counts = Counts()
         self.patience: float | None = None
         self.is_guarded = False
         self.is_confined = False

@@ -183,7 +183,7 @@ def test_numbers_that_may_name_other_rows_are_refused(spoil: Callable[[Graph], N
 
 def test_blocks_that_do_not_fit_the_numbers_are_refused() -> None:
     graph, right = claims()
-    for node in [node for node in graph if "_autograph_local_indices" in node.attrs]:
+    for node in [node for node in graph if node.attr("_autograph_in_block", b"") == b"local indices"]:
         name = node.output().name
         whole = right.values[name]._replace(kind="replicated")
         wrong = Claims(**{**vars(right), "values": {**right.values, name: whole}})

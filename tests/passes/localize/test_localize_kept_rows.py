@@ -164,7 +164,7 @@ def test_numbers_of_a_block_that_are_read_elsewhere_are_refused() -> None:
 
 def test_blocks_that_do_not_fit_the_mask_are_refused() -> None:
     graph, right = claims()
-    for node in [node for node in graph if node.attr("_autograph_local_indices", False)]:
+    for node in [node for node in graph if node.attr("_autograph_in_block", b"") == b"local indices"]:
         name = node.output().name
         whole = right.values[name]._replace(kind="replicated")
         wrong = Claims(**{**vars(right), "values": {**right.values, name: whole}})

@@ -186,5 +186,5 @@ def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_
     plan = ar.build_plan(item, micro)
     predicted = ar.simulate(item, plan, batch=2048).devices[1]
     assert predicted.peak_bytes - predicted.variable_bytes == pytest.approx(after_another, rel=0.2)
-    monkeypatch.setattr(insert_reshards, "gather_for_each", lambda nodes: None)
+    monkeypatch.setattr(insert_reshards, "gather_for_each", lambda graph, gathered: None)
     assert most(micro) > 0.5 * whole  # as it would be otherwise
