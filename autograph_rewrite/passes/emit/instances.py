@@ -184,17 +184,17 @@ def order_collectives(graph: Graph) -> None:
         return
     order = topological_order(graph)
     level = levels(order)
-    asking = [node for node in sorted(order, key=level.__getitem__) if node in asking]
+    ordered = [node for node in sorted(order, key=level.__getitem__) if node in asking]
     frames = frames_of(order)
     guards = guards_of(order, frames)
-    free = [node for node in asking if node not in frames and not guards.get(node)]
+    free = [node for node in ordered if node not in frames and not guards.get(node)]
     for before, node in pairwise(free):
         node.add_control(before)
-    for guarded in [node for node in asking if node not in frames and guards.get(node)]:
+    for guarded in [node for node in ordered if node not in frames and guards.get(node)]:
         later = descendants([guarded])
         reached = next((i for i, node in enumerate(free) if node in later), len(free))
         if reached:
             guarded.add_control(free[reached - 1])
-        beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
+        beside = [node for node in ordered if guards.get(node) == guards[guarded] and node not in frames]
         for before, node in pairwise(beside):
             node.add_control(before)
