@@ -176,15 +176,15 @@ def order_collectives(graph: Graph) -> None:
     Args:
         graph: folded.
     """
-    asking = {node for node in graph if is_collective(node.op) and uses_nccl(node)}
-    for node in [node for node in asking if node.span == ONCE and stays_on_host(node)]:
-        node.set_attr("communication_hint", "auto")
-        asking.remove(node)
+    for node in [node for node in graph if is_collective(node.op) and uses_nccl(node)]:
+        if node.span == ONCE and stays_on_host(node):
+            node.set_attr("communication_hint", "auto")
+    asking = [node for node in graph if is_collective(node.op) and uses_nccl(node)]
     if not asking:
         return
     order = topological_order(graph)
-    level = levels(order)
-    asking = [node for node in sorted(order, key=level.__getitem__) if node in asking]
+    level, position = levels(order), {node: i for i, node in enumerate(order)}
+    asking.sort(key=lambda node: (level[node], position[node]))
     frames = frames_of(order)
     guards = guards_of(order, frames)
     free = [node for node in asking if node not in frames and not guards.get(node)]
