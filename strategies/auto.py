@@ -219,7 +219,7 @@ def _alike(trained: Mapping[str, TrainedVariable]) -> list[list[TrainedVariable]
     """Return the variables in groups of one shape and role, the heaviest group first."""
     groups: dict[object, list[TrainedVariable]] = {}
     for one in trained.values():
-        groups.setdefault((one.role, one.shape, one.variable.dtype), []).append(one)
+        groups.setdefault((one.role.sparse, one.shape, one.variable.dtype), []).append(one)
     return sorted(groups.values(), key=lambda group: -sum(one.variable.nbytes for one in group))
 
 

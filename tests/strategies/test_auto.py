@@ -20,7 +20,8 @@ from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import check
 from autograph_rewrite.strategies import STRATEGIES, builder_for, named_builder
-from autograph_rewrite.strategies.auto import NODES, Auto
+from autograph_rewrite.strategies.assemble import trained_variables
+from autograph_rewrite.strategies.auto import NODES, Auto, _alike
 from tests.support.plan_tables import tables
 from tests.support.small_items import regression
 
@@ -165,3 +166,10 @@ def test_where_nothing_can_be_built_the_reason_of_the_best_is_given(monkeypatch:
     monkeypatch.setattr(pass_pipeline, "rewrite", rewrite)
     with pytest.raises(PassError, match="no way at all"):
         Auto(SINGLE).build(normalise(regression()), config())
+
+
+def test_variables_of_one_shape_and_role_are_tried_as_one() -> None:
+    again = {f"{name}/again": one for name, one in trained_variables(tables()).items()}
+    groups = _alike(trained_variables(tables()) | again)
+    assert {len(group) for group in groups} == {2}
+    assert len({(one.shape, one.role.sparse) for group in groups for one in group}) == len(groups)

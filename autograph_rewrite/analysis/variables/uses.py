@@ -347,7 +347,7 @@ class Role:
     """
 
     trained: bool
-    use: VariableUse | None = field(default=None, repr=False)
+    use: VariableUse | None = field(default=None, repr=False, compare=False)
 
     @property
     def sparse(self) -> bool:

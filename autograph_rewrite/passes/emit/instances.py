@@ -11,7 +11,7 @@ from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh
+from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -45,7 +45,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
-    is_whole = not plan.part_devices
+    is_whole = plan.pipeline is None and plan.model is None
     mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
     stay_at_tables(rewrite, _host(devices[0]))
     for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
@@ -141,7 +141,7 @@ def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
             return host if on_host else first
         if drivers and has(node.op, "of_the_program"):
             return drivers[0] + HOST
-        return mesh.device({axis: node.at(axis) for axis in node.place if axis in WITHIN})
+        return mesh.device({axis: node.at(axis) for axis in node.place if axis in (STAGE, MODEL)})
 
     for node in rewrite.graph:
         if node.span == ONCE or (node.span == PER_REPLICA and not is_whole):
@@ -176,25 +176,25 @@ def order_collectives(graph: Graph) -> None:
     Args:
         graph: folded.
     """
-    asking = {node for node in graph if is_collective(node.op) and uses_nccl(node)}
-    for node in [node for node in asking if node.span == ONCE and stays_on_host(node)]:
-        node.set_attr("communication_hint", "auto")
-        asking.remove(node)
+    for node in [node for node in graph if is_collective(node.op) and uses_nccl(node)]:
+        if node.span == ONCE and stays_on_host(node):
+            node.set_attr("communication_hint", "auto")
+    asking = [node for node in graph if is_collective(node.op) and uses_nccl(node)]
     if not asking:
         return
     order = topological_order(graph)
-    level = levels(order)
-    ordered = [node for node in sorted(order, key=level.__getitem__) if node in asking]
+    level, position = levels(order), {node: i for i, node in enumerate(order)}
+    asking.sort(key=lambda node: (level[node], position[node]))
     frames = frames_of(order)
     guards = guards_of(order, frames)
-    free = [node for node in ordered if node not in frames and not guards.get(node)]
+    free = [node for node in asking if node not in frames and not guards.get(node)]
     for before, node in pairwise(free):
         node.add_control(before)
-    for guarded in [node for node in ordered if node not in frames and guards.get(node)]:
+    for guarded in [node for node in asking if node not in frames and guards.get(node)]:
         later = descendants([guarded])
         reached = next((i for i, node in enumerate(free) if node in later), len(free))
         if reached:
             guarded.add_control(free[reached - 1])
-        beside = [node for node in ordered if guards.get(node) == guards[guarded] and node not in frames]
+        beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
         for before, node in pairwise(beside):
             node.add_control(before)
