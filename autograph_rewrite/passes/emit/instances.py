@@ -11,7 +11,7 @@ from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, Mesh
+from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -45,7 +45,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
-    is_whole = plan.pipeline is None and plan.model is None
+    is_whole = not plan.part_devices
     mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
     stay_at_tables(rewrite, _host(devices[0]))
     for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
@@ -141,7 +141,7 @@ def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
             return host if on_host else first
         if drivers and has(node.op, "of_the_program"):
             return drivers[0] + HOST
-        return mesh.device({axis: node.at(axis) for axis in node.place if axis in (STAGE, MODEL)})
+        return mesh.device({axis: node.at(axis) for axis in node.place if axis in WITHIN})
 
     for node in rewrite.graph:
         if node.span == ONCE or (node.span == PER_REPLICA and not is_whole):
