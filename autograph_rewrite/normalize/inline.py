@@ -54,7 +54,8 @@ def flatten(
     roots = list(roots)
     run_only = frozenset(node.name for node in roots).difference(read_outside)
     state = FunctionLowering(graph, library, any(node.op in OPENS for node in graph), run_only, loops_over_data)
-    if any(state.is_functional(node) for node in graph):
+    one_of_each = {node.op: node for node in graph}
+    if any(state.is_functional(node) for node in one_of_each.values()):
         _require_finite(graph, library)
         _flatten(state, roots)
     if graph.library:

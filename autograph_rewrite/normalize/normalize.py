@@ -269,9 +269,9 @@ def require_automatic(graph: Graph) -> None:
                 node=node,
                 hint="leave auto_to_manual_spmd_partition and its inverse out: ops on whole tensors are cut for you",
             )
-        said = node.attr(XLA_SHARDING)
-        if said is None:
+        if XLA_SHARDING not in node._attrs:
             continue
+        said = node.attr(XLA_SHARDING)
         try:
             is_manual = read_op_sharding(said).is_manual
         except ValueError as error:
@@ -299,7 +299,8 @@ def require_original(item: TrainingGraph, own_pass: str) -> None:
     Raises:
         GraphError: it was made by a rewrite, or by something else that puts collectives into graphs.
     """
-    made = next((node for node in item.graph if _made_by(node) not in ("", own_pass)), None)
+    added = (node for node in item.graph if PASS_ATTR in node._attrs)
+    made = next((node for node in added if _made_by(node) not in ("", own_pass)), None)
     if made is not None or item.report is not None or item.layout is not None:
         by = f": the pass '{_made_by(made)}' of an earlier rewrite made a node of it" if made is not None else ""
         raise GraphError(
