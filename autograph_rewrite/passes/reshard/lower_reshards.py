@@ -221,7 +221,7 @@ def reduce_bucket(
     packing = Packing(rewrite, values, name, [riding.row_length] if riding is not None else [])
     rows = [riding.row_in_halves(sent[0].dtype)] if riding is not None else []
     total = sum_of_members(exchanges[0], packing.join([*sent, *rows]), name)
-    parts = packing.split(total, sent[0])
+    parts = packing.split(total, total)
     if riding is not None:
         riding.take_halves(parts.pop())
     sums = [
