@@ -208,14 +208,17 @@ def trial_of(program: Program, task: int | None = None) -> Trial:
         rewritten,
         built.parts,
         built.loose,
-        _promises(program, built, config, chunks),
+        _promises(program, built, [config, elsewhere or {}], chunks),
         resumed if program.layout is not None and choice.save_after and not built.draws else None,
     )
 
 
-def _promises(program: Program, built: Built, config: dict[str, Any], chunks: list[list[int]]) -> Callable[[str], bool]:
+def _promises(
+    program: Program, built: Built, configs: list[dict[str, Any]], chunks: list[list[int]]
+) -> Callable[[str], bool]:
     """Return what says of a name whether its value has to be that of the original."""
-    local, policies = "local_sgd" in config, config.get("variable_policies", [])
+    local = "local_sgd" in configs[0]
+    policies = [policy for config in configs for policy in config.get("variable_policies", [])]
     last = {f"step {chunk[-1]}" for chunk in chunks}
 
     def is_promised(name: str) -> bool:
@@ -224,9 +227,10 @@ def _promises(program: Program, built: Built, config: dict[str, Any], chunks: li
         if not name.startswith("variable "):
             return not local and " ".join(name.split()[:2]) in last
         variable = name.removeprefix("variable ")
-        stem = variable.partition("/")[0]  # slots are updated as what they belong to
+        stem, _, kept = variable.partition("/")
         is_changed = any(re.fullmatch(policy["match"], variable) for policy in policies)
-        return not is_changed or stem in built.trained
+        is_slot = kept != "ExponentialMovingAverage"  # a slot is updated as what it belongs to, an average is not
+        return not is_changed or (is_slot and stem in built.trained)
 
     return is_promised
 
