@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -108,9 +109,11 @@ class Step:
         return [*self.variables.values(), *(self.optimizer.variables if self.optimizer is not None else ())]
 
     def named(self) -> dict[str, Any]:
-        """Return all variables by name; one of an optimizer that Keras has numbered has a number here that stays."""
+        """Return all variables by name; those of an optimizer that Keras numbers, or names alike, have numbers here."""
         slots = self._all()[len(self.variables) :]
-        names = [v.path if "/" in v.path else f"optimizer/{i}" for i, v in enumerate(slots)]
+        times = Counter(v.path for v in slots)  # Adafactor calls the factors of rows and of columns alike
+        is_name = [("/" in v.path and times[v.path] == 1) for v in slots]
+        names = [v.path if named else f"optimizer/{i}" for i, (v, named) in enumerate(zip(slots, is_name, strict=True))]
         return dict(zip([*self.variables, *names], self._all(), strict=True))
 
     def values(self) -> Results:
