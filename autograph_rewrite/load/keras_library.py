@@ -100,16 +100,6 @@ def build_optimizer(model: Any) -> None:
     build(model.trainable_variables)
 
 
-def build_before_trace(model: Any) -> None:
-    """Let the optimizer make its variables before `train_step` is traced: a step that makes some is traced twice.
-
-    A step of the user's own may train fewer variables than the model has.
-    """
-    is_whole = all(layer.built for layer in model._flatten_layers(include_self=False))
-    if is_whole and type(model).train_step is library_of(model).Model.train_step:
-        build_optimizer(model)
-
-
 # The parts of a Keras `fit` that outlive a process: variables of model and optimizer, and the callbacks given.
 
 

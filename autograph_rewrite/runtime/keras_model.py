@@ -20,15 +20,7 @@ from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.load.functions import from_concrete, trace
-from autograph_rewrite.load.keras_library import (
-    as_callback,
-    build_before_trace,
-    callbacks_of,
-    count_steps,
-    is_legacy,
-    strategy_of,
-    wraps,
-)
+from autograph_rewrite.load.keras_library import as_callback, callbacks_of, count_steps, is_legacy, strategy_of, wraps
 from autograph_rewrite.load.keras_models import require_usable, step_function
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.requires import tensorflow
@@ -295,8 +287,6 @@ class _StepOnData:
         function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
-            if trains:
-                build_before_trace(self._model)
             # As Keras does, whose version 3 has no autograph; and without XLA, which compiles for one device.
             function = self._tf.function(function, autograph=is_legacy(self._model))
             concrete = trace(function, specs, {}, is_own=True)
