@@ -461,18 +461,14 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     for node in tuple(graph):
         copy = type(node)(target, prefix + node.name, node.op, node.device, node._attrs, node.rest)
         copy.span, copy.place = node.span, node.place
-        if node._outputs:
-            copy._outputs = [Value(copy, index) for index in range(len(node._outputs))]
         if copy.name in target.nodes:
             target.insert(copy)  # raises
         target.nodes[copy.name] = copies[node] = copy
     for node, copy in copies.items():  # what set_inputs and add_control do, without their checks
-        inputs: list[Value] = []
-        for value in node._inputs:
-            read = copies[value.node]._outputs[value.index]
-            read._uses[copy, len(inputs)] = None
-            inputs.append(read)
-        copy._inputs = tuple(inputs)
+        inputs = tuple([copies[v.node].output(v.index) for v in node._inputs])
+        for index, value in enumerate(inputs):
+            value._uses[copy, index] = None
+        copy._inputs = inputs
         if node.selects:
             copy.selects = dict(node.selects)
         for control in node._controls:
