@@ -64,4 +64,6 @@ def variable_bytes() -> int:
     from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
     found = {id(each.handle): each for each in gc.get_objects() if isinstance(each, BaseResourceVariable)}
-    return sum(each.shape.num_elements() * each.dtype.size for each in found.values())
+    return sum(
+        (each.shape.num_elements() or 0) * each.dtype.size for each in found.values()
+    )  # others may have open shapes

@@ -125,21 +125,6 @@ def fit(model: Any, *args: Any, **options: Any) -> Any:
     return model.fit(*(args or data()), **(settings | options)).history
 
 
-def test_the_optimizer_makes_its_variables_before_the_step_is_traced_which_is_then_traced_once() -> None:
-    calls = []
-
-    class Counted(LAYERS.Layer):  # type: ignore[misc]
-        def call(self, x: Any) -> Any:
-            calls.append(x)
-            return x
-
-    model = compiled(keras.Sequential([LAYERS.Input((5,)), Counted(), LAYERS.Dense(3)]), metrics=None)
-    model = ar.distribute(model, config("shared"))
-    before = len(calls)
-    model.fit(np.ones((4, 5)), np.zeros(4, np.int64), batch_size=4, verbose=0)
-    assert len(calls) - before == 1
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_fit_evaluate_and_predict_give_what_one_device_gives(mode: str) -> None:
     x, y = data()
