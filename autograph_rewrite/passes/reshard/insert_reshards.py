@@ -129,8 +129,7 @@ class Conversion:
 
 def home_of_edge(rewrite: Rewrite, edge: EdgePlan | None) -> str | None:
     """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
-    is_alone = edge is not None and rewrite.processes == 1
-    return rewrite.homes.of.get(edge.owner) if is_alone and edge is not None else None
+    return None if edge is None or rewrite.processes > 1 else rewrite.homes.of.get(edge.owner)
 
 
 def span_of_whole(rewrite: Rewrite, conversion: Conversion) -> Span:
@@ -163,7 +162,7 @@ class Reshards:
         self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
         self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
         self.wanted: dict[Node, Conversion] = {}
-        self.place_of_edge = {(edge.value, edge.to): i for i, edge in enumerate(rewrite.plan.edges) if not edge.role}
+        self._place_of_edge = {(edge.value, edge.to): i for i, edge in enumerate(rewrite.plan.edges) if not edge.role}
         state = rewrite.state
         self._entered = {node: node.inputs[0] for node in state.order if node.op in ENTERS}
         matters = rewrite.processes == 1 and blocks.static is None and len(state.whole_inputs) > 1
@@ -368,7 +367,7 @@ class Reshards:
             "over": over,
             "before": before,
             "after": after,
-            "edge": -1 if edge is None else self.place_of_edge[edge.value, edge.to],
+            "edge": -1 if edge is None else self._place_of_edge[edge.value, edge.to],
         }
         site = Site(f"{conversion.value.node.name}/reshard", span, conversion.value.node)
         made = rewrite.add(RESHARD, [source], site, attrs=attrs)

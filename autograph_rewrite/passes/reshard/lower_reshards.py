@@ -94,7 +94,7 @@ class LoweredReshards:
             rewrite.converted[new] = placement
         if old in rewrite.originals:
             rewrite.take_place(rewrite.originals[old], new)
-        old.replace_all_uses_with(new)
+        rewrite.replace(old, new)
         for user in node.control_users:
             user.remove_control(node)
             user.add_control(new.node)
@@ -157,7 +157,7 @@ class LoweredReshards:
         if blocks.interleaved:
             which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
             return rows_at(self._rewrite, whole, which, dim, "block", EACH)
-        if parts and not is_input:
+        if parts:  # which the batch itself has none of
             return piece_with_segments(self._rewrite, whole, parts, dim, blocks)
         part = "part_" if is_input else ""
         limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)

@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 
+from autograph_rewrite.analysis.networks import groups
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.limits import first_match, matches
 from autograph_rewrite.errors import PlanError
@@ -159,24 +160,11 @@ def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collec
 def connected(acts: Activations, kept: Collection[Node]) -> Parts:
     """Return the connected parts of the nodes that may be computed again, without those in kept memory."""
     kept = {one for node in kept for one in (node, root_of(node))}
-    leader: dict[Node, Node] = {}
-
-    def find(node: Node) -> Node:
-        while leader[node] is not node:
-            leader[node] = leader[leader[node]]
-            node = leader[node]
-        return node
-
-    for node in acts.forward:
-        if node not in acts.repeatable or root_of(node) in kept or node in kept:
-            continue
-        leader[node] = node
-        for value in node.inputs:
-            if value.node in leader:
-                first, second = find(value.node), find(node)
-                leader[second] = first
-    numbers: dict[Node, int] = {}
-    return {node: numbers.setdefault(find(node), len(numbers)) for node in leader}
+    free = [n for n in acts.forward if n in acts.repeatable and n not in kept and root_of(n) not in kept]
+    place = {node: i for i, node in enumerate(free)}
+    ahead = ((v.node, node) for node in free for v in node.inputs if place.get(v.node, len(free)) < place[node])
+    numbers = {node: i for i, group in enumerate(groups(free, ahead)) for node in group}
+    return {node: numbers[node] for node in free}
 
 
 POLICIES: Mapping[str, Callable[[Activations, Remat], Parts | tuple[Parts, Parts]]] = {
