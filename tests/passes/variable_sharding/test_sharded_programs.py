@@ -80,6 +80,47 @@ def test_a_function_checks_the_numbers_of_each_piece(sharded: str) -> None:
         many(tf.constant(np.full((6, 4), np.nan)))
 
 
+@pytest.mark.parametrize("strategy", ["FSDP", "PartitionedPS", "PartitionedAR"])
+def test_what_is_updated_under_a_condition_is_sharded_and_trains_as_on_one_device(strategy: str) -> None:
+    w, step = tf.Variable(np.linspace(-1, 1, 24).reshape(6, 4), name="w"), tf.Variable(0, name="step")
+    kept = tf.Variable(np.zeros((6, 4)), name="kept", trainable=False)
+
+    def train(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        slope = tape.gradient(loss, w) + kept
+
+        def update() -> Any:
+            w.assign_sub(0.5 * slope)
+            return kept.assign(tf.zeros_like(kept))
+
+        tf.cond(step % 2 > 0, update, lambda: kept.assign(slope))
+        step.assign_add(1)
+        return loss
+
+    item = ar.GraphItem.from_function(train, tf.TensorSpec([None, 6], tf.float64))
+    config = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": strategy, "variables": "mirrored"}}
+    new = ar.rewrite(item, config)
+    assert {name for name, variable in new.variables.items() if variable.shards is not None} == {"w", "kept"}
+    report = ar.verify(item, config)
+    assert report.ok, report
+    many, x = ar.distribute(train, config, tf.TensorSpec([None, 6], tf.float64)), np.linspace(-1, 2, 30).reshape(5, 6)
+    first = w.numpy()
+    many(tf.constant(x))
+    np.testing.assert_array_equal(w.numpy(), first)  # kept, not taken
+    many(tf.constant(x))
+    with tf.GradientTape() as tape:
+        w.assign(first)
+        loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+    expected = first - 0.5 * 2 * tape.gradient(loss, w).numpy()
+    w.assign(first)
+    for variable in (step, kept):
+        variable.assign(tf.zeros_like(variable))
+    many(tf.constant(x))
+    many(tf.constant(x))
+    np.testing.assert_allclose(w.numpy(), expected, rtol=0, atol=1e-12)
+
+
 def test_what_writes_a_variable_from_another_device_is_refused_before_it_runs() -> None:
     graph = Graph()
     attrs = {"dtype": 1, "shape": (), "shared_name": "w"}
