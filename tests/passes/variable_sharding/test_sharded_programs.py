@@ -114,8 +114,8 @@ def test_what_is_updated_under_a_condition_is_sharded_and_trains_as_on_one_devic
         loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
     expected = first - 0.5 * 2 * tape.gradient(loss, w).numpy()
     w.assign(first)
-    for variable in (step, kept):
-        variable.assign(tf.zeros_like(variable))
+    for state in (step, kept):
+        state.assign(tf.zeros_like(state))
     many(tf.constant(x))
     many(tf.constant(x))
     np.testing.assert_allclose(w.numpy(), expected, rtol=0, atol=1e-12)
