@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.recorded_shapes import Shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import drop_newer_attrs
 from autograph_rewrite.requires import tensorflow

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.variables.uses import obstacle, roles
+from autograph_rewrite.analysis.variable_uses import obstacle, roles
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Override, Partition
 from autograph_rewrite.diagnostics.faults import FileFault, raise_if_any

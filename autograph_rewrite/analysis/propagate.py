@@ -19,8 +19,7 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
-from autograph_rewrite.analysis.container_cells import content, put
-from autograph_rewrite.analysis.replicated_regions import mark_containers, mark_loops
+from autograph_rewrite.analysis.replicated_regions import content, mark_containers, mark_loops, put
 from autograph_rewrite.analysis.transfer import NodeTransfer, convert, stated_as
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.errors import PassError

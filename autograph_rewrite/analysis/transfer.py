@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import REPLICA
-from autograph_rewrite.ir.shapes.recorded import recorded_shapes
+from autograph_rewrite.ir.recorded_shapes import recorded_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import (

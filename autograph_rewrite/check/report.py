@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.variables.uses import declared_trained
+from autograph_rewrite.analysis.variable_uses import declared_trained
 from autograph_rewrite.notebook import NotebookView, table, text
 from autograph_rewrite.resolve.coverage import Coverage
 from autograph_rewrite.training_graph import Variable

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.compile import compile_task, request
 from autograph_rewrite.cost.simulate import Hardware, SimulatedStep, counted, simulated
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep, cut_model, fold, whole
-from autograph_rewrite.cost.step.op_counts import OpCounts
 from autograph_rewrite.cost.tasks.result import Simulation
+from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts, cut_model, fold, whole
 from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import RewriteError

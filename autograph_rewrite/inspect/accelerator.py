@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autograph_rewrite.analysis.accelerator.device_placement import Placed, is_accelerator, kernel_of, place
-from autograph_rewrite.analysis.accelerator.host_crossings import Crossing, crossings
+from autograph_rewrite.analysis.accelerator import Crossing, Placed, crossings, is_accelerator, kernel_of, place
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.diagnostics.amounts import several, size
 from autograph_rewrite.errors import GraphError

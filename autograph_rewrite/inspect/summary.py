@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.analysis.propagate import propagate
-from autograph_rewrite.analysis.variables.uses import VariableUse, plain_uses, variable_uses
+from autograph_rewrite.analysis.variable_uses import VariableUse, plain_uses, variable_uses
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
@@ -19,7 +19,7 @@ from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import function_names
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.recorded_shapes import Shape
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.types.opdefs import find_op

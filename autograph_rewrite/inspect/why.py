@@ -9,11 +9,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from autograph_rewrite.analysis.variables.uses import roles
+from autograph_rewrite.analysis.variable_uses import roles
 from autograph_rewrite.compile import resolve_plan, with_processes
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.cost.step.analyzed_step import cut_model
+from autograph_rewrite.cost.tasks.step import cut_model
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.inspect.communication import bare, origin_of

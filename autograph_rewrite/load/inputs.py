@@ -12,7 +12,7 @@ from typing import Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.recorded import static_shape
+from autograph_rewrite.ir.recorded_shapes import static_shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
 from autograph_rewrite.ops.traits import has

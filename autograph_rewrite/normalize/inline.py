@@ -19,7 +19,7 @@ from autograph_rewrite.ir.control_flow import OPENS
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.format.function_library import Function, Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value, unique_among
-from autograph_rewrite.ir.shapes.recorded import Shape, record_shapes, static_shape
+from autograph_rewrite.ir.recorded_shapes import Shape, record_shapes, static_shape
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName

@@ -16,7 +16,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Function, Library
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
 from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, find_op

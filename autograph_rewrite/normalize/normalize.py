@@ -23,8 +23,8 @@ from autograph_rewrite.ir.attr_inference import PASS_ATTR
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import OPENS, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.recorded_shapes import static_shape
 from autograph_rewrite.ir.replace_op import become, take_name
-from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.traversal import descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode

@@ -22,8 +22,8 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.recorded_shapes import static_shape
 from autograph_rewrite.ir.replace_op import become
-from autograph_rewrite.ir.shapes.recorded import static_shape
 from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op

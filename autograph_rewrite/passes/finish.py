@@ -26,7 +26,7 @@ from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch.batch_inputs import named_groups, own_inputs
-from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.remat.activations import Decision
 from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph, Variable
 
 MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"

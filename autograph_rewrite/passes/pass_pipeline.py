@@ -18,21 +18,18 @@ from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.passes.alternatives import add_alternatives
-from autograph_rewrite.passes.base.order_accesses import ORDER_ACCESSES
+from autograph_rewrite.passes.base.order_accesses import DRAW_BEFORE_WRITES, ORDER_ACCESSES
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
-from autograph_rewrite.passes.batch.decorrelate_randomness import DECORRELATE_RANDOMNESS
 from autograph_rewrite.passes.batch.localize_shapes import LOCALIZE_SHAPES
 from autograph_rewrite.passes.batch.pad_empty_blocks import PAD_EMPTY_BLOCKS
+from autograph_rewrite.passes.batch.random_numbers import DECORRELATE_RANDOMNESS, SPLIT_DRAWS
 from autograph_rewrite.passes.batch.slice_batch_inputs import SLICE_BATCH_INPUTS
-from autograph_rewrite.passes.batch.split_draws import SPLIT_DRAWS
 from autograph_rewrite.passes.canonicalize.decompose import DECOMPOSE
 from autograph_rewrite.passes.canonicalize.local_batch_norm import LOCAL_BATCH_NORM
 from autograph_rewrite.passes.canonicalize.variable_policies import VARIABLE_POLICIES
 from autograph_rewrite.passes.canonicalize.varying_values import MARK_REPLICAS, MERGE_VARYING, NUMBER_REPLICAS
-from autograph_rewrite.passes.compression.components import KEEP_COMPONENTS
-from autograph_rewrite.passes.compression.compressor_state import DECLARE_STATE
-from autograph_rewrite.passes.emit.draw_before_writes import DRAW_BEFORE_WRITES
+from autograph_rewrite.passes.compression.compressor_state import DECLARE_STATE, KEEP_COMPONENTS
 from autograph_rewrite.passes.emit.exchange_digests import EXCHANGE_DIGESTS
 from autograph_rewrite.passes.emit.expand import EXPAND
 from autograph_rewrite.passes.emit.instances import ASSIGN_DEVICES
@@ -41,8 +38,7 @@ from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
 from autograph_rewrite.passes.finish import finished
 from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE
 from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
-from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES
-from autograph_rewrite.passes.localize.localize_kept_rows import LOCALIZE_KEPT_ROWS
+from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES, LOCALIZE_KEPT_ROWS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
 from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
 from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP

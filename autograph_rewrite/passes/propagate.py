@@ -16,7 +16,7 @@ from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.localize.dynamic_partition import mark_dynamic_partitions
+from autograph_rewrite.passes.localize.localize_indices import mark_dynamic_partitions
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch.batch_inputs import batch_values
 

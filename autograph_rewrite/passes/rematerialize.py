@@ -29,7 +29,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
+from autograph_rewrite.ir.recorded_shapes import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
@@ -42,9 +42,16 @@ from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import first_devices
 from autograph_rewrite.resolve.edges import reshard_edges
-from autograph_rewrite.resolve.remat.activations import Activations, find_activations
+from autograph_rewrite.resolve.remat.activations import (
+    Activations,
+    Decision,
+    Left,
+    Peaks,
+    Segment,
+    find_activations,
+    first_of_each,
+)
 from autograph_rewrite.resolve.remat.budget import choose
-from autograph_rewrite.resolve.remat.decision import Decision, Left, Peaks, Segment, first_of_each
 from autograph_rewrite.resolve.remat.loops import LoopCell, cells_of
 from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR, parts_of, values_to_offload
 from autograph_rewrite.resolve.remat.segments import nested_segments, segments_of, triggers_of

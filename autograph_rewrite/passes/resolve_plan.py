@@ -19,8 +19,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch.batch_inputs import shared_by_size
 from autograph_rewrite.resolve.batch.ragged_dims import ragged_dims
 from autograph_rewrite.resolve.compression import skipped
-from autograph_rewrite.resolve.coverage import with_coverage
-from autograph_rewrite.resolve.divided_work import coverage_of
+from autograph_rewrite.resolve.coverage import coverage_of, with_coverage
 from autograph_rewrite.resolve.edges import reshard_edges
 from autograph_rewrite.resolve.given_plan import accept_user_edges
 from autograph_rewrite.resolve.wire_types import sent_bytes, sizes_of

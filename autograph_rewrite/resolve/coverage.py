@@ -9,12 +9,30 @@ the batch, so that a session or function that sees the first real one has its co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autograph_rewrite.analysis.op_work import runs, trips_of, work_of
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.analysis.transfer import NodeTransfer
 from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Shape, Sizes
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.ops.facts.symbolic_dims import is_open
+from autograph_rewrite.ops.rules import random
+from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 ENOUGH = 0.9
 """Below this share there is a warning."""
@@ -189,3 +207,339 @@ def require(coverage: Coverage) -> None:
 
 def _listed(lines: Iterable[str]) -> str:
     return "".join(f"\n  {line}" for line in lines)
+
+
+# How much of each node's work is divided between replicas, and for replicated work the op that caused it.
+#
+#     x ──► MatMul ──► h: split(0)                    divided: each replica computes its rows
+#           h ──► TopKV2 wants h whole ──► Neg        whole, both because of TopKV2
+#           dw ═══ reduced ══► 0.1 * dw ──► update    outside: an update is as large as its variable
+#
+# Work is counted of the whole batch, as one device would do it. A whole node is charged to the conversion that is
+# nearest above it: its own, else that of its largest input.
+
+
+ALONE = "computed from variables and sizes alone, alike on every device"
+DRAWN = "drawn whole, as on one device (semantics.random: exact)"
+NO_BATCH = "an input that is no batch input: every device has all of it"
+AS_LARGE = "made as large as the whole batch"
+ONCE = "it runs once"
+PARTED = frozenset(("split", "partial"))
+TYPICAL = Sizes(EXAMPLES, 1)
+BY_ELEMENT = families("elementwise", "layout")
+"""Families of ops through which a gradient is looked for."""
+
+
+def coverage_of(
+    plan: Plan, state: Propagation, item: TrainingGraph, *, parts: int, sizes: Sizes, assumed: bool
+) -> Coverage:
+    """Measure a step.
+
+    Args:
+        plan: resolved.
+        state: the placements; the graph is as propagation saw it.
+        item: normalised, with the variables of that graph.
+        parts: among how many replicas and stages the work is divided.
+        sizes: with the examples of all of them together.
+        assumed: whether nobody has said how many these are.
+    """
+    examples = sizes.batch
+    coverage = Coverage(examples, assumed, parts, least=plan.semantics.min_coverage)
+    if parts == 1:
+        return coverage
+    work = _Work(state, examples)
+    parted, whole = _sorted(state)
+    divided = work.of_all(parted)
+    causes = _Causes(plan, state, set(parted), whole, item.variables)
+    amounts: dict[str, Amount] = {}
+    for node, cause in causes.found(work):
+        own = work.of(node)
+        if own is not None and cause is None:
+            divided += own
+        elif own is not None and cause is not None:
+            amounts[cause] = amounts.get(cause, Amount()) + own
+    listed = (WholeWork(name, state.graph.nodes[name].op, causes.reasons[name], own) for name, own in amounts.items())
+    return replace(coverage, divided=divided, whole=tuple(listed))
+
+
+def _sorted(state: Propagation) -> tuple[dict[Node, int], list[Node]]:
+    """Return the nodes of which each instance does a part, with a number that equal ones share, and the other nodes."""
+    divided: dict[Node, int] = {}
+    whole: list[Node] = []
+    known: dict[int, bool] = {}
+    transfers = state.transfers
+    for node in state.order:
+        if has(node.op, "constant"):
+            continue
+        transferred = transfers[node]
+        key = id(transferred)
+        if key not in known:
+            known[key] = _is_divided(node, transferred)
+        if known[key]:
+            divided[node] = key
+        else:
+            whole.append(node)
+    return divided, whole
+
+
+def _is_divided(node: Node, transferred: NodeTransfer) -> bool:
+    """Return whether the instances of a node hold, or read, different parts of a value.
+
+    Replicas that share a device compute some weight gradients once for all of them
+    (`passes.canonicalize.compute_once`); these count, too.
+    """
+    for fact in transferred.outputs:
+        if fact.placement.kind in PARTED:
+            return True
+    for index, fact in enumerate(transferred.inputs):
+        if fact.placement.kind in PARTED and index not in transferred.operand_reshards:
+            return True
+    return WHOLE in node._attrs and node.attr(WHOLE) is True
+
+
+def _whole_gradients(
+    state: Propagation, updates: Iterable[Node], exchanged: Collection[Value], variables: Mapping[str, Variable]
+) -> set[Value]:
+    """Return the gradients that are not exchanged, since they are whole.
+
+    The walk back from an update, along values of the variable's shape, element by element, ends there.
+    """
+    found: set[Value] = set()
+    shapes = {variable.handle: variable.shape for variable in variables.values()}
+    seen: set[Value] = set()
+    for node in updates:
+        shape = shapes.get(handle_node(node.inputs[0]).name)
+        pending = [value for value in node.inputs[1:] if shape]
+        while pending:
+            value = pending.pop()
+            if value in seen or value in exchanged or state.facts[value].shape != shape:
+                continue
+            seen.add(value)
+            rule = rule_of(value.node.op)
+            if rule is not None and rule.family in BY_ELEMENT and value.node.inputs:
+                pending += value.node.inputs
+            else:
+                found.add(value)
+    return found
+
+
+def _dependent(
+    plan: Plan,
+    state: Propagation,
+    whole: Sequence[Node],
+    divided: Collection[Node],
+    updates: Collection[Node],
+    variables: Mapping[str, Variable],
+) -> set[Node]:
+    """Return the whole nodes that are computed from the batch, and not from the gradients of variables alone.
+
+    Sizes are not computed from the batch. Behind a gradient, indices of its rows do not count.
+    """
+    graph, transfers = state.graph, state.transfers
+    exchanged = {graph.value(edge.value) for edge in plan.edges if edge.owner != STEP and edge.node in graph}
+    gradients = _whole_gradients(state, updates, exchanged, variables)
+    found = {value.node for value in state.whole_inputs}
+    behind: set[Node] = set()
+    while True:
+        before = len(found) + len(behind)
+        for node in whole:
+            if node in found or node in behind or has(node.op, "measures"):
+                continue
+            is_behind = depends = computes = False
+            for index, value in enumerate(node._inputs):
+                maker = value.node
+                if (
+                    value in gradients
+                    or maker in behind
+                    or (
+                        value in exchanged
+                        and (value in state.reduced or transfers[node].operand_reshards.get(index) == REPLICATED)
+                    )
+                ):
+                    is_behind = True
+                elif maker in found or maker in divided:
+                    depends = True
+                    computes = computes or dtypes.base(value.dtype) in dtypes.INEXACT
+            if is_behind and not computes:
+                behind.add(node)
+            elif depends:
+                found.add(node)
+        if not state.loops or len(found) + len(behind) == before:
+            return found
+
+
+def _serving(whole: Sequence[Node], dependent: set[Node], divided: set[Node], updates: Collection[Node]) -> set[Node]:
+    """Return the whole nodes that are not computed from the batch, but read where something is.
+
+    All others serve updates only, or initialise variables.
+    """
+    found: set[Node] = set()
+    for node in reversed(whole):
+        if node in dependent:
+            continue
+        readers = {reader for value in node.read_outputs for reader, _ in value._uses}
+        if not (readers.isdisjoint(divided) and (readers & dependent).issubset(updates) and readers.isdisjoint(found)):
+            found.add(node)
+    return found
+
+
+class _Work:
+    """Counts the work of nodes, of the whole batch; equal nodes share one answer, so each is counted once."""
+
+    def __init__(self, state: Propagation, batch: int) -> None:
+        self._state = state
+        self._sizes = (Sizes(batch, 1), Sizes(2 * batch, 1))
+        self._known: dict[int, tuple[float, float]] = {}
+        self._frames = frames_of(state.order) if state.loops else {}
+        self._trips = [trips_of(state.order, self._frames, self._bound(s)) for s in self._sizes if state.loops]
+
+    def of_all(self, nodes: Mapping[Node, int]) -> Amount:
+        """Return the floating-point work of nodes; those with one number are equal, but for the loops around them."""
+        total = Amount()
+        if self._state.loops:
+            for node in nodes:
+                if (own := self.of(node)) is not None:
+                    total += own
+            return total
+        one_of = {number: node for node, number in nodes.items()}
+        for number, count in Counter(nodes.values()).items():
+            if (own := self.of(one_of[number])) is not None:
+                total += own.repeated(count)
+        return total
+
+    def of(self, node: Node) -> Amount | None:
+        """Return the floating-point work of a node; None where it has none."""
+        if has(node.op, "free"):
+            return None
+        transferred = self._state.transfers[node]
+        flops = self._known.get(id(transferred))
+        if flops is None:
+            one, two = self._sizes
+            flops = self._known[id(transferred)] = (
+                self._count(node, transferred, one),
+                self._count(node, transferred, two),
+            )
+        once, twice = flops
+        if node in self._frames:
+            first, second = self._trips
+            once, twice = once * runs(self._frames[node], first), twice * runs(self._frames[node], second)
+        if not once:
+            return None
+        if twice < 1.5 * once:
+            return Amount(fixed=once)
+        return Amount(linear=once) if twice < 3 * once else Amount(square=once)
+
+    def _count(self, node: Node, transferred: NodeTransfer, sizes: Sizes) -> float:
+        facts = [*transferred.inputs, *transferred.outputs]
+        if not any(dtypes.base(fact.dtype) in dtypes.INEXACT for fact in facts):
+            return 0.0
+        shapes = [whole_shape(fact, sizes) for fact in facts]
+        count = len(transferred.inputs)
+        return work_of(node, shapes[:count], shapes[count:], 0.0).flops
+
+    def _bound(self, sizes: Sizes) -> Callable[[Value], int]:
+        """Return what tells how large a number is that comes from the size of the batch."""
+
+        def bound(value: Value) -> int:
+            known = self._state.facts[value].value
+            return sizes.number(known[0]) if known is not None and len(known) == 1 and known[0] is not None else 0
+
+        return bound
+
+
+def whole_shape(fact: Fact, sizes: Sizes) -> Shape:
+    """Return the shape of the whole value; an open first dimension counts examples: weights have none."""
+    if fact.shape is None:
+        return (sizes.batch,)
+    if fact.shape and (fact.shape[0] is None or is_open(fact.shape[0])):
+        return (sizes.batch, *(sizes.number(dim) for dim in fact.shape[1:]))
+    return sizes.shape(fact)
+
+
+class _Causes:
+    """Finds out what made nodes whole, from producers to readers.
+
+    Attributes:
+        reasons: by the name of the node that made itself, and what follows from it, whole.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        state: Propagation,
+        divided: set[Node],
+        whole: Sequence[Node],
+        variables: Mapping[str, Variable],
+    ) -> None:
+        self._state, self._whole = state, whole
+        self._in_a_stage = plan.pipeline is not None and plan.replicas == 1
+        self._updates = {node for node in whole if node._inputs and is_update(node)}
+        self._dependent = _dependent(plan, state, whole, divided, self._updates, variables)
+        self._serving = _serving(whole, self._dependent, divided, self._updates)
+        self._of: dict[Node, str] = {}
+        self._settled = True
+        self.reasons: dict[str, str] = {}
+
+    def found(self, work: _Work) -> list[tuple[Node, str | None]]:
+        """Return the whole nodes outside of updates, each with the name of the one that made it so.
+
+        None: it is the only one of its kind, in the stage of a pipeline that reads it.
+        """
+        outside = self._dependent | self._serving
+        counted = [node for node in self._whole if node in outside and node not in self._updates]
+        made: list[tuple[Node, str | None]] = []
+        for settled in (False, True) if self._state.loops else (True,):  # what goes around is met before it is known
+            self._settled = settled
+            made = [(node, self._cause(node, work)) for node in counted]
+        return made
+
+    def _cause(self, node: Node, work: _Work) -> str | None:
+        if self._in_a_stage and node not in self._dependent:
+            return None
+        own = DRAWN if node.op in random.RULES else self._conversion(node)
+        before = self._before(node) if own is None else None
+        if own is None and before is None:
+            own = self._source(node, work)
+        if own is not None:
+            self.reasons[node.name], before = own, node.name
+        if before is not None:
+            self._of[node] = before
+        return before
+
+    def _conversion(self, node: Node) -> str | None:
+        """Return why a node reads something whole that was divided; None where it does not."""
+        state, transferred = self._state, self._state.transfers[node]
+        for index, reshard in transferred.operand_reshards.items():
+            seen = state.facts[node._inputs[index]].placement
+            if reshard == REPLICATED and seen.kind in PARTED:
+                return transferred.note or _wants(node._inputs[index], is_split=seen.is_split)
+        for value in node._inputs:
+            if value in state.reduced and (made := state.source(value).placement).kind in PARTED:
+                return _wants(value, is_split=made.is_split)
+        return None
+
+    def _before(self, node: Node) -> str | None:
+        """Return what made the inputs of a node whole: of several, that of the largest that comes from the batch."""
+        found = [value for value in node._inputs if value.node in self._of]
+        dependent = [value for value in found if value.node in self._dependent]
+        if node in self._dependent and not dependent and not self._settled:
+            return None  # what comes around the loop is not known yet, and what goes in says nothing
+        found = dependent or found
+        if len({self._of[value.node] for value in found}) > 1:
+            found.sort(key=lambda value: -math.prod(whole_shape(self._state.facts[value], TYPICAL)))
+        return self._of[found[0].node] if found else None
+
+    def _source(self, node: Node, work: _Work) -> str | None:
+        """Return why a node is whole above which nothing was divided."""
+        transferred = self._state.transfers[node]
+        if is_pinned(node):
+            return NO_BATCH if node.op.startswith(("Placeholder", "Iterator")) else ONCE
+        if any(self._state.facts[node._inputs[index]].is_local for index in transferred.operand_reshards):
+            return transferred.note or AS_LARGE
+        if has(node.op, "forwards_handle") or not self._settled or work.of(node) is None:
+            return None
+        return ONCE if node in self._dependent else ALONE
+
+
+def _wants(value: Value, *, is_split: bool) -> str:
+    return f"it wants all of '{value.name}'" if is_split else f"it wants the sum '{value.name}' over all replicas"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.variables.uses import converted_uses, variable_uses
+from autograph_rewrite.analysis.variable_uses import converted_uses, variable_uses
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value

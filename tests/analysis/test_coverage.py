@@ -20,8 +20,7 @@ from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol
 from autograph_rewrite.ops.rules.table import TABLE
-from autograph_rewrite.resolve.coverage import Amount, Coverage, WholeWork, percent
-from autograph_rewrite.resolve.divided_work import whole_shape
+from autograph_rewrite.resolve.coverage import Amount, Coverage, WholeWork, percent, whole_shape
 from autograph_rewrite.tools import cli
 from tests.matrix.report import report_of
 from tests.matrix.table import rewritten

@@ -30,7 +30,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
 from autograph_rewrite.ops.rules.base import Op, Semantics
 from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.collectives.rows import rows_between
+from autograph_rewrite.passes.collectives.all_gather import rows_between
 from autograph_rewrite.passes.reshard import lower_reshards
 from autograph_rewrite.strategies import builder_for
 from tests.support.rewriting import run_pipeline

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.variables.uses import roles
+from autograph_rewrite.analysis.variable_uses import roles
 from autograph_rewrite.item import GraphItem
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.strategies.assemble import trained_variables

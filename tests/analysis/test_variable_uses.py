@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate
-from autograph_rewrite.analysis.variables.uses import update_regions, variable_uses
+from autograph_rewrite.analysis.variable_uses import update_regions, variable_uses
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.training_graph import Variable

@@ -8,8 +8,8 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.levers import levers
 from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.cost.simulate import SimulatedStep, simulate, simulated
-from autograph_rewrite.cost.step.analyzed_step import fold
 from autograph_rewrite.cost.tasks.result import Simulation
+from autograph_rewrite.cost.tasks.step import fold
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.strategies import STRATEGIES, named_builder

@@ -13,11 +13,10 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.work.loop_trips import held_in_lists, trips_of
+from autograph_rewrite.analysis.op_work import held_in_lists, trips_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.hardware.machine import Machine
-from autograph_rewrite.cost.step.analyzed_step import fold
-from autograph_rewrite.cost.step.op_counts import count
+from autograph_rewrite.cost.tasks.step import count, fold
 from autograph_rewrite.cost.tasks.task import COMPUTE, Buffer, Task, lives_of, simulate_events
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.normalize.normalize import normalise

@@ -22,8 +22,7 @@ from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import stage
 from autograph_rewrite.cost.pipeline.tasks import StagedStep, lives_of, schedule_of
-from autograph_rewrite.cost.step.analyzed_step import fold
-from autograph_rewrite.cost.step.op_counts import count
+from autograph_rewrite.cost.tasks.step import count, fold
 from autograph_rewrite.cost.tasks.task import simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.traversal import topological_order

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.work.op_work import work_of
+from autograph_rewrite.analysis.op_work import work_of
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Network
 from autograph_rewrite.cost.hardware.machine import Compute, Link, Machine, network_link

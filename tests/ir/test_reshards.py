@@ -14,13 +14,12 @@ from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.format.annotations import placements_of, placements_text
 from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.ir.format.printer import line, render
-from autograph_rewrite.ir.format.reshards import Reshard, reshard_of
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.mesh import ANYWHERE, MICRO, MODEL, REPLICA, STAGE, Axis, Mesh
 from autograph_rewrite.ir.types.opdefs import EFFECT, OWN, REGION, RESHARD, get_op
 from autograph_rewrite.ir.types.placement import PARTIAL, REPLICATED, split
 from autograph_rewrite.ir.verify.folded import check_folded
-from autograph_rewrite.ir.verify.reshards import unlowered
+from autograph_rewrite.ir.verify.reshards import Reshard, reshard_of, unlowered
 from autograph_rewrite.load import validate
 from autograph_rewrite.passes.emit.expand import EXPAND
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS, Operation, operation_of

@@ -7,7 +7,7 @@ from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, updates, written
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.passes.micro_batches.relax_waits import accesses_in_order
+from autograph_rewrite.passes.micro_batches.sequencing import accesses_in_order
 
 LOOP = """
 %i: int32 = Const() {value=0}

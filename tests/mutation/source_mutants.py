@@ -142,19 +142,19 @@ MUTANTS = (
     ),
     Mutant(
         "replicas draw the same numbers",
-        "passes/batch/decorrelate_randomness.py",
+        "passes/batch/random_numbers.py",
         "bits = (STRIDE * replica) % 2**64",
         "bits = STRIDE % 2**64 * (replica > 0)",
     ),
     Mutant(
         "the first replica has another seed",
-        "passes/batch/decorrelate_randomness.py",
+        "passes/batch/random_numbers.py",
         "seeds = [second ^ own_bits(r, 64)",
         "seeds = [second ^ own_bits(r + 1, 64)",
     ),
     Mutant(
         "what is drawn whole is not cut",
-        "passes/batch/split_draws.py",
+        "passes/batch/random_numbers.py",
         "return shape.is_local and count == 1 and made.placement == REPLICATED",
         "return False",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem, Plan, PlanError, VerifyError
-from autograph_rewrite.analysis.work.op_work import work_of
+from autograph_rewrite.analysis.op_work import work_of
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.rules.registered import OpEntry, entry_of, unregister

@@ -14,7 +14,7 @@ import numpy as np
 from autograph_rewrite.analysis.transfer import NodeTransfer, transferred
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import MODEL, REPLICA
-from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Extent, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, on_axis
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics

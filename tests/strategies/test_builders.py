@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autograph_rewrite.analysis.variables.uses import roles
+from autograph_rewrite.analysis.variable_uses import roles
 from autograph_rewrite.config import user_code
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import ConfigError

@@ -19,7 +19,7 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequential_averages import Averages
 from autograph_rewrite.plan.parts.messages import EdgePlan
-from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.remat.activations import Decision
 from autograph_rewrite.resolve.stages.assignment import Stages
 from autograph_rewrite.training_graph import Variable
 

@@ -30,12 +30,12 @@ import yaml
 
 from autograph_rewrite.ir.format.annotations import Annotation, Others
 from autograph_rewrite.ir.format.parser import Text, read
-from autograph_rewrite.ir.format.reshards import reshard_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MICRO, ONCE, REPLICA
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD, find_op
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
+from autograph_rewrite.ir.verify.reshards import reshard_of
 from tests.rules.runner import run
 from tests.support.paths import CASES
 from tests.support.text_cases import parts

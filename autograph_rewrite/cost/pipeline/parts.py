@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
-from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.work.liveness import Lives
+from autograph_rewrite.analysis.liveness import Lives
 from autograph_rewrite.cost.hardware.machine import Link
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import Footprint, LiveTensor
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
-from autograph_rewrite.cost.step.op_counts import OpCounts
+from autograph_rewrite.cost.tasks.step import OpCounts
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores, simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node

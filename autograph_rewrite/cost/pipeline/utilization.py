@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.work.liveness import Holders, first_holders
+from autograph_rewrite.analysis.liveness import Holders, first_holders
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
 from autograph_rewrite.cost.pipeline.parts import Staged, stage
 from autograph_rewrite.cost.pipeline.tasks import Alive, StagedStep, lives_of, schedule_of
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
-from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
+from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts, count
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.analysis.op_work import Work
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.codecs.codec import Codec, Price, kept_back
 from autograph_rewrite.cost.hardware.topology import Holding, LinkTransfer, Topology
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
+from autograph_rewrite.cost.tasks.step import AnalyzedStep
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.ir.mesh import REPLICA

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.analysis.work.liveness import Lives
-from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.analysis.liveness import Lives
+from autograph_rewrite.analysis.op_work import Work
 from autograph_rewrite.cost.hardware.machine import SERIAL, Compute, Machine
 
 COMPUTE, EXCHANGE = "compute", "exchange"

@@ -29,14 +29,11 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from autograph_rewrite.analysis.accelerator.device_placement import host_of, is_accelerator, place
-from autograph_rewrite.analysis.accelerator.host_crossings import crossings
-from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
-from autograph_rewrite.analysis.work.op_work import Work
+from autograph_rewrite.analysis.accelerator import crossings, host_nodes, host_of, is_accelerator, place
+from autograph_rewrite.analysis.op_work import Work
 from autograph_rewrite.cost.hardware.topology import HOST, Holding, Topology
-from autograph_rewrite.cost.step.analyzed_step import AnalyzedStep
-from autograph_rewrite.cost.step.op_counts import OpCounts, count
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup, exchange_task, groups, pass_task, tasks_of
+from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts, count
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Buffer, Task, compute_seconds, on_cores
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors

@@ -24,7 +24,7 @@ from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, common_name
-from autograph_rewrite.ir.shapes.recorded import constant
+from autograph_rewrite.ir.recorded_shapes import constant
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.variable_ops import handle_node

@@ -65,7 +65,7 @@ def _place_blockwise(n: Op) -> Placed:
 #     block of a mask ──► Where ──► Gather(block of rows) ──► the rows of the block that are kept
 #
 # The numbers mean something together with rows of the same block only: `passes.localize.localize_indices`,
-# `passes.localize.localize_kept_rows`. The gradient of such a look-up adds rows up where they were found, so it stays
+# `passes.localize.localize_indices`. The gradient of such a look-up adds rows up where they were found, so it stays
 # in the block, too.
 
 
@@ -100,7 +100,7 @@ def _made(n: Op) -> Placement | None:
 #
 #     block of texts ──► StringSplitV2 ──► words, the row of each ──► RaggedTensorToTensor ──► block of rows of words
 #
-# The numbers of rows are those of the block, which nobody else may read (`passes.localize.dynamic_partition`); words
+# The numbers of rows are those of the block, which nobody else may read (`passes.localize.localize_indices`); words
 # are blocks of words.
 
 

@@ -16,7 +16,7 @@ from autograph_rewrite.plan.parts.messages import STEP, EdgePlan
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
-from autograph_rewrite.resolve.remat.decision import Decision
+from autograph_rewrite.resolve.remat.activations import Decision
 from autograph_rewrite.training_graph import TensorInfo
 
 

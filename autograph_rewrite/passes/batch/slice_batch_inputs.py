@@ -19,7 +19,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format.function_library import Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.recorded import record_shapes
+from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode

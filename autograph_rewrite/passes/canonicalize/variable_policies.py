@@ -6,7 +6,7 @@
 
 A variable with components always holds what they come to, so whoever reads it from outside (savers, fetches, another
 step, Python) reads that, and what is written from outside becomes the components of the next step
-(`passes.compression.components`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
+(`passes.compression.compressor_state`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
-from autograph_rewrite.analysis.variables.uses import variable_uses
+from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import unconditional_nodes

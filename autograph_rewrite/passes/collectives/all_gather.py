@@ -18,7 +18,7 @@ import numpy as np
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.mesh import EACH, ONCE, Span
 from autograph_rewrite.ir.types import attrs, dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import has_rows_of_each_example, rows_per_example
@@ -28,7 +28,6 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange, between_processes
 from autograph_rewrite.passes.collectives.local_ops import gather_local, joined, transposed
 from autograph_rewrite.passes.collectives.padded_gather import Rows, gather_equal, gather_padded
-from autograph_rewrite.passes.collectives.rows import rows_at
 from autograph_rewrite.passes.collectives.server_stores import gather_at_server
 from autograph_rewrite.passes.collectives.wire_values import bytes_of_texts, decode, encode, texts_of_bytes
 from autograph_rewrite.plan.parts.lowerings import ACROSS, Hop, Medium, is_among_replicas
@@ -300,3 +299,41 @@ def _next_power_of_two(build: FoldedBuilder, lengths: Value) -> Value:
     smaller = build.op("Cast", build.op("Less", powers, lengths, what="smaller"), what="each", DstT=dtypes.INT32)
     doublings = build.op("Sum", smaller, build.numbers(0, "powers_axis"), what="doublings")
     return build.op("LeftShift", build.numbers(2, "two"), doublings, what="rounded")
+
+
+# Rows of a value: those that a vector names, or those between two limits.
+
+
+def rows_at(rewrite: Rewrite, value: Value, which: Value, dim: int, what: str, span: Span) -> Value:
+    """Return the rows of a value that a vector of numbers says, along dimension `dim`.
+
+    Args:
+        value: of any shape.
+        which: [n] numbers of rows, made outside of loops.
+        what: the name of the new node, behind the value's.
+        span: how often it runs.
+    """
+    build = FoldedBuilder.of(rewrite, value, span=span)
+    axis = build.numbers(dim, f"{what}_axis")
+    return build.op("GatherV2", value, which, axis, what=what)
+
+
+def rows_between(rewrite: Rewrite, source: Value, name: str, dim: int, limits: tuple[Value, Value]) -> Value:
+    """Return the rows of a value between two limits of each block, along dimension `dim`.
+
+    Args:
+        source: of any shape.
+        name: prefix of the names of new nodes.
+        limits: scalars: the first row, and the one behind the last.
+    """
+    build = FoldedBuilder.of(rewrite, source, name, span=EACH)
+
+    def vector(scalar: Value, what: str) -> Value:
+        position = np.zeros(dim + 1, np.int32)
+        position[dim] = 1
+        at = build.numbers(position, f"{what}_at")
+        return build.op("Mul", scalar, at, what=what)
+
+    begin, end = vector(limits[0], "begin"), vector(limits[1], "end")
+    step, before = build.numbers(np.ones(dim + 1, np.int32), "step"), (1 << dim) - 1
+    return build.op("StridedSlice", source, begin, end, step, what="block", begin_mask=before, end_mask=before)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.accelerator.device_placement import has_kernel
+from autograph_rewrite.analysis.accelerator import has_kernel
 from autograph_rewrite.ir.graph import Value
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.collectives.exchange import Exchange

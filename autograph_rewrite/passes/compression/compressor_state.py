@@ -20,8 +20,10 @@ from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
+from autograph_rewrite.passes.canonicalize.variable_policies import ComponentOf, Components
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.resolve.compression import shape_of, static_shape
@@ -164,9 +166,69 @@ def _update_with_targets(rewrite: Rewrite, targets: Sequence[Node]) -> None:
             target.add_control(together[mask])
 
 
-def _run(rewrite: Rewrite) -> None:
+def _declare(rewrite: Rewrite) -> None:
     """Declare the variables that passes have added, such as the residuals of compressors."""
     rewrite.item = attach(rewrite, rewrite.item)
 
 
-DECLARE_STATE = Pass("declare-state", _run, needs=(Homes,))
+DECLARE_STATE = Pass("declare-state", _declare, needs=(Homes,))
+
+
+# Components of variables: what each replica has of one, kept beside it from step to step.
+#
+#     before   component = Identity(ReadVariableOp(v))                                each: to be its own
+#     after    component = v == what the last step wrote ? kept : share of v
+#              step's end: kept := component behind all updates;  what the last step wrote := v
+#
+# So what anybody else writes (an initial value, a checkpoint, Python) becomes the components of the next step: of a
+# sum, total / n each (an integer loses what does not divide); of the others, the same value. TensorFlow does that when
+# it assigns or restores a variable `ON_READ`.
+
+
+def keep_components(rewrite: Rewrite, components: Components) -> None:
+    """Add what is kept of each variable with components.
+
+    Args:
+        components: of the variables.
+    """
+    for one in components.variables:
+        if one.component in rewrite.state.transfers:
+            _keep(rewrite, one)
+
+
+def _keep(rewrite: Rewrite, one: ComponentOf) -> None:
+    name, total, near = one.policy.variable, one.component.inputs[0], one.component.output()
+    shape, dtype = tuple(size or 0 for size in rewrite.item.variables[name].shape or ()), total.dtype
+    kept = AuxiliaryVariable(rewrite, auxiliary_name(name, "component"), shape, dtype, near=near)
+    seen = AuxiliaryVariable(rewrite, auxiliary_name(name, "total"), shape, dtype, near=near)
+    build = FoldedBuilder.of(rewrite, near)
+    same = build.op("Equal", total, seen.before, what="unchanged")
+    if shape:
+        axes = rewrite.const(list(range(len(shape))), np.int32, name=f"{build.name}/axes", near=near)
+        same = build.op("All", same, axes, what="all_unchanged")
+    mine = build.op("SelectV2", same, kept.before, _share(rewrite, build, one, total), what="mine")
+    one.component.set_input(0, mine)
+    written = one.update.inputs[1]
+    kept.becomes(one.kept, one.kept)
+    seen.becomes(written, one.kept)
+
+
+def _share(rewrite: Rewrite, build: FoldedBuilder, one: ComponentOf, total: Value) -> Value:
+    """Return what a replica has of a value that was written from outside."""
+    if one.policy.aggregation != "sum":
+        return total
+    count = rewrite.const(rewrite.plan.replicas, dtypes.numpy_dtype(total.dtype), name=f"{build.name}/n", near=total)
+    op = "TruncateDiv" if total.dtype in dtypes.INTEGER else "RealDiv"
+    return build.op(op, total, count, what="share")
+
+
+def _keep_components(rewrite: Rewrite) -> None:
+    """Keep each replica's component of a variable from step to step, unless somebody has written the variable."""
+    keep_components(rewrite, rewrite.get(Components))
+
+
+def _has_components(rewrite: Rewrite) -> bool:
+    return rewrite.has(Components) and bool(rewrite.get(Components).variables)
+
+
+KEEP_COMPONENTS = Pass("keep-components", _keep_components, _has_components, (Homes,))

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from autograph_rewrite.analysis.accelerator.device_placement import is_accelerator
-from autograph_rewrite.analysis.accelerator.host_nodes import host_nodes
+from autograph_rewrite.analysis.accelerator import host_nodes, is_accelerator
 from autograph_rewrite.analysis.propagate import is_pinned
+from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh
 from autograph_rewrite.ir.traversal import descendants, levels, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.types.device_specs import canonical
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ir.verify.nccl import uses_nccl
 from autograph_rewrite.ops.rules.random import is_draw
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ops.traits import ENTERS, READS, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
-from autograph_rewrite.passes.emit.colocation import follow, read_beside, require_beside, stay_at_tables
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.micro_batches.sequencing import sequence_micro_batches
 from autograph_rewrite.passes.pipeline_parallel.early_sends import tell_ready
 from autograph_rewrite.passes.pipeline_parallel.schedule import order_stages, stage_devices
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
-from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
+from autograph_rewrite.resolve.model_axis import logical_devices
 from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR
 from autograph_rewrite.resolve.stages.assignment import Stages
 
@@ -198,3 +200,82 @@ def order_collectives(graph: Graph) -> None:
         beside = [node for node in asking if guards.get(node) == guards[guarded] and node not in frames]
         for before, node in pairwise(beside):
             node.add_control(before)
+
+
+# Colocation: a variable and all that reads or writes it share a device, per instance; slots are with their update.
+#
+# w @ CPU:1, m @ CPU:1 ──► ResourceApplyMomentum(w, m) @ CPU:1        right
+# w @ CPU:1, m @ CPU:0 ──► ResourceApplyMomentum(w, m)                TensorFlow could place it nowhere
+#
+# A table is there once, on the host, and so are all lookups in it.
+#
+# It is checked once everything has its device: TensorFlow would say so in its own words, in the first step.
+
+
+REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
+
+
+def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) -> None:
+    """Refuse a placement that no session could run.
+
+    Args:
+        graph: the folded graph; what runs once has its device.
+        handles: the names of the nodes that give the variables' handles.
+        layout: of the instances of nodes that every replica runs.
+
+    Raises:
+        VerifyError: a node is on another device than a variable that it reads or writes.
+    """
+    of_each, known = [canonical(device) for device in layout.cells[0]], functools.cache(canonical)
+
+    def places(node: Node) -> list[str]:
+        if node.span == ONCE:
+            return [known(node.device)]
+        shared = layout.shared(node)
+        return of_each if shared is None else [known(shared)]
+
+    for name in handles:
+        handle = graph.nodes.get(name)
+        home = places(handle) if handle is not None else []
+        for node, _ in handle_uses(handle) if handle is not None else ():
+            mine = places(node)
+            if not _meet(mine, home):
+                problem = f"'{node.name}' runs on {mine[0]}, but '{name}', which it reads or writes, is on {home[0]}"
+                raise VerifyError(problem, node=node, hint=REPORT)
+
+
+def follow(rewrite: Rewrite) -> None:
+    """Put what brings a handle into a loop of micro-batches where the variable is."""
+    for node in rewrite.graph:
+        if node.op not in ENTERS or node.inputs[0].dtype != dtypes.RESOURCE or rewrite.home_of(node) is not None:
+            continue
+        if (home := rewrite.home_of(node.inputs[0].node)) is not None:
+            rewrite.settle(node, home)
+
+
+def stay_at_tables(rewrite: Rewrite, home: str) -> None:
+    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up."""
+    for node in rewrite.graph:
+        if not has(node.op, "table_lookups"):
+            continue
+        while node.span != ONCE and rewrite.home_of(node) is None:
+            rewrite.settle(node, home)
+            if not node.inputs:
+                break
+            node = node.inputs[0].node
+
+
+def read_beside(rewrite: Rewrite) -> None:
+    """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table."""
+    for node in rewrite.graph:
+        if node.span != ONCE and node.op in READS and rewrite.home_of(node) is None:
+            handle = handle_node(node.inputs[0])
+            if handle.span == ONCE and node.inputs[0].node.span == ONCE:
+                rewrite.settle(node, handle.device)
+
+
+def _meet(mine: list[str], home: list[str]) -> bool:
+    """Return whether each instance finds its variable on its own device."""
+    if len(home) == 1 or len(mine) == 1:  # one variable for all, or one reader of the first replica's
+        return all(place == home[0] for place in mine)
+    return mine == home

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
-from autograph_rewrite.analysis.variables.uses import variable_uses
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.analysis.variable_uses import completions, variable_uses
+from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import unconditional_nodes
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE
-from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, VARYING, replica_mark
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
+from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
+from autograph_rewrite.ops.rules.varying import let_out_mark
+from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
+from autograph_rewrite.passes.canonicalize.varying_values import share_of
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.compression.compressor_state import AuxiliaryVariable
-from autograph_rewrite.passes.local_sgd.averages import SCOPE, Averages, add_averages, wait_for
-from autograph_rewrite.passes.local_sgd.own_steps import OwnSteps, find_own_steps, let_out
 from autograph_rewrite.plan.parts.messages import LocalSgd
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.training_graph import Variable
@@ -143,3 +153,340 @@ def _run(rewrite: Rewrite) -> None:
 
 
 COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (Homes, Blocks))
+
+
+# Averages: behind the updates of every so-many-th step, variables become their mean over the replicas.
+#
+#     n := n + 1      due = n % period == 0, or n <= warmup
+#     w := w - rate dw ──► read ──► Switch(due) ──► w / N: partial(sum) ──► sum ──► w := mean            in the branch
+#
+# The predicate is of a counter that all replicas have alike, so all of them meet, or none. Averages are sums like those
+# of gradients: they are edges of the plan, in buckets, with lowerings, and are priced like them.
+#
+# Stich, Local SGD Converges Fast and Communicates Little (2019); Lin et al., Don't Use Large Mini-Batches, Use Local
+# SGD (2020).
+
+
+SCOPE = AVERAGES
+
+
+@dataclass(frozen=True)
+class Counter:
+    """The number of steps: what it is before a step, and once it is done; filled in when variables can be added."""
+
+    before: Node
+    after: Value
+
+
+class _Step(NamedTuple):
+    """How many steps there were before this one, how many there are with it, and whether variables are averaged now."""
+
+    before: Node
+    after: Value
+    due: Value
+
+
+@dataclass
+class Averages:
+    """What has been added.
+
+    Attributes:
+        counters: one for each group of targets; none where every step is averaged.
+        done: with each group of targets what runs once variables are averaged, or are not to be.
+        averaged: names of the variables.
+    """
+
+    counters: list[Counter] = field(default_factory=list)
+    done: list[tuple[Sequence[Node], Node]] = field(default_factory=list)
+    averaged: dict[str, None] = field(default_factory=dict)
+
+
+def add_averages(
+    state: Propagation, how: LocalSgd, replicas: int, averaged: Mapping[str, Variable], groups: Sequence[Sequence[Node]]
+) -> Averages:
+    """Let the variables that each group of targets writes be averaged behind it.
+
+    Args:
+        state: placements; the graph is edited.
+        replicas: how many there are.
+        groups: targets, those together that run together.
+
+    Raises:
+        GraphError: a variable is updated in a loop.
+    """
+    found = Averages()
+    for targets in groups:
+        group = _Group(state.graph, targets, averaged, found)
+        if group.written:
+            found.done.append((targets, group.average(how, replicas)))
+    return found
+
+
+def wait_for(graph: Graph, targets: Sequence[Node], done: Node) -> None:
+    """Let targets wait for averages; where those wait for a target, something takes its name that waits for both.
+
+    Args:
+        targets: of a step.
+        done: runs once variables are averaged, or are not to be.
+    """
+    before = ancestors([done])
+    for target in targets:
+        if target not in before:
+            target.add_control(done)
+            continue
+        name = target.name
+        take_name(graph, target, graph.unique_name(f"{name}/of_replica"))
+        Builder(graph, name).node("NoOp", controls=[target, done])
+
+
+class _Group:
+    """The targets of one step."""
+
+    def __init__(
+        self, graph: Graph, targets: Sequence[Node], averaged: Mapping[str, Variable], found: Averages
+    ) -> None:
+        self._graph, self._targets, self._averaged, self._found = graph, targets, averaged, found
+        step = ancestors(targets) | set(targets)
+        by_handle = updates(node for node in graph if node in step)
+        self.written: dict[str, tuple[Node, list[Node]]] = {}
+        for name, variable in averaged.items():
+            handle = graph.nodes.get(variable.handle)
+            if handle is not None and (made := by_handle.get(handle)):
+                self.written[name] = handle, made
+
+    def average(self, how: LocalSgd, replicas: int) -> Node:
+        """Add the averages; return what runs once they are made, or are not to be."""
+        graph, ends = self._graph, self._ends()
+        step = self._count(how) if how.period > 1 else None
+        writes = []
+        for name, (handle, _) in self.written.items():
+            build, value = Builder(graph, f"{SCOPE}/{name}", handle), self._read(name, ends[name])
+            if step is not None:
+                mark = {OF_BLOCK: OWN_NODE}
+                value = build.node("Switch", value, step.due, what="if_due", marks=mark).output(1)
+            share = share_of(value, replicas, f"{SCOPE}/{name}/mean")
+            share.set_raw_attr(OF_BLOCK, encode("string", TOTAL))
+            inputs = handle.output(), share.output()
+            writes.append(build.node("AssignVariableOp", *inputs, what="average", dtype=value.dtype))
+            self._found.averaged[name] = None
+        return self._done(writes, step)
+
+    def _ends(self) -> dict[str, list[Node]]:
+        """Return, by variable, what has run once this step has read and updated it, in branches and loops, too.
+
+        Raises:
+            GraphError: nothing tells when an update is over.
+        """
+        order = topological_order(self._graph)
+        behind = descendants(self._targets) | set(self._targets)
+        accesses = {}
+        for name, (handle, made) in self.written.items():
+            reads = [use.node for use in handle_uses(handle) if use.node.op in READS and use.node not in behind]
+            accesses[name] = [*made, *reads]
+        certain = unconditional_nodes(order)
+        ends = completions(order, certain, dict.fromkeys(node for nodes in accesses.values() for node in nodes))
+        for _, made in self.written.values():
+            for node in made:
+                if not ends[node]:
+                    raise GraphError(
+                        f"'{node.name}' updates a variable in a branch or a loop that nothing waits for",
+                        node=node,
+                        hint="let the step wait for it, or leave local_sgd out",
+                    )
+        return {
+            name: list(dict.fromkeys(end for node in nodes for end in ends[node])) for name, nodes in accesses.items()
+        }
+
+    def _read(self, name: str, before: Collection[Node]) -> Value:
+        handle, variable = self.written[name][0], self._averaged[name]
+        return Builder(self._graph, f"{SCOPE}/{name}/own", handle).op(
+            "ReadVariableOp",
+            handle.output(),
+            controls=before,
+            marks={OF_BLOCK: OWN_NODE},
+            recorded=[variable.shape] if variable.shape is not None else None,
+            dtype=dtypes.NUMBERS[variable.dtype],
+        )
+
+    def _count(self, how: LocalSgd) -> _Step:
+        """Count the step, and find out whether variables are averaged behind it."""
+        build = Builder(self._graph, SCOPE)
+
+        def number(content: int, what: str) -> Value:
+            return build.const(content, dtypes.INT64, what)
+
+        before = build.node("Identity", number(0, "none"), what="step")
+        after = build.op("AddV2", before.output(), number(1, "one"), what="next_step")
+        left = build.op("FloorMod", after, number(how.period, "period"), what="left")
+        due = build.op("Equal", left, number(0, "nothing_left"), what="is_due")
+        if how.warmup_steps:
+            early = build.op("LessEqual", after, number(how.warmup_steps, "warmup_steps"), what="is_early")
+            due = build.op("LogicalOr", due, early, what="is_early_or_due")
+        return _Step(before, after, due)
+
+    def _done(self, writes: Sequence[Node], step: _Step | None) -> Node:
+        """Return what has run once variables are averaged, or are not to be."""
+        build = Builder(self._graph, SCOPE)
+        if step is None:
+            return build.node("NoOp", what="done", controls=writes)
+        gate = build.node("Switch", step.due, step.due, what="gate")
+        averaged = build.op("Identity", gate.output(1), what="averaged", controls=writes)
+        ended = build.node("Merge", gate.output(0), averaged, what="ended")
+        # A step that fails, for its data have ended, does not count.
+        counted = build.op("Identity", step.after, what="counted", controls=[ended])
+        self._found.counters.append(Counter(step.before, counted))
+        return build.node("NoOp", what="done", controls=[counted.node])
+
+
+# Steps of each replica's own: what is computed of its part of the batch, or of a variable that it trains alone.
+#
+#     before   x: split(0)   loss = Mean(...): replicated   dw: partial(sum) ──► sum ──► w := w - rate dw
+#     after    x ──► own     loss: own ──► mean ──► output   dw: own                ──► w := w - rate dw, each its own
+#
+# A node that is marked takes its block for the whole batch (`OF_ONE`), so every op, loops included, does what it does
+# on one device. Outputs are merged in each step: rows are joined, sums and maxima combined, everything else is the
+# mean.
+
+
+OWN_NODE = encode("string", OF_ONE)
+EXACT = "or leave local_sgd out"
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """What each replica has of its own.
+
+    Attributes:
+        nodes: that compute it.
+        variables: names of the variables that are written with it.
+        parts: what hands each replica its part of an input.
+    """
+
+    nodes: frozenset[Node]
+    variables: tuple[str, ...]
+    parts: tuple[Node, ...]
+
+
+def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> OwnSteps:
+    """Find, and mark, what replicas compute by themselves.
+
+    Args:
+        state: placements; the graph is edited.
+        variables: of the item.
+
+    Raises:
+        GraphError: something of it is one decision, or one value, for all replicas.
+    """
+    if state.semantics.extent.units is not None:
+        raise GraphError(
+            f"the graph is made for batches of {state.semantics.extent.units}, and its constants may count them all: "
+            "with local_sgd each replica needs those of its own part",
+            hint=f"leave the first dimension of the inputs open (None), {EXACT}",
+        )
+    parts = tuple(_part(value) for value in state.whole_inputs)
+    sources = [*parts, *(node for node in state.order if VARYING in node.attrs)]
+    handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
+    nodes, trained = _reached(sources, handles)
+    for node in [one for one in state.graph if one in nodes]:
+        _require_alone(node, nodes)
+        if VARYING not in node.attrs:
+            node.set_raw_attr(OF_BLOCK, OWN_NODE)
+    return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
+
+
+def _part(value: Value) -> Node:
+    part = Builder.at(value.node).node("Identity", value, what="own")
+    value.replace_all_uses_with(part.output(), keep={part})
+    return part
+
+
+def _reached(sources: Iterable[Node], handles: Mapping[Node, str]) -> tuple[set[Node], set[Node]]:
+    """Return what depends on sources, also through variables and arrays; and the handles of those variables."""
+    reached: set[Node] = set()
+    trained: set[Node] = set()
+    pending = list(sources)
+    while pending:
+        new = ({*pending} | descendants(pending, controls=False)) - reached
+        reached |= new
+        written = {handle for handle in updates(new) if handle in handles} - trained
+        trained |= written
+        pending = [use.node for handle in written for use in handle_uses(handle) if use.node.op in READS]
+        stores = {handle_node(value) for node in new for value in node.inputs if is_handle(value)}
+        pending += [store for store in stores if has(store.op, "cell_makers") and store not in reached]
+    return reached, trained
+
+
+def _require_alone(node: Node, own: Collection[Node]) -> None:
+    decides = node.op == "LoopCond" or (node.op in SWITCHES and node.inputs[1].node in own)
+    if decides:
+        raise GraphError(
+            f"'{node.name}' decides by what each replica computes of its own part, and a condition is one decision "
+            "for all replicas",
+            node=node,
+            hint=f"choose values instead (tf.where), let loops run as often on all replicas, {EXACT}",
+        )
+    if replica_mark(node.name) in ADDED:
+        raise GraphError(
+            f"'{node.name}' meets the other replicas in every step, and with local_sgd they train by themselves",
+            node=node,
+            hint=f"leave ar.all_reduce and ar.all_gather out, {EXACT}",
+        )
+
+
+def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, replicas: int) -> None:
+    """Merge what outputs are on each replica.
+
+    Args:
+        state: placements, as they are without local steps; the graph is edited.
+        outputs: declared values.
+        own: what differs between replicas.
+        replicas: how many there are.
+
+    Raises:
+        GraphError: nothing makes one value of an output.
+    """
+    graph = state.graph
+    merged: dict[Value, Value] = {}
+    for anchor, value in list(graph.anchors.items()):
+        if value not in outputs or value.node not in own.nodes:
+            continue
+        if value not in merged:
+            merged[value] = _exit(state, value, replicas)
+        graph.set_anchor(anchor, merged[value])
+
+
+def _exit(state: Propagation, value: Value, replicas: int) -> Value:
+    graph, fact, node = state.graph, state.source(value), value.node
+    if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
+        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
+    elif dtypes.base(value.dtype) in dtypes.INEXACT:
+        exit_, mark = share_of(value, replicas, f"{node.name}/merged"), TOTAL
+    elif fact.is_local:
+        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), TOTAL
+    else:
+        raise GraphError(
+            f"the output '{value.name}' is of type {dtypes.dtype_name(value.dtype)}, and each replica has one of its "
+            "own: nothing makes one of them",
+            node=node,
+            hint=f"return it for each example, or as a float, which is averaged, {EXACT}",
+        )
+    exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
+    if len(node.output_dtypes) == 1:  # whoever fetches it by name gets what is merged
+        name = node.name
+        take_name(graph, node, graph.unique_name(f"{name}/of_replica"))
+        take_name(graph, exit_, name)
+    return exit_.output()
+
+
+def _is_mean(state: Propagation, value: Value) -> bool:
+    """Return whether contributions to a value are shares of a mean over examples, so that they do not add up here."""
+    seen, pending = {value.node}, [value.node]
+    for node in pending:
+        if node.op == "Mean" and state.transfers[node].decompose:
+            return True
+        for operand in node.inputs:
+            fact = state.facts.get(operand)
+            if fact is not None and fact.placement.is_partial and operand.node not in seen:
+                seen.add(operand.node)
+                pending.append(operand.node)
+    return False

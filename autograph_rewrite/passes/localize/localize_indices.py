@@ -12,17 +12,21 @@ on every kind of device. So this is done where the other way is that all micro-b
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Graph, Node, Use, Value
+from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import split
-from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, times, to_global
-from autograph_rewrite.ops.rules.marked import LOCAL_INDICES, mark
+from autograph_rewrite.ops.facts.placement import Fact, split
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, is_segmented, times, to_global
+from autograph_rewrite.ops.rules.marked import IN_BLOCK, LOCAL_INDICES, ROWS_APART, mark
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -218,11 +222,318 @@ def _counted(state: Propagation, numbers: Numbers) -> Value:
     return build.op("AddV2", build.op("AddV2", positions, nothing, what="own_positions"), column, what="own")
 
 
-def _run(rewrite: Rewrite) -> None:
+def _localize(rewrite: Rewrite) -> None:
     """Make row indices relative to the local block instead of to the global batch."""
     rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
 
 
 LOCALIZE_INDICES = Pass(
-    "localize-indices", _run, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+    "localize-indices", _localize, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
 )
+
+
+# Number the rows that a mask keeps within the local block, where they index blocks of the same rows only.
+#
+#     before   Where(mask) ──► Gather(rows)           numbers of rows of the whole batch, so that all of it is read
+#     after    Where(block) ──► Gather(block)         numbers of rows of the block, which keeps its own
+#
+# So does the gradient, which puts rows back where they were. A mask tells of each row by itself whether it is kept, so
+# nothing has to be checked in the run. Interleaved micro-batches cannot put kept rows in the order of the batch again:
+# where somebody reads all of them there, numbers stay those of the whole.
+
+
+def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
+    """Mark the masks whose rows stay in their block, and who looks up by them; return placements as they are then.
+
+    Args:
+        graph: the graph of `state`, to be edited.
+        ordered: whether rows of blocks, one behind the other, are in the order of the batch.
+    """
+    found = {node: ends for node in state.order if (ends := _ends(graph, state, node))}
+    found = _without_repeats(graph, found)
+    for mask, ends in found.items():
+        for end in ends:
+            _count_rows_of_block(graph, mask, end)
+        mark((mask, *ends), LOCAL_INDICES)
+    if found:
+        state = revise(state)
+    while lost := [mask for mask, ends in found.items() if not _is_local(state, mask, ends, ordered=ordered)]:
+        for mask in lost:
+            mark((mask, *found.pop(mask)), b"")
+        state = revise(state)
+    return state
+
+
+def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[Node, tuple[Node, ...]]:
+    """Let one mask that is applied several times be numbered once: then its rows are seen to be the same."""
+    kept: dict[Value, Node] = {}
+    merged: dict[Node, tuple[Node, ...]] = {}
+    for node, ends in found.items():
+        mask = node.inputs[0]
+        while has(mask.node.op, "rearranges") or mask.node.op == "StopGradient":
+            mask = mask.node.inputs[0]
+        first = kept.setdefault(mask, node)
+        merged[first] = tuple(dict.fromkeys((*merged.get(first, ()), *ends)))
+        if first is not node:
+            node.output().replace_all_uses_with(first.output())
+            if not node.control_users:
+                graph.erase(node)
+    return merged
+
+
+def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: bool) -> bool:
+    """Return whether all that look up by a mask do so in blocks, and nobody needs an order that is lost."""
+    if any(state.transfers[node].decompose for node in (mask, *ends)):
+        return False
+    size = state.facts[mask.output()].split_size
+    if ordered or not isinstance(size, Sym):
+        return True
+    kept = {value for value, fact in state.facts.items() if _measures(fact, size)}
+    if any(value in kept for value in mask.graph.anchors.values()):
+        return False
+    return not any(
+        node.inputs[i] in kept and reshard != state.facts[node.inputs[i]].placement
+        for node, transferred in state.transfers.items()
+        for i, reshard in transferred.operand_reshards.items()
+    )
+
+
+def _measures(fact: Fact, size: Sym) -> bool:
+    """Return whether a value is cut along the rows that a mask keeps."""
+    mine = fact.split_size if fact.placement.is_split else None
+    return isinstance(mine, Sym) and not set(size.factors).isdisjoint(mine.factors)
+
+
+def _ends(graph: Graph, state: Propagation, node: Node) -> tuple[Node, ...]:
+    """Return who looks up by the numbers of a mask, and nothing where one of them may look into another block."""
+    if node.op != "Where" or node in state.looped:
+        return ()
+    mask = state.facts[node.inputs[0]]
+    rows = mask.split_size
+    if mask.placement != split(0) or mask.rank != 1 or rows is None or is_segmented(rows):
+        return ()
+    anchored = set(graph.anchors.values())
+    ends: dict[Node, None] = {}
+    for use in _readers(node, anchored):
+        if use is None or not _stays(state, use, rows):
+            return ()
+        ends[use.node] = None
+    return tuple(ends)
+
+
+def _readers(node: Node, anchored: set[Value]) -> Iterator[Use | None]:
+    """Yield what reads numbers, or copies of them; None where the outside does."""
+    pending = [node.output()]
+    while pending:
+        value = pending.pop()
+        if value in anchored:
+            yield None
+        for use in value.uses:
+            if has(use.node.op, "copies") and use.index == 0:
+                pending.append(use.node.output())
+            elif not has(use.node.op, "lengths"):
+                yield use
+
+
+def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
+    """Return whether a node looks up, or adds up, as many rows as the mask has.
+
+    What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
+    """
+    node = use.node
+    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or IN_BLOCK in node.attrs:
+        return False
+    everything = to_global(rows, state.semantics.extent.units)
+    depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
+    if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # a number of a row, and nothing else
+        return False
+    if has(node.op, "adds_rows"):
+        count = state.facts[node.inputs[2]].value
+        return count is not None and count[:1] in ((rows,), (everything,))
+    if node.op == "GatherV2" and (state.facts[node.inputs[2]].value != (0,) or node.attr("batch_dims", 0)):
+        return False
+    table = state.facts[node.inputs[0]].shape
+    return table is not None and table[:1] in ((rows,), (everything,))
+
+
+def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
+    """Let a node that puts rows back make as many as the block of the mask has."""
+    if not has(node.op, "adds_rows"):
+        return
+    given, name = node.inputs[2], f"{node.name}/rows_of_block"
+
+    def add(op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
+        return Builder(graph, f"{name}{what}", node).op(op, *inputs, **attrs)
+
+    def const(content: object, what: str) -> Value:
+        return Builder(graph, f"{name}{what}", node).const(content, dtypes.INT32)
+
+    rows = add("Shape", "", mask.inputs[0], out_type=given.dtype)
+    ends = [const([at], what) for at, what in ((0, "/at"), (1, "/behind"), (1, "/step"))]
+    if node.op == "UnsortedSegmentSum":
+        node.set_input(2, add("StridedSlice", "/first", rows, *ends, shrink_axis_mask=1))
+        return
+    rest = add("StridedSlice", "/rest", given, ends[1], ends[0], ends[2], end_mask=1)
+    node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))
+
+
+def _localize_kept(rewrite: Rewrite) -> None:
+    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    rewrite.put(localize_kept_rows(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
+
+
+LOCALIZE_KEPT_ROWS = Pass(
+    "localize-kept-rows", _localize_kept, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
+)
+
+
+# Mark pairs of ops that partition the rows of a batch and stitch them again, so that each replica runs them locally.
+#
+#     before   SparseToDense(SparseCross(a, b))                  dense a and b, of [rows, 1] each
+#     after    the same two, marked; the second reads [rows of a, 1] instead of a size that a block without rows has not
+#
+#     before   RaggedTensorToTensor(f(words), row of each word) of StringSplitV2(texts), to a stated width
+#     after    the same, marked; f works on each word by itself
+#
+# In between are numbers of rows, which count from the first of the block. So all readers must be known: where one is
+# not, or the width is that of the longest row of the batch, nothing is marked and the ops work on whole values.
+
+
+def mark_dynamic_partitions(graph: Graph) -> None:
+    """Mark both ends of each chain that is complete."""
+    ends = (node for node in graph if has(node.op, "crosses") or node.op == "StringSplitV2")
+    starts = [node for node in ends if IN_BLOCK not in node.attrs]
+    looped = frames_of(topological_order(graph)) if starts else {}
+    anchored = set(graph.anchors.values())
+    for node in starts:
+        # What is added to a loop would have to wait in each iteration for what enters it.
+        if node in looped or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
+            continue
+        if has(node.op, "crosses"):
+            _mark_cross(node)
+        else:
+            _mark_split(graph, node, anchored)
+
+
+def _mark_cross(node: Node) -> None:
+    """A cross of dense columns has as many features in each row as there are combinations."""
+    parameters = {"SparseCrossV2": 1, "SparseCrossHashed": 3}.get(node.op, 0)
+    columns = node.inputs[: len(node.inputs) - parameters]
+    shapes = [_shape(value) for value in columns]
+    if node.attr("N") or not columns or any(shape is None or len(shape) != 2 for shape in shapes):
+        return
+    widths = [shape[1] for shape in shapes if shape is not None]
+    readers = {use.node for i in range(3) for use in node.output(i).uses}
+    ends = [reader for reader in readers if reader.op == "SparseToDense"]
+    outputs = [node.output(i) for i in (0, 2, 1)]
+    if not ends or len(ends) < len(readers) or None in widths:
+        return
+    if any(list(end.inputs[:3]) != outputs for end in ends):
+        return
+    for end in ends:
+        rows, width = _rows(end, columns[0]), Builder.at(end).const(_product(widths), dtypes.INT64, "size")
+        shape = Builder.at(end).op("Pack", rows, width, what="shape", N=2)
+        end.set_input(1, shape)
+    mark((node, *ends), ROWS_APART)
+
+
+def _product(widths: list[int | None]) -> int:
+    return math.prod(width for width in widths if width is not None)
+
+
+def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
+    """Words that end in rows of a stated width, each handled by itself on the way."""
+    if _shape(node.inputs[0]) is None or len(_shape(node.inputs[0]) or ()) != 1:
+        return
+    ids = [use.node for use in node.output(0).uses]
+    counts = [use.node for use in node.output(2).uses]
+    if not all(_takes(reader, [0, 0], 2) for reader in ids) or not all(_takes(reader, [0], 1) for reader in counts):
+        return
+    ends = {use.node for reader in ids for use in reader.output().uses}
+    words = _words(node.output(1), ends, anchored)
+    known = {*(r.output() for r in ids)}, {*(r.output() for r in counts)}
+    if words is None or not ends or any({reader.output() for reader in (*ids, *counts)} & anchored):
+        return
+    if not all(_is_end(end, words, *known) for end in ends):
+        return
+    if any(use.node not in ends for reader in counts for use in reader.output().uses):
+        return
+    for end in ends:
+        end.set_input(3, _rows(end, node.inputs[0]))
+    for reader in counts:
+        if not reader.control_users:
+            graph.erase(reader)
+    mark((node, *ends), ROWS_APART)
+
+
+def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | None:
+    """Return the words and what becomes of each; None if somebody else reads them."""
+    found, pending = {first}, [first]
+    while pending:
+        value = pending.pop()
+        if value in anchored:
+            return None
+        for use in value.uses:
+            node = use.node
+            if node in ends:
+                continue
+            if not _is_of(node.output(), first):
+                return None
+            if node.output() not in found:
+                found.add(node.output())
+                pending.append(node.output())
+    return found
+
+
+def _is_of(value: Value, first: Value) -> bool:
+    """Return whether a value is made of the words `first` alone."""
+    if value is first:
+        return True
+    return has(value.node.op, "each_text") and all(_is_single(v) or _is_of(v, first) for v in value.node.inputs)
+
+
+def _is_single(value: Value) -> bool:
+    """Return whether a value is one constant for all words, or the handle of a table."""
+    if dtypes.base(value.dtype) == dtypes.RESOURCE:
+        return True
+    return value.node.op == "Const" and _content(value) is not None and np.ndim(_content(value)) == 0
+
+
+def _content(value: Value) -> Any:
+    return value.node.attr("value") if value.node.op == "Const" else None
+
+
+def _takes(node: Node, begin: list[int], rank: int) -> bool:
+    """Return whether a slice takes the first column of a matrix, or the first entry of a vector."""
+    if node.op != "StridedSlice" or node.attr("new_axis_mask") or node.attr("ellipsis_mask"):
+        return False
+    given, steps = _content(node.inputs[1]), _content(node.inputs[3])
+    if given is None or steps is None or list(given) != begin or set(steps.tolist()) != {1}:
+        return False
+    if node.attr("shrink_axis_mask") != 1 << (rank - 1):
+        return False
+    return rank == 1 or bool(node.attr("begin_mask") & 1 and node.attr("end_mask") & 1)
+
+
+def _is_end(node: Node, words: set[Value], ids: set[Value], counts: set[Value]) -> bool:
+    """Return whether words are put into rows of a stated width."""
+    if node.op != "RaggedTensorToTensor" or len(node.inputs) != 5:
+        return False
+    if [bytes(kind) for kind in node.attr("row_partition_types")] != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+        return False
+    shape, (values, default, count, rows) = _content(node.inputs[0]), node.inputs[1:]
+    stated = shape is not None and np.shape(shape) == (2,) and shape[0] == -1 and shape[1] >= 0
+    return bool(stated and values in words and _is_single(default) and count in counts and rows in ids)
+
+
+def _shape(value: Value) -> Any:
+    stated = value.node.attr("_output_shapes")
+    return stated[value.index] if stated is not None and value.index < len(stated) else None
+
+
+def _rows(end: Node, source: Value) -> Value:
+    """Return how many rows a value has, as an int64."""
+    build = Builder.at(end)
+    shape = build.op("Shape", source, what="rows_of", out_type=dtypes.INT64)
+    limits = [build.const([at], dtypes.INT32, "size") for at in (0, 1, 1)]
+    return build.op("StridedSlice", shape, *limits, what="rows", shrink_axis_mask=1)

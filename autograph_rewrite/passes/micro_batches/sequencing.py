@@ -16,12 +16,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
+from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.traits import EXITS
+from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ops.traits import EXITS, READS
 from autograph_rewrite.passes.base.instance_order import (
     GATE,
     NO_ORDER,
@@ -30,7 +34,6 @@ from autograph_rewrite.passes.base.instance_order import (
     InstanceOrder,
     is_running_sum,
 )
-from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
 
 Cluster = TypeVar("Cluster", bound=Hashable)
 
@@ -118,3 +121,194 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
     # TensorFlow makes a NoOp of most readers without readers of their own, and then lets all wait for the node.
     passed = build.node("CheckNumerics", made.output(), what="passed", message="gate")
     return Gate(made, passed, tuple(dict.fromkeys(total for totals in running.values() for total in totals)))
+
+
+# Remove waits for all micro-batches that nothing needs: pure ops may run before what their control edges name.
+#
+# before   count += n  ─^─► %dloss ─► %dw ─► AddN(all) ─► w -= dw       %dloss waits for all losses
+# after    %dloss ─► %dw ─► AddN(all) ─► w -= dw  ◄─^─ count += n       what acts waits instead
+#
+# before   AddN(all(%loss)) ◄─^─ w -= dw                                its running sum waits, and what waits for that
+# after    AddN(all(%loss)) ─► Identity ◄─^─ w -= dw
+#
+# before   2 once ◄─^─ %dy,  %dx = 2 %y %dy                             the 2 waits for all of %dy, behind an assertion
+# after    2 once,  %dx = 2 %y %dy ◄─^─ %dy                             who reads it waits for its own
+
+
+def relax_waits(graph: Graph) -> None:
+    """Take away the waits that only keep values together.
+
+    TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
+    updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
+    of a branch from the updates in it, is waited for as before; and what is read before an update is read before it.
+
+    Args:
+        graph: the folded graph, complete.
+    """
+    nodes = topological_order(graph)
+    unconditional = unconditional_nodes(nodes)
+    acted = descendants(node for node in nodes if _acts(node))
+    pairs = accesses_in_order(nodes, unconditional)
+    for node in nodes:
+        if node not in unconditional:
+            continue
+        if node.span != EACH and is_pure(node.op) and (node.op != "NoOp" or node.control_users):
+            members = {value.node for value in node.inputs}  # whose collectives would wait for the other replicas
+            for control in [one for one in node.controls if one in unconditional and one not in members]:
+                if is_pure(control.op) and control.op != "NoOp" and control not in acted:
+                    node.remove_control(control)
+            _let_instances_wait(node, unconditional)
+        elif node.op == "Identity" and node.span == EACH:
+            _wait_later(node)
+    keep_order(graph, pairs)
+
+
+def _acts(node: Node) -> bool:
+    """Return whether a node writes a variable, or runs for its effect alone."""
+    return is_update(node) or not (is_pure(node.op) or node.read_outputs)
+
+
+def _wait_later(node: Node) -> None:
+    """Let those that read a value wait for what it waits for itself, if all of them run once."""
+    readers = [use.node for use in node.output().uses]
+    if readers and all(reader.span != EACH for reader in (*readers, *node.control_users)):
+        for control in [control for control in node.controls if control.span != EACH]:
+            node.remove_control(control)
+            for reader in readers:
+                reader.add_control(control)
+
+
+def _let_instances_wait(node: Node, unconditional: Collection[Node]) -> None:
+    """Let those that read what runs once wait, each for its own instance of what that waits for."""
+    users = successors(node)
+    if not users or any(user.span != EACH or user not in unconditional for user in users):
+        return
+    for control in [one for one in node.controls if one.span == EACH and one in unconditional]:
+        node.remove_control(control)
+        for user in dict.fromkeys(users):
+            user.add_control(control)
+
+
+def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
+    """Where a micro-batch's value waits for what follows from all of them, let what acts on it wait instead.
+
+    Args:
+        graph: the folded graph, complete.
+        count_first: what needs no variable is computed of all micro-batches before the first begins.
+
+    Returns:
+        The nodes, producers first, as they are then.
+    """
+    order = topological_order(graph)
+    unconditional = unconditional_nodes(order)
+    levels = barrier_depths(order, frames_of(order), parameter_free_nodes(order) if count_first else ())
+    held = {value.node for value in graph.anchors.values()}
+    for node in order:
+        if node not in unconditional or node in held or not _only_passes_on(node):
+            continue
+        late = [one for one in node.controls if one.span != EACH and one in unconditional and levels[one]]
+        for actor in _actors(node, unconditional, held) if late else ():
+            for control in late:
+                actor.add_control(control)
+                node.remove_control(control)
+    relax_waits(graph)  # what waited for an effect through those values no longer does
+    for node in order:
+        if is_running_sum(node) and node.controls:
+            _wait_behind(graph, node)
+    return topological_order(graph)
+
+
+def _only_passes_on(node: Node) -> bool:
+    return is_pure(node.op) and (bool(node.read_outputs) or node.op == "NoOp")
+
+
+def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]) -> list[Node]:
+    """Return what acts behind a node, once for all micro-batches; none where one of them acts, or has no part in it."""
+    found: dict[Node, None] = {}
+    seen, pending, each = {start}, [start], start.span == EACH
+    while pending:
+        node = pending.pop()
+        for user in successors(node):
+            if user in seen:
+                continue
+            seen.add(user)
+            passes_on = user in unconditional and _only_passes_on(user)
+            if user.span == EACH:
+                if not passes_on:
+                    return []
+                each = True
+                pending.append(user)
+            elif passes_on and user not in held and successors(user):
+                pending.append(user)  # on its way to the micro-batches, or to what acts
+            else:
+                found[user] = None
+    return list(found) if each else []
+
+
+def _wait_behind(graph: Graph, total: Node) -> None:
+    """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
+    controls = list(total.controls)
+    name, inputs = f"{total.name}/behind", [total.output()]
+    behind = Builder(graph, name, total, span=total.span).node("Identity", *inputs, controls=controls)
+    total.output().replace_all_uses_with(behind.output(), keep={behind})
+    for user in total.control_users:
+        user.add_control(behind)
+    for control in controls:
+        total.remove_control(control)
+
+
+# Preserve the order of variable accesses while `relax_waits` removes control edges that only keep values together.
+#
+# before   read(w) ─► %y ─► %dy ─^─► 0.9 ─► w -= 0.9 w      the constant waits for a gradient, which needs the read
+# after    read(w) ─^─► w -= 0.9 w                          nothing waits for %dy, and the update is behind as before
+#
+# What a loop or a branch reads has been read when all that leaves it and follows from the read is there.
+
+
+Pair = tuple[Node, Node]
+"""What an earlier access of a variable is complete with, and a later access; one of the two accesses updates it."""
+
+
+def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) -> list[Pair]:
+    """Return the accesses of one variable of which the graph says which comes first.
+
+    Args:
+        order: the nodes, producers first.
+        unconditional: those that run in any case.
+    """
+    of: dict[Node, list[Node]] = {}
+    for node in order:
+        if node.op in READS or is_update(node):
+            for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
+                of.setdefault(handle, []).append(node)
+    groups = [nodes for nodes in of.values() if any(map(is_update, nodes))]
+    ends = completions(order, unconditional, dict.fromkeys(node for nodes in groups for node in nodes))
+    pairs = [
+        (end, later)
+        for nodes in groups
+        for later in nodes
+        for earlier in nodes
+        if earlier is not later and later in unconditional and (is_update(earlier) or is_update(later))
+        for end in ends[earlier]
+    ]
+    return _in_order(order, pairs)
+
+
+def keep_order(graph: Graph, pairs: Iterable[Pair]) -> None:
+    """Let the later access wait for the earlier one where it no longer does.
+
+    Args:
+        graph: the folded graph.
+        pairs: what `accesses_in_order` has found in it.
+    """
+    known = list(pairs)
+    kept = set(_in_order(topological_order(graph), known))
+    for pair in known:
+        if pair not in kept:
+            pair[1].add_control(pair[0])
+
+
+def _in_order(order: Sequence[Node], pairs: Sequence[Pair]) -> list[Pair]:
+    marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(one for one, _ in pairs))}
+    before = marks_before(order, marks)
+    return [(one, other) for one, other in pairs if before[other] & marks[one]]

@@ -24,8 +24,13 @@ from autograph_rewrite.ir.mesh import MICRO, REPLICA, STAGE, Mesh, prefix
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
-from autograph_rewrite.passes.micro_batches.loop import order_of_bodies, require_closed, roll_micro_batches
-from autograph_rewrite.passes.micro_batches.loop_bodies import Cluster, LoopBodies
+from autograph_rewrite.passes.micro_batches.loop import (
+    Cluster,
+    LoopBodies,
+    order_of_bodies,
+    require_closed,
+    roll_micro_batches,
+)
 from autograph_rewrite.passes.micro_batches.while_frame import Loop
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages
 from autograph_rewrite.plan.parts.messages import Pipeline

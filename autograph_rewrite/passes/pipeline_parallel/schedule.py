@@ -20,8 +20,7 @@ from autograph_rewrite.ir.mesh import EACH, REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.micro_batches.relax_waits import let_actors_wait, relax_waits
-from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order
+from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order, let_actors_wait, relax_waits
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, stage_of
 from autograph_rewrite.plan.parts.messages import Pipeline

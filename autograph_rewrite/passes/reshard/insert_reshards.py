@@ -21,7 +21,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.format.annotations import placements_text
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, REPLICA, SERVER, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PROCESS, REPLICA, SERVER, STAGE, Select, Span, is_rarer
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
@@ -37,13 +37,13 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
-from autograph_rewrite.passes.parameter_server.put_at_homes import put_at_homes
 from autograph_rewrite.passes.reshard.global_sizes import read_early
 from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_for_each
 from autograph_rewrite.plan.parts.lowerings import Medium
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
+from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
@@ -521,3 +521,16 @@ ASSIGN_STAGES = Pass(
 )
 MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(Homes,), gives=(Keys, Blocks), is_whole=False)
 INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), gives=(Reshards,))
+
+
+# Put nodes where variables live: on which device each of them stands, and what runs there once for the whole job.
+
+
+def put_at_homes(rewrite: Rewrite) -> None:
+    """Give each node of the server region its place."""
+    region = find_server_region(rewrite.plan, rewrite.state, rewrite.item.variables)
+    rewrite.put(Homes(region.homes, sorted(set(region.homes.values()))))
+    for node, device in region.devices.items():
+        node.set_place(rewrite.on(device))
+    for node in region.nodes:
+        node.put(PROCESS, 0)

@@ -27,7 +27,13 @@ from autograph_rewrite.ops.rules.base import LocalEntry, Slice
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.collectives.all_gather import Blocked, all_gather, gather_between_processes
+from autograph_rewrite.passes.collectives.all_gather import (
+    Blocked,
+    all_gather,
+    gather_between_processes,
+    rows_at,
+    rows_between,
+)
 from autograph_rewrite.passes.collectives.all_reduce import (
     all_reduce,
     contribution,
@@ -37,9 +43,7 @@ from autograph_rewrite.passes.collectives.all_reduce import (
 from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
-from autograph_rewrite.passes.collectives.packing import Packing
-from autograph_rewrite.passes.collectives.rows import rows_at, rows_between
-from autograph_rewrite.passes.collectives.wire_values import cast
+from autograph_rewrite.passes.collectives.wire_values import Packing, cast
 from autograph_rewrite.passes.compression.compress import reduce_compressed
 from autograph_rewrite.passes.reshard.global_sizes import global_size
 from autograph_rewrite.passes.reshard.insert_reshards import Conversion, Reshards, home_of_edge

@@ -14,31 +14,37 @@ import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.ir.control_flow import awaited
+from autograph_rewrite.ir.control_flow import Frame, awaited, frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL
-from autograph_rewrite.ir.shapes.recorded import record_shapes, static_shape
-from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.ir.recorded_shapes import Shape, record_shapes, static_shape
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
-from autograph_rewrite.ops.facts.windows import Halo
+from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
+from autograph_rewrite.ops.traits import ENTERS, SWITCHES
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.tensor_parallel.halo_exchange import HaloExchange, halo_of
-from autograph_rewrite.passes.tensor_parallel.loop_reads import read_before_loops
-from autograph_rewrite.passes.tensor_parallel.placements import ModelPlacements, batch_facts, model_placements
-from autograph_rewrite.passes.tensor_parallel.segment_sums import SEGMENT_SUM, sums_by_rows
+from autograph_rewrite.passes.tensor_parallel.placements import (
+    SEGMENT_SUM,
+    ModelPlacements,
+    batch_facts,
+    model_placements,
+    sums_by_rows,
+)
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
@@ -50,8 +56,7 @@ from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARI
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.model_axis.logical_devices import assign, number_devices, put, settle
-from autograph_rewrite.resolve.model_axis.splits import Round, cut_dimensions, rounds_of
+from autograph_rewrite.resolve.model_axis import Round, assign, cut_dimensions, number_devices, put, rounds_of, settle
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 # The conversions between logical devices, kept by the node that makes each while axis after axis of the mesh is cut.
@@ -543,3 +548,306 @@ def _has_model_axis(rewrite: Rewrite) -> bool:
 
 
 PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))
+
+
+# A variable that a loop only reads is read once, before it: its blocks are gathered there, not in each iteration.
+#
+#     before   w (handle) ──► Enter ──► ReadVariableOp ──► MatMul          in the loop
+#     after    w (handle) ──► ReadVariableOp ──► Enter ──► Identity ──► MatMul
+#
+# What the loop waits for, the read waits for, and every write of the variable that the loop's reads wait for; what
+# waits for them waits for their identities. A loop that writes the variable reads its handle, and that cannot be cut.
+
+
+_KINDS = ("ReadVariableOp", "ResourceGather", "VariableShape")
+_CARRIERS = ENTERS | SWITCHES | {"Identity"}
+GATHERED = "model axis: '{}' is gathered for the loop '{}', which reads it whole"
+
+
+class Captured(NamedTuple):
+    """How a loop reads a variable.
+
+    Attributes:
+        enter: where its handle enters.
+        carriers: what hands it on in the loop.
+        reads: of all of it.
+        lookups: of rows of it.
+        shapes: what asks for its shape.
+    """
+
+    enter: Node
+    carriers: tuple[Node, ...]
+    reads: tuple[Node, ...]
+    lookups: tuple[Node, ...]
+    shapes: tuple[Node, ...]
+
+
+def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[str]:
+    """Read variables before the loops that capture them; return a note for each loop.
+
+    Args:
+        graph: edited; a flat graph.
+        item: whose variables are meant.
+        names: of the variables that will be cut.
+    """
+    handles = {name: graph.nodes.get(item.variables[name].handle) for name in names if name in item.variables}
+    captured = {name: list(_captured(node)) for name, node in handles.items() if node is not None}
+    notes = []
+    frames = frames_of(topological_order(graph)) if any(captured.values()) else {}
+    for name, loops in captured.items():
+        variable = item.variables[name]
+        for loop in loops:
+            if loop.enter not in frames or any(len(frames[one]) > 1 for one in loop.lookups):
+                continue
+            _read_before(graph, loop, frames, variable.shape, dtypes.NUMBERS[variable.dtype])
+            notes.append(GATHERED.format(name, frames[loop.enter][0]))
+    return notes
+
+
+def _captured(handle: Node) -> Iterator[Captured]:
+    """Yield the outermost entrances of a handle behind which it is only read."""
+    for use in list(handle_uses(handle)):
+        enter = use.node
+        if enter.op not in ENTERS or handle_before(enter) is not handle:
+            continue
+        carriers = [enter]
+        found: dict[str, list[Node]] = {op: [] for op in (*_KINDS, "")}
+        for carrier in carriers:
+            for value in carrier.read_outputs:
+                for node, _ in value.uses:
+                    if node.op in _CARRIERS:
+                        carriers += [node] * (node not in carriers)
+                    else:
+                        found[node.op if node.op in _KINDS else ""].append(node)
+        if not found[""]:
+            yield Captured(enter, tuple(carriers), *(tuple(found[op]) for op in _KINDS))
+
+
+def handle_before(enter: Node) -> Node | None:
+    """Return the node that gives a handle where it enters its outermost loop; None where that is in another loop."""
+    node = enter.inputs[0].node
+    while node.op == "Identity" and node.inputs:
+        node = node.inputs[0].node
+    return node if node is handle_node(enter.inputs[0]) else None
+
+
+def _read_before(graph: Graph, loop: Captured, frames: dict[Node, Frame], shape: Shape | None, dtype: int) -> None:
+    enter = loop.enter
+    earlier = _writes_before(loop, frames)
+    read = graph.add(
+        "ReadVariableOp",
+        [enter.inputs[0]],
+        name=f"{enter.name}/read",
+        attrs={"dtype": dtype},
+        controls=[*enter.controls, *(node for node in earlier if node not in enter.controls)],
+        origin=enter,
+    )
+    record_shapes(read, [shape])
+    enter.set_input(0, read.output())
+    for carrier in loop.carriers:
+        become(carrier, carrier.op, carrier.inputs, {"T": dtype})
+        record_shapes(carrier, [shape] * len(carrier.output_dtypes))
+    for node in loop.reads:
+        become(node, "Identity", node.inputs, {"T": dtype})
+    for node in loop.shapes:
+        become(node, "Shape", node.inputs, {"T": dtype, "out_type": node.output_dtypes[0]})
+    for node in loop.lookups:
+        first = _in_loop(graph, enter, np.int32(0))
+        attrs = {"Tparams": dtype, "Taxis": dtypes.INT32, "batch_dims": node.attr("batch_dims", 0)}
+        become(node, "GatherV2", [*node.inputs, first], attrs)
+
+
+def _writes_before(loop: Captured, frames: dict[Node, Frame]) -> list[Node]:
+    """Return the writes of the variable, outside of loops, that its reads in the loop wait for."""
+    handle = handle_node(loop.enter.inputs[0])
+    before = ancestors((*loop.reads, *loop.lookups))
+    writes = {use.node for use in handle_uses(handle) if use.node in before and use.node not in frames}
+    return sorted((node for node in writes if handle in written(node)), key=lambda node: node.name)
+
+
+def _in_loop(graph: Graph, enter: Node, number: np.int32) -> Value:
+    """Return a constant of the loop."""
+    made = graph.add(
+        "Const", [], name=f"{enter.name}/axis", attrs={"value": np.asarray(number), "dtype": dtypes.INT32}, origin=enter
+    )
+    attrs = {key: enter.attr(key) for key in ("frame_name", "parallel_iterations")}
+    attrs |= {"T": dtypes.INT32, "is_constant": True}
+    return graph.add("Enter", [made.output()], name=f"{enter.name}/axis/enter", attrs=attrs, origin=enter).output()
+
+
+# Halo exchange: an op with a window runs on a block of rows, and on rows of its neighbours.
+#
+#     before   x ──► Conv2D, 3 rows, SAME ──► y                   8 rows, split along them over 2 devices
+#     after    x/part_0, first row of x/part_1 ──► ConcatV2 ──► Conv2D, EXPLICIT (1, 0) ──► y/part_0      4 rows
+#              last row of x/part_0, x/part_1 ──► ConcatV2 ──► Conv2D, EXPLICIT (0, 1) ──► y/part_1       4 rows
+#
+# Padding is left to the kernel, which knows what its op makes of it (zeros, or nothing at all in a maximum); a device
+# states its own. The gradient of an input is computed for whole windows and cut to the device's rows: no window is
+# divided, so that the first of several equal maxima is the same one.
+
+
+if TYPE_CHECKING:
+    from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
+
+
+def halo_of(reshards: Mapping[int, Reshard]) -> tuple[int, Halo] | None:
+    """Return the dimension and the halo of a node's operands, None where it reads none."""
+    for want in reshards.values():
+        if isinstance(want, Slice) and want.halo is not None:
+            return want.dim, want.halo
+        if isinstance(want, LocalEntry) and want.halo is not None:
+            return want.position, want.halo
+    return None
+
+
+def units_of(sizes: Sequence[int]) -> list[Rows]:
+    """Return the first and the last unit of each device, from their numbers."""
+    return list(pairwise(accumulate(sizes, initial=0)))
+
+
+class HaloExchange:
+    """Reads rows of neighbouring blocks.
+
+    Args:
+        emit: adds nodes for logical devices.
+    """
+
+    def __init__(self, emit: Partitioner) -> None:
+        self._emit = emit
+        self._units = units_of(emit.sizes)
+        self._read: dict[tuple[Value, int, tuple[Rows, ...]], list[Value]] = {}
+
+    def rows(self, value: Value, want: Slice) -> list[Value]:
+        """Return what each device reads of a value.
+
+        Args:
+            value: cut along the dimension, or whole.
+            want: the dimension and the halo.
+        """
+        assert want.halo is not None
+        spans = tuple(want.halo.span(units) for units in self._units)
+        key = value, want.dim, spans
+        if key not in self._read:
+            blocks = self._blocks(value, want)
+            self._read[key] = [self._joined(blocks, span, want.dim, k) for k, span in enumerate(spans)]
+            self._note(value, want, blocks, spans)
+        return self._read[key]
+
+    def _blocks(self, value: Value, want: Slice) -> list[tuple[Rows, Value, int]]:
+        """Return where a value is: rows, what holds them, and on which device."""
+        emit = self._emit
+        assert want.halo is not None
+        fact = emit.shares.facts.get(value)
+        is_cut = fact is not None and fact.placement == split(want.dim) and value not in emit.shares.summed
+        if value in emit.parts and is_cut:
+            owned = [want.halo.own(units) for units in self._units]
+            return [(rows, part, k) for k, (rows, part) in enumerate(zip(owned, emit.parts[value], strict=True))]
+        last = want.halo.own(self._units[-1])[1]
+        return [((0, last), emit.whole(value), 0)]
+
+    def _note(
+        self, value: Value, want: Slice, blocks: Sequence[tuple[Rows, Value, int]], spans: tuple[Rows, ...]
+    ) -> None:
+        """Keep the exchange for the plan, with the rows that a device reads of others."""
+        taken = sum(
+            max(0, min(end, span[1]) - max(first, span[0]))
+            for (first, end), _, owner in blocks
+            for k, span in enumerate(spans)
+            if owner != k
+        )
+        if not taken:
+            return
+        before, lowering = (split(want.dim), "halo") if len(blocks) > 1 else (REPLICATED, "slice")
+        share = Fraction(taken, blocks[-1][0][1])
+        owned = [part for _, part, _ in blocks]
+        read = self._read[value, want.dim, spans]
+        made = next((rows for rows in read if rows not in owned), read[0])  # a block of another device, read as it is
+        self._emit.note(made.node, value, before, split(want.dim), lowering, share)
+
+    def _joined(self, blocks: Sequence[tuple[Rows, Value, int]], span: Rows, dim: int, device: int) -> Value:
+        taken = []
+        for (first, end), part, owner in blocks:
+            begin, stop = max(first, span[0]), min(end, span[1])
+            if begin < stop:
+                rows = begin - first, stop - first
+                whole = (begin, stop) == (first, end)
+                taken.append(part if whole else self._slice(part, rows, dim, owner, f"halo_{device}"))
+        if len(taken) == 1:
+            return taken[0]
+        at = self._on(self._emit.const(dim, np.int32, taken[0].node, f"halo_{device}/axis"), device)
+        joined = self._emit.add("ConcatV2", [*taken, at], taken[0].node, f"with_halo_{device}")
+        self._emit.exchanges.mark(joined.node)
+        return self._on(joined, device)
+
+    def _slice(self, value: Value, rows: Rows, dim: int, device: int, what: str) -> Value:
+        """Return some rows of images, taken where they are."""
+        near = value.node
+        begin = [rows[0] if i == dim else 0 for i in range(4)]
+        size = [rows[1] - rows[0] if i == dim else -1 for i in range(4)]
+        limits = [
+            self._on(self._emit.const(content, np.int32, near, f"{what}/{name}"), device)
+            for name, content in (("begin", begin), ("size", size))
+        ]
+        return self._on(self._emit.add("Slice", [value, *limits], near, what), device)
+
+    def entries(self, value: Value, want: LocalEntry) -> list[Value]:
+        """Return the shape of what each device computes.
+
+        Args:
+            value: the shape of the whole.
+            want: the entry that says how many rows there are.
+        """
+        assert want.halo is not None
+        emit, found = self._emit, []
+        entries = emit.shares.fact(value).value or ()
+        for k, units in enumerate(self._units):
+            first, end = want.halo.span(units)
+            if value not in emit.parts and entries and all(isinstance(entry, int) for entry in entries):
+                content = [end - first if i == want.position else entry for i, entry in enumerate(entries)]
+                found.append(emit.const(content, dtypes.numpy_dtype(value.dtype), value.node, f"part_{k}"))
+                continue
+            chosen = [i == want.position for i in range(4)]
+            rows = want.halo.window.rows
+            found.append(emit.scaled(emit.whole(value), chosen, end - first, rows, f"halo_{k}"))
+        return found
+
+    def copy(self, node: Node, device: int, inputs: Sequence[Value], cut: tuple[int, Halo]) -> tuple[Node, Value]:
+        """Add a copy of a node for one device; return it, and the device's rows of what it makes.
+
+        Args:
+            node: with a window.
+            device: the number of the device.
+            inputs: operands of the copy.
+            cut: the dimension and the halo.
+        """
+        dim, halo = cut
+        units = self._units[device]
+        made = self._emit.copy(node, device, inputs)
+        _pad(made, dim, halo.padding(units), halo.beside)
+        self._emit.put(made, device)
+        if halo.reads == READ:
+            return made, made.output()
+        begin, stop = units[0] * halo.rows, units[1] * halo.rows
+        first, end = halo.window.neighbours((begin, stop))
+        if (begin, stop) == (first, end):
+            return made, made.output()
+        return made, self._slice(made.output(), (begin - first, stop - first), dim, device, "own")
+
+    def _on(self, value: Value, device: int) -> Value:
+        self._emit.put(value.node, device)
+        return value
+
+
+def _pad(node: Node, dim: int, rows: Rows, beside: Rows) -> None:
+    """State the padding of a copy: of its own rows, and beside them as before."""
+    if not (any(rows) or any(beside)):
+        node.set_attr("padding", b"VALID")
+        if "explicit_paddings" in node.attrs:
+            node.set_attr("explicit_paddings", ())
+        return
+    first = 2 if node.attr("data_format", b"NHWC").startswith(b"NC") else 1
+    stated = [0] * 8
+    for at, (before, after) in ((dim, rows), (2 * first + 1 - dim, beside)):
+        stated[2 * at : 2 * at + 2] = before, after
+    node.set_attr("padding", b"EXPLICIT")
+    node.set_attr("explicit_paddings", tuple(stated))

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.variables.uses import obstacle
+from autograph_rewrite.analysis.variable_uses import obstacle
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.recorded import Shape
+from autograph_rewrite.ir.recorded_shapes import Shape
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
-from autograph_rewrite.analysis.variables.uses import variable_uses
+from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors

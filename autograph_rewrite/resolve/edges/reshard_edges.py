@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
-from autograph_rewrite.analysis.variables.uses import declared_trained
+from autograph_rewrite.analysis.variable_uses import declared_trained
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.ir.control_flow import before_loops, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -38,7 +38,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
 from autograph_rewrite.resolve.batch.batch_inputs import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
-from autograph_rewrite.resolve.model_axis.logical_devices import logical_devices
+from autograph_rewrite.resolve.model_axis import logical_devices
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively, sent_bytes
 from autograph_rewrite.training_graph import Variable

@@ -25,10 +25,8 @@ import numpy as np
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.resolve.remat.activations import Activations, root_of
-from autograph_rewrite.resolve.remat.cuts import CutPlace, candidates, chain_of, crossing_bytes
-from autograph_rewrite.resolve.remat.decision import Segment
-from autograph_rewrite.resolve.remat.policies import Parts, connected
+from autograph_rewrite.resolve.remat.activations import Activations, Segment, root_of
+from autograph_rewrite.resolve.remat.policies import CutPlace, Parts, candidates, chain_of, connected, crossing_bytes
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
 from autograph_rewrite.resolve.stages.flops import cost_of

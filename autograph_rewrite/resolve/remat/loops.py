@@ -19,17 +19,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.work.loop_trips import trips_of
+from autograph_rewrite.analysis.op_work import trips_of
 from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.shapes.recorded import constant
+from autograph_rewrite.ir.recorded_shapes import constant
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.plan.parts.messages import Remat
-from autograph_rewrite.resolve.remat.activations import Activations, may_repeat, root_of
-from autograph_rewrite.resolve.remat.decision import Left, Segment
+from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, may_repeat, root_of
 from autograph_rewrite.resolve.remat.policies import parts_of
 from autograph_rewrite.resolve.remat.segments import SAVES_NOTHING, worth_repeating
 from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes

@@ -21,8 +21,7 @@ from collections.abc import Collection, Iterable
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import descendants, topological_order
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.resolve.remat.activations import Activations, root_of
-from autograph_rewrite.resolve.remat.decision import Left, Segment
+from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import Parts
 from autograph_rewrite.resolve.stages.flops import cost_of
 

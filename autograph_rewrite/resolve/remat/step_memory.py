@@ -5,7 +5,7 @@
     a'                               └────────────┘            its last reader among copies and gradients
 
 The schedule is the order in which a queue of ready nodes is worked off, as TensorFlow's executor does with one thread.
-What a buffer is, `analysis.work.buffers` says, as in the simulation of a step.
+What a buffer is, `analysis.liveness` says, as in the simulation of a step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.liveness import Buffers, Lives, buffers_of
+from autograph_rewrite.analysis.op_work import executed
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.analysis.work.buffers import Buffers, buffers_of
-from autograph_rewrite.analysis.work.executed import executed
-from autograph_rewrite.analysis.work.liveness import Lives
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, dependencies

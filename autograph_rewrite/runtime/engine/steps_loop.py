@@ -18,7 +18,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine import native
-from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
+from autograph_rewrite.runtime.engine.native import Stacked, run_steps
 from autograph_rewrite.runtime.job.digests import ancestors
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -28,8 +28,7 @@ from autograph_rewrite.runtime.function.arguments import (
     accepts,
     common,
 )
-from autograph_rewrite.runtime.function.compressor_state import track, trackable
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrors
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors, track, trackable
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.function.step import BoundStep, batch_axes
 from autograph_rewrite.runtime.job.digests import Telling, nothing

@@ -29,8 +29,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.resolve.buckets import BucketFiller
 from autograph_rewrite.runtime.engine import native
 from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_refuse
-from autograph_rewrite.runtime.engine.native import ReadAfter, Stack
-from autograph_rewrite.runtime.engine.native_loop import Stacked, run_steps
+from autograph_rewrite.runtime.engine.native import ReadAfter, Stack, Stacked, run_steps
 from autograph_rewrite.runtime.engine.variable_copies import copies_of
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors
 from autograph_rewrite.runtime.function.served_variables import bring

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autograph_rewrite.passes.batch.decorrelate_randomness import own_bits
+from autograph_rewrite.passes.batch.random_numbers import own_bits
 from tests.support.training import MODES, distributed, make_item, placeholder, train, variable
 
 BATCH = 6

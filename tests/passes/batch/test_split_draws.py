@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.batch import split_draws
+from autograph_rewrite.passes.batch import random_numbers
 
 Draw = Callable[[tf.Tensor], tf.Tensor]
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -67,7 +67,7 @@ def share(draw: Draw, kind: str = "shared") -> float:
 
 
 def test_without_the_cut_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_draws, "split_draws", lambda state: state)
+    monkeypatch.setattr(random_numbers, "split_draws", lambda state: state)
     assert share(DRAWS["normal"]) < 0.5
 
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.analysis.variables.completion import completions
+from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.traversal import ancestors, topological_order

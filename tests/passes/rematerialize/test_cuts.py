@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from autograph_rewrite.resolve.remat.cuts import Chain, CrossingNode, CutPlace, balanced_cuts
+from autograph_rewrite.resolve.remat.policies import Chain, CrossingNode, CutPlace, balanced_cuts
 
 Layers = Sequence[tuple[int, int]]
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.tensor_parallel import backward
+from autograph_rewrite.passes.tensor_parallel import placements
 
 WIDTH, CLASSES = 4, 16
 MESHES = {
@@ -121,4 +121,4 @@ def test_no_device_has_the_whole_gradient_of_a_tied_table(mesh: str) -> None:
     fed = [{name: rng.integers(0, CLASSES, 8).astype(np.int32) for name in ("ids", "labels")} for _ in range(3)]
     report = ar.verify(item, config, feeds=fed)
     assert report.ok, report
-    assert backward.SEGMENT_SUM == "UnsortedSegmentSum"
+    assert placements.SEGMENT_SUM == "UnsortedSegmentSum"

@@ -20,7 +20,7 @@ from autograph_rewrite.inspect.communication import meetings
 from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.request import axes_of_tiles
-from autograph_rewrite.resolve.model_axis.splits import cut_dimensions
+from autograph_rewrite.resolve.model_axis import cut_dimensions
 from tests.support import split_models as models
 
 EXACT = 1e-9

@@ -15,7 +15,7 @@ from autograph_rewrite.errors import ConfigError, PassError, VerifyError
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.mesh import Mesh
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.passes.emit.colocation import require_beside
+from autograph_rewrite.passes.emit.instances import require_beside
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from tests.support.sharded_programs import Case, item_of, outcome
 from tests.support.training import placeholder, v1, variable

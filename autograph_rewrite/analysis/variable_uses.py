@@ -10,7 +10,7 @@ Nothing here goes by names or by kinds of optimizers. Shards, servers, stages, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
-from autograph_rewrite.ir.shapes.recorded import Shape, constant
-from autograph_rewrite.ir.traversal import ancestors, topological_order
+from autograph_rewrite.ir.recorded_shapes import Shape, constant
+from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import (
     dense_inputs,
@@ -541,4 +541,40 @@ def updates_behind(
         found[node] = mask
         for value in node._inputs if mask else ():
             found[value.node] = found.get(value.node, 0) | mask
+    return found
+
+
+# Where an access to a variable is complete: itself, or, in a loop or a branch, the first nodes behind that.
+#
+#     Enter ─► Merge ─► Switch ─► body: read(w) ─► ...        read(w) is complete at each Exit that follows from it
+#                         └─► Exit ─► ...
+#
+# What is behind one of those nodes only may run while the loop still reads: its counter can be iterations ahead.
+
+
+def completions(
+    order: Sequence[Node], unconditional: Collection[Node], accesses: Iterable[Node]
+) -> dict[Node, list[Node]]:
+    """Return the nodes that run in any case and that together say that an access has happened, if it does at all.
+
+    Args:
+        order: the nodes, producers first.
+        accesses: what reads or writes variables.
+    """
+    found = {node: [node] if node in unconditional else [] for node in accesses}
+    marks = {node: 1 << i for i, node in enumerate(node for node, ends in found.items() if not ends)}
+    if not marks:
+        return found
+    before = marks_before(order, marks)
+    for node in order:
+        if node not in unconditional:
+            continue
+        mask = 0
+        for producer in dependencies(node):
+            if producer not in unconditional:
+                mask |= before[producer] | marks.get(producer, 0)
+        if mask:
+            for access, mark in marks.items():
+                if mask & mark:
+                    found[access].append(node)
     return found

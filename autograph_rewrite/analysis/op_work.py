@@ -1,0 +1,234 @@
+"""The work of one instance of an op: its family, FLOPs, bytes read and bytes written.
+
+Contractions are counted from shapes. Everything else is counted by the elements that it touches, a few operations for
+each. Views (Identity, Reshape, reads of variables) do nothing: their output is their input's memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from autograph_rewrite.analysis.propagate import Propagation, is_pinned
+from autograph_rewrite.ir.control_flow import Frame
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.recorded_shapes import constant
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.variable_ops import is_handle, is_update, updates_rows
+from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes
+from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED
+from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.traits import has, operands
+
+ROW_BYTES = 512
+"""Fetching a row of a table that no cache holds takes as long as reading so many bytes in sequence: 0.1 us."""
+_OF_RULE = {
+    **dict.fromkeys(families("reduce", "pooling", "segment"), "reduce"),
+    **dict.fromkeys(families("gather_scatter", "slicing"), "gather"),
+    **dict.fromkeys(families("random"), "random"),
+}
+_COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elementwise"}
+"""What work that a rule states counts as; products where nothing stands here."""
+
+
+class Work(NamedTuple):
+    """What one instance does.
+
+    Attributes:
+        family: of `machine.FAMILIES`.
+        flops: its arithmetic.
+        nbytes: what it reads and writes.
+    """
+
+    family: str
+    flops: float
+    nbytes: float
+
+
+NOTHING = Work("elementwise", 0.0, 0.0)
+
+
+def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+    """Return whether a node aliases the memory of its first input.
+
+    So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
+
+    Args:
+        node: the op.
+        inputs: shapes of its operands, in numbers.
+        outputs: and of its results.
+    """
+    if has(node.op, "views"):
+        return True
+    if node.op == "Transpose" and len(node.inputs) == 2:
+        order = constant(node.inputs[1])
+        return order is not None and order.tolist() == list(range(order.size))
+    return has(node.op, "reduces") and bool(outputs) and inputs[:1] == outputs[:1] and 1 not in outputs[0]
+
+
+def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: float) -> Work:
+    """Return what one instance of a node does.
+
+    Args:
+        node: the op and its attributes.
+        inputs: the shapes that one instance reads.
+        outputs: the shapes that it makes.
+        nbytes: of all of them together.
+    """
+    if has(node.op, "free") or is_view(node, inputs, outputs):
+        return NOTHING
+    rule = rule_of(node.op)
+    if rule is not None and rule.work is not None:
+        try:
+            return Work(_COUNTED.get(rule.family, "matmul"), rule.work(node.attr, inputs, outputs), nbytes)
+        except (IndexError, ValueError):
+            pass  # of a shape that was not known, so it counts by elements
+    if updates_rows(node):
+        return _rows_updated(node, inputs)
+    elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
+    if has(node.op, "transcendental"):
+        return Work("transcendental", elements * 2.0, nbytes)
+    family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
+    if family == "gather":  # rows that are not looked up are not read
+        elements = sum(math.prod(shape) for shape in outputs)
+        nbytes = min(nbytes, 12.0 * elements)
+        if node.op == "ResourceGather" and outputs and math.prod(inputs[0]) > math.prod(outputs[0]):
+            nbytes += _row_bytes(outputs[0], math.prod(inputs[1]))
+    return Work(family, float(elements), nbytes)
+
+
+def _rows_updated(node: Node, inputs: Sequence[Shape]) -> Work:
+    """Return the work of an update of some rows: of the table and of each slot, all are read and written."""
+    _, rows = rows_given(node, inputs)
+    tables = sum(map(is_handle, node.inputs))
+    count = rows[0] if rows else 1
+    nbytes = 2.0 * tables * (4.0 * math.prod(rows) + _row_bytes(rows, count))
+    return Work("elementwise", 2.0 * tables * math.prod(rows), nbytes)
+
+
+def rows_given(node: Node, inputs: Sequence[Shape]) -> tuple[Value, Shape]:
+    """Return the rows that an update of some rows is given, the largest of its operands, and their shape."""
+    given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True) if not is_handle(value)]
+    return max(given, key=lambda one: math.prod(one[1]))
+
+
+def _row_bytes(shape: Shape, count: int) -> float:
+    """Return the bytes that could be read in sequence while so many rows, in one shape together, are fetched."""
+    return float(count) * max(0.0, ROW_BYTES - 4.0 * math.prod(shape) / max(count, 1))
+
+
+# Trip counts of loops, and the memory of the lists that a loop fills for its gradient.
+#
+# forward    EmptyTensorList ──► Merge ──► Push(list, h) ──► NextIteration        32 times: 32 h are alive
+# backward   ──► Merge ──► Pop(list)                                              as often as was pushed
+
+
+def _no_number(value: Value) -> int:
+    return 0
+
+
+def trips_of(
+    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = _no_number
+) -> dict[Frame, int]:
+    """Return how often loops run: those that count to a known number, and those that take what these put into lists.
+
+    Args:
+        order: of the nodes.
+        number: tells what a value is that is no constant; 0 where that is not known.
+    """
+    nodes = list(order)
+    conditions = [node for node in nodes if node.op == "LoopCond"]
+    found = {frames.get(node, ()): bound for node in conditions if (bound := _bound(node, number))}
+    put = {_made(node): frames[node] for node in nodes if has(node.op, "puts_element") and node in frames}
+    for node in nodes:
+        if has(node.op, "takes_element") and node in frames and (there := put.get(_made(node))) in found:
+            found.setdefault(frames[node], found[there])
+    return found
+
+
+def runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
+    """Return how often what is in a loop runs, as far as that is known."""
+    count = 1
+    for depth in range(1, len(frame) + 1):
+        count *= trips.get(frame[:depth], 1)
+    return count
+
+
+def held_in_lists(
+    state: Propagation, frames: Mapping[Node, Frame], trips: Mapping[Frame, int], sizes: Sizes
+) -> dict[Node, int]:
+    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first.
+
+    Args:
+        frames: the loops around each node.
+        trips: iterations of each loop.
+        sizes: numbers for the symbols of shapes.
+    """
+    found: dict[Node, int] = {}
+    seen: set[Value] = set()
+    for node in state.order:
+        put = operands(node.op, "puts_element") or operands(node.op, "fills_list")
+        if not put:
+            continue
+        value = _origin(node.inputs[put[0]])
+        if value in seen or has(value.node.op, "kept"):
+            continue
+        seen.add(value)
+        count = runs(frames.get(node, ()), trips) if has(node.op, "puts_element") else 1
+        maker = node if node.op == "TensorListFromTensor" else _made(node)
+        found[maker] = found.get(maker, 0) + sizes.nbytes(state.source(node.inputs[put[0]])) * count
+    return found
+
+
+def _bound(condition: Node, number: Callable[[Value], int]) -> int:
+    """Return the number that the condition of a loop compares with; 0 where it is not known."""
+    pending, bounds = [condition.inputs[0].node], []
+    for _ in range(4):  # a condition may be the conjunction of several
+        for test in pending:
+            if test.op in ("Less", "LessEqual"):
+                stated = constant(test.inputs[1])
+                bound = int(stated) if stated is not None and stated.ndim == 0 else None
+                bound = bound if stated is not None else number(test.inputs[1]) or None
+                if bound is not None:
+                    bounds.append(bound + (test.op == "LessEqual"))
+        pending = [value.node for test in pending if test.op in ("LogicalAnd", "Identity") for value in test.inputs]
+    return max(min(bounds), 1) if bounds else 0
+
+
+def _made(node: Node) -> Node:
+    """Return the node that makes the list which a node is given."""
+    node = node.inputs[0].node
+    while node.inputs and has(node.op, "views", "lists"):
+        node = node.inputs[0].node
+    return node
+
+
+def _origin(value: Value) -> Value:
+    """Return the value whose memory a value shares; a state has that of the iteration before."""
+    value = _viewed(value)
+    back = [one.node for one in value.node.inputs if one.node.op == "NextIteration"] if value.node.op == "Merge" else ()
+    return _viewed(back[0].inputs[0]) if back else value
+
+
+def _viewed(value: Value) -> Value:
+    """Return what a value is a view of, in one iteration."""
+    while has(value.node.op, "views") and value.node.inputs and value.node.op not in ("ReadVariableOp", "Merge"):
+        value = value.node.inputs[0]
+    return value
+
+
+# What a step really executes: gradients that somebody merely waits for are left out, as TensorFlow leaves them out.
+
+
+def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
+    """Return the nodes that serve an update, an effect or an output by data; its dependency optimizer drops others.
+
+    Args:
+        order: the nodes that are to run, producers first.
+        outputs: what the outside reads.
+    """
+    nodes = list(order)
+    effects = [node for node in nodes if is_update(node) or is_pinned(node)]
+    kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
+    return [node for node in nodes if node in kept or has(node.op, "orders")]

@@ -1,1 +1,0 @@
-"""Variables in a training step: their roles, and whether they can be sharded."""

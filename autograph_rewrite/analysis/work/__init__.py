@@ -1,1 +1,0 @@
-"""The work of a step: FLOPs and bytes of each op, and trip counts of loops."""

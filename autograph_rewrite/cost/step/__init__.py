@@ -1,1 +1,0 @@
-"""The analysed step: its nodes, how often they run, and their work."""

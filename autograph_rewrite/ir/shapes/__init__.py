@@ -1,1 +1,0 @@
-"""Static shapes, as the graph records them."""
