@@ -107,7 +107,9 @@ def _obstacle(item: TrainingGraph, variable: Variable) -> str:
     if variable.shape is None or None in variable.shape:
         return "its shape is open"
     handle = item.graph.nodes.get(variable.handle)
-    found = obstacle(handle) if handle is not None else None
+    if handle is None:
+        return ""
+    found = obstacle(handle, rewritten=True)
     return found.reason if found is not None else ""
 
 

@@ -23,6 +23,8 @@ from autograph_rewrite.ops.traits import MERGES, has
 
 if TYPE_CHECKING:
     from autograph_rewrite.analysis.propagate import Propagation
+    from autograph_rewrite.analysis.transfer import NodeTransfer
+    from autograph_rewrite.ir.graph import Node
 
 """They hand a container on as it is."""
 NOT_ALIKE = "a container whose elements cannot all be cut into blocks alike, so it holds whole values"
@@ -96,12 +98,6 @@ def _mark(nodes: Iterable[Node], reason: str) -> int:
 # TensorFlow makes an array of gradients with the element shape of the array that they belong to, and refuses another.
 # So both hold blocks, or both whole values; and a gradient has a block for each replica, whatever is known about its
 # size.
-
-
-if TYPE_CHECKING:
-    from autograph_rewrite.analysis.propagate import Propagation
-    from autograph_rewrite.analysis.transfer import NodeTransfer
-    from autograph_rewrite.ir.graph import Node
 
 
 def content(state: Propagation, cell: str) -> Fact:

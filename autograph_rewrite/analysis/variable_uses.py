@@ -34,7 +34,7 @@ from autograph_rewrite.ir.variable_ops import (
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.table import families, rule_of
-from autograph_rewrite.ops.traits import BACK_EDGES, SWITCHES, has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
@@ -372,8 +372,17 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
 # Whether a variable can be sharded: the uses of it that need the full value, as reasons against.
 #
 # ReadVariableOp, ResourceGather, ResourceApplyAdam, AssignVariableOp      each shard has its own
-# Enter                                                                    a loop captures the handle
-# ResourceStridedSliceAssign, ResourceCountUpTo                            they work on whole variables only
+# Enter, ReadVariableOp                                                    a loop reads it: it is read before the loop
+# Enter, AssignVariableOp                                                  a loop writes it
+# ResourceStridedSliceAssign                                               all of it is written
+# ResourceCountUpTo                                                        it works on a whole variable only
+
+
+WRITE_ELEMENTS = {
+    "ResourceStridedSliceAssign": "TensorStridedSliceUpdate",
+    **{f"ResourceScatterNd{how}": f"TensorScatter{how}" for how in ("Update", "Add", "Sub", "Min", "Max")},
+}
+"""What writes some elements of a variable, and the op that makes the whole value that it leaves."""
 
 
 class Obstacle(NamedTuple):
@@ -383,19 +392,75 @@ class Obstacle(NamedTuple):
     node: Node
 
 
-def obstacle(handle: Node, cut: Collection[Node] | None = None) -> Obstacle | None:
+def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bool = False) -> Obstacle | None:
     """Return a use of a variable that no shard could serve, None where it can be cut.
 
     Args:
         handle: the node that gives its handle.
         cut: the handles of all variables that are cut the same way; None where that is not known yet.
+        rewritten: uses that `passes.canonicalize.whole_uses` turns into uses of all of it do not count.
     """
+    loops = reads_in_loops(handle) if rewritten else ()
+    settled = {node for loop in loops for node in (*loop.carriers, *loop.reads, *loop.lookups, *loop.shapes)}
     for node, index in handle_uses(handle):
+        if node in settled or (rewritten and index == 0 and node.op in WRITE_ELEMENTS):
+            continue
         if has(node.op, "routes") and node.op not in SWITCHES:
             return Obstacle("a loop captures it", node)
         if not (has(node.op, "forwards_handle") or _is_known(node, index, cut)):
             return Obstacle(f"{node.op} needs the whole variable", node)
     return None
+
+
+class ReadInLoop(NamedTuple):
+    """How a loop reads a variable.
+
+    Attributes:
+        enter: where its handle enters.
+        carriers: what hands it on in the loop.
+        reads: of all of it.
+        lookups: of rows of it.
+        shapes: what asks for its shape.
+    """
+
+    enter: Node
+    carriers: tuple[Node, ...]
+    reads: tuple[Node, ...]
+    lookups: tuple[Node, ...]
+    shapes: tuple[Node, ...]
+
+
+_READS_IN_LOOPS = ("ReadVariableOp", "ResourceGather", "VariableShape")
+_IN_FRONT = SWITCHES | {"Identity"}
+_CARRIERS = ENTERS | _IN_FRONT
+
+
+def reads_in_loops(handle: Node) -> Iterator[ReadInLoop]:
+    """Yield the outermost loops that read a variable and do nothing else with it."""
+    for use in handle_uses(handle):
+        enter = use.node
+        if enter.op not in ENTERS or _handle_before(enter) is not handle:
+            continue
+        carriers = [enter]
+        found: dict[str, list[Node]] = {op: [] for op in (*_READS_IN_LOOPS, "")}
+        for carrier in carriers:
+            for value in carrier.read_outputs:
+                for node, _ in value.uses:
+                    if node.op in _CARRIERS:
+                        carriers += [node] * (node not in carriers)
+                    else:
+                        found[node.op if node.op in _READS_IN_LOOPS else ""].append(node)
+        # A lookup would need its axis as a constant of every loop that the handle enters.
+        if not found[""] and not (found["ResourceGather"] and any(one.op in ENTERS for one in carriers[1:])):
+            yield ReadInLoop(enter, tuple(carriers), *(tuple(found[op]) for op in _READS_IN_LOOPS))
+
+
+def _handle_before(enter: Node) -> Node | None:
+    """Return the node that gives a handle where it enters its outermost loop; None where that is in another loop."""
+    node = enter.inputs[0].node
+    while node.op in _IN_FRONT and node.inputs:
+        node = node.inputs[0].node
+    return node if node is handle_node(enter.inputs[0]) else None
 
 
 def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:

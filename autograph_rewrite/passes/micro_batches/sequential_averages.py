@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -252,10 +251,6 @@ SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, Lowered
 #
 # An iteration begins when the one before it has ended, so that it reads what that one has written. Whoever waited for
 # the update waits for the end of the loop.
-
-
-if TYPE_CHECKING:
-    from autograph_rewrite.passes.micro_batches.sequential_averages import Update
 
 
 def update_averages_in_loop(

@@ -13,26 +13,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
-from autograph_rewrite.analysis.variable_uses import variable_uses
+from autograph_rewrite.analysis.variable_uses import obstacle, variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.canonicalize.whole_uses import read_before_loops, write_whole_values
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
 from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_on_use
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 PASS = "shard-variables"
+GATHERED_FOR_LOOP = "'{}' is gathered for the loop '{}', which reads it whole"
 
 
 def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
@@ -50,9 +54,14 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
     if not cuts:
         return item, plan, GatheredOnUse()
+    read = read_before_loops(graph, item, cuts)
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
-    owners = _owners(item, state, step, cuts)
+    owners, whole = _owners(item, state, step, cuts)
+    read += read_before_loops(graph, item, owners.keys() - cuts.keys())
+    write_whole_values(graph, item, owners)
+    said = [GATHERED_FOR_LOOP.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
+    plan = replace(plan, notes=(*plan.notes, *said))
     cuts = {name: cuts[owner] for name, owner in owners.items()}
     shards: dict[str, Shards] = {}
     for sizes, names in _by_sizes(cuts).items():
@@ -105,7 +114,7 @@ def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Ma
         step: the nodes that one step runs.
         cut: the dimension of each variable that is cut, by name.
     """
-    owners = _owners(item, state, step, cut)
+    owners = _owners(item, state, step, cut).of
     return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
@@ -131,13 +140,29 @@ def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
     return ancestors([*roots, *(value.node for value in graph.anchors.values())])
 
 
-def _owners(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> dict[str, str]:
-    """Return for each variable that is cut the one whose request says how: itself, or the one that it is a slot of."""
-    found = {name: name for name in asked}
+class _Owners(NamedTuple):
+    """Whose request says how a variable is cut.
+
+    Attributes:
+        of: by name: itself, or the variable that it is a slot of.
+        whole: the slots that cannot be cut, each with the reason.
+    """
+
+    of: dict[str, str]
+    whole: dict[str, str]
+
+
+def _owners(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> _Owners:
+    found, whole = {name: name for name in asked}, {}
     for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
-        if use.owner is not None:
+        if use.owner is None:
+            continue
+        # A slot that a loop writes stays whole: the update of each shard takes its rows of it.
+        if (hindered := obstacle(use.handle, rewritten=True)) is not None:
+            whole[name] = hindered.reason
+        else:
             found[name] = use.owner
-    return {name: found[name] for name in item.variables if name in found}
+    return _Owners({name: found[name] for name in item.variables if name in found}, whole)
 
 
 def _by_sizes(cuts: Mapping[str, Sharded]) -> dict[tuple[int, ...], list[str]]:

@@ -241,10 +241,15 @@ def test_a_saved_item_keeps_its_shards(tmp_path: Path):
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_variable_that_a_loop_captures_is_refused_by_name(version: int):
+def test_a_variable_that_a_loop_writes_is_refused_by_name(version: int):
     def forward() -> dict[str, Any]:
         w, x = variable("inner", np.eye(3)), placeholder("x", None, 3)
-        y = tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.matmul(y, w)), [0, x])[1]
+
+        def body(i: Any, y: Any) -> Any:
+            with tf.control_dependencies([w.assign_add(tf.ones([3, 3], w.dtype), read_value=False)]):
+                return i + 1, tf.matmul(y, w.read_value())
+
+        y = tf.while_loop(lambda i, y: i < 3, body, [0, x])[1]
         return {"loss": tf.reduce_sum(y)}
 
     with control_flow(version):
