@@ -22,7 +22,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
-from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]
 """Minimum cuts by all that decides them."""
@@ -130,7 +130,8 @@ def _cut(
     cost = {value: bytes_of(state.facts[value]) for value in region}
     looped = _loop_values(region)
     if unconditional is not None:
-        looped |= {value for value in region if value.node not in unconditional}
+        # A Switch runs always, and what it gives is there in its branch only.
+        looped |= {value for value in region if value.node not in unconditional or value.node.op in SWITCHES}
     containers = {value for value in region if dtypes.base(value.dtype) == dtypes.VARIANT}
     if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped | containers:
         return set(sources)  # by far the usual case: the raw gradient is the smallest and the first

@@ -73,7 +73,7 @@ class Setting:
         section = self.path[0]
         if section != "variables":
             key = str(self.path[-1])
-            own = {name for name, one in self.overrides.items() if one is None or getattr(one, key) is None}
+            own = {name for name, one in self.overrides.items() if one is None or getattr(one, key, None) is None}
             return frozenset({*own, STEP})
         override = self.config.variables[int(self.path[1])]
         return frozenset(name for name, one in self.overrides.items() if one is override)

@@ -13,13 +13,10 @@ import tensorflow as tf
 from pydantic import BaseModel
 
 import autograph_rewrite as ar
-from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.unused_settings import READERS, written
-from autograph_rewrite.runtime.function.session_step import without_shards
 
 TWO = {"devices": ["CPU:0", "CPU:1"]}
 WORKERS = {"workers": ["127.0.0.1:4001", "127.0.0.1:4002"]}
@@ -163,12 +160,16 @@ def test_the_note_names_the_line_and_stays_in_the_plan(tmp_path: Path) -> None:
 
 
 def looped(*, partly: bool = False) -> ar.GraphItem:
-    """A step that reads a variable in a loop, as a recurrent layer does."""
+    """A step that writes a variable in a loop."""
     w, always = tf.Variable(tf.ones([8, 8]), name="w"), tf.Variable(tf.ones([8, 8]), name="always")
 
     def step(x: Any) -> Any:
+        def body(i: Any, state: Any) -> Any:
+            w.assign(0.9 * w)
+            return i + 1, tf.tanh(state @ w)
+
         with tf.GradientTape() as tape:
-            _, state = tf.while_loop(lambda i, _: i < 2, lambda i, state: (i + 1, tf.tanh(state @ w)), (0, x))
+            _, state = tf.while_loop(lambda i, _: i < 2, body, (0, x))
             loss = tf.reduce_mean((state @ always if partly else state) ** 2)
         gradient, other = tape.gradient(loss, (w, always))
         w.assign_sub(0.1 * gradient)
@@ -198,33 +199,6 @@ def test_sharding_that_splits_some_variables_only_names_the_others() -> None:
     assert set(new.report.held.values()) == {256 + 128}
     with pytest.raises(PlanError, match=said):
         ar.rewrite(looped(partly=True), {**given, "semantics": {"strict": True}})
-
-
-@pytest.mark.parametrize("name", ["FSDP", "PartitionedPS", "UnevenPartitionedPS", "partition"])
-def test_a_function_in_a_job_says_that_it_reaches_no_shards_of_other_processes(name: str) -> None:
-    """As `ar.distribute` does in a job."""
-    given = {"devices": ["CPU:0"], "cluster": WORKERS | (SERVER if "PS" in name else {})}
-    split = {"variables": [{"match": "w", "partition": {"over": "data"}}]}
-    given |= split if name == "partition" else {"strategy": {"name": name}}
-    w = tf.Variable(tf.ones([8, 8]), name="w")
-
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((x @ w) ** 2)
-        w.assign_sub(tape.gradient(loss, w))
-        return loss
-
-    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
-    said = r"does nothing here: 256 bytes \('w'\) stay whole, .*: functions and Keras models reach no shards"
-    plan = without_shards(request(item, Config.of(given)))
-    with pytest.warns(UserWarning, match=said):
-        new = compile_item(item, plan, Job.of(Config.of(given), 0))
-    assert "'w' stays whole: functions and Keras models" in str(new.report)
-    assert list(new.report.held.values()) == [256]
-    strict = Config.of({**given, "semantics": {"strict": True}})
-    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
-    with pytest.raises(PlanError, match=said):
-        compile_item(item, without_shards(request(item, strict)), Job.of(strict, 0))
 
 
 def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:

@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class Built:
         shapes: of its variables, by name.
         trained: the names of those that an optimizer updates.
         draws: whether something draws from a state that a checkpoint does not have.
-        apart: trains as replicas do that are averaged now and then; None: nobody knows what that gives.
+        apart: trains as replicas do that are averaged now and then, and gives what a worker has of that; None: nobody
+            knows what that gives.
         parts: for readers.
         loose: whether something computes in less than float64.
     """
@@ -80,7 +81,7 @@ class Built:
     shapes: dict[str, tuple[int, ...]]
     trained: set[str]
     draws: bool
-    apart: Callable[[float], Results] | None = None
+    apart: Callable[[float, int], Results] | None = None
     parts: tuple[str, ...] = ()
     loose: bool = False
 
@@ -96,6 +97,7 @@ class Trial:
         loose: whether something computes in less than float64.
         is_promised: whether the configuration promises what the original gives under a name.
         resumed: goes on, in one process, from the checkpoint that a job has left in a folder; None: there is none.
+        apart: what a worker has where replicas train by themselves.
     """
 
     original: Callable[[float], Results]
@@ -104,6 +106,12 @@ class Trial:
     loose: bool
     is_promised: Callable[[str], bool] = lambda _: True
     resumed: Callable[[Path], Results] | None = None
+    apart: Callable[[float, int], Results] | None = None
+
+    def seen_by(self, worker: int) -> Trial:
+        """Return the trial whose original gives what a worker has to have."""
+        apart = self.apart
+        return self if apart is None else replace(self, original=lambda nudge: apart(nudge, worker))
 
 
 def _keras(program: Program) -> Built:
@@ -131,8 +139,8 @@ def _function(program: Program, task: int | None) -> Built:
     def run(config: dict[str, Any] | None, stretch: Stretch) -> Results:
         return functions.run(step, given, config, stretch)
 
-    def apart(nudge: float) -> Results:
-        return trained_apart(program, *functions.trainer(step), program.blocks(inputs, _nudged(feeds, nudge)))
+    def apart(nudge: float, worker: int = 0) -> Results:
+        return trained_apart(program, *functions.trainer(step), program.blocks(inputs, _nudged(feeds, nudge)), worker)
 
     loose, draws_rows = net.loose or program.optimizer in functions.KERAS, bool(DRAWN & {*net.parts})
     config = program.choice.config
@@ -154,8 +162,8 @@ def _graph(program: Program, task: int | None) -> Built:
     def run(config: dict[str, Any] | None, stretch: Stretch) -> Results:
         return graphs.run_rewritten(program, built, given, config, stretch, optimised=optimised)
 
-    def apart(nudge: float) -> Results:
-        return trained_apart(program, *graphs.trainer(built), program.blocks(inputs, _nudged(feeds, nudge)))
+    def apart(nudge: float, worker: int = 0) -> Results:
+        return trained_apart(program, *graphs.trainer(built), program.blocks(inputs, _nudged(feeds, nudge)), worker)
 
     config, draws_rows = program.choice.with_boundaries(net.cuts, net.dice), bool(DRAWN & {*net.parts})
     return Built(original, run, config, *_known(net), None if draws_rows else apart, tuple(net.parts), net.loose)
@@ -204,13 +212,14 @@ def trial_of(program: Program, task: int | None = None) -> Trial:
 
     is_alone = "local_sgd" in config and built.apart is not None and not built.draws
     return Trial(
-        built.apart if is_alone else built.original,
+        built.original,
         rewritten,
         built.parts,
         built.loose,
         _promises(program, built, [config, elsewhere or {}], chunks),
         resumed if program.layout is not None and choice.save_after and not built.draws else None,
-    )
+        built.apart if is_alone else None,
+    ).seen_by(0)
 
 
 def _promises(
@@ -220,12 +229,15 @@ def _promises(
     local = "local_sgd" in configs[0]
     policies = [policy for config in configs for policy in config.get("variable_policies", [])]
     last = {f"step {chunk[-1]}" for chunk in chunks}
+    # A metric gives what a variable keeps, under the variable's name without its number.
+    metrics = {v.rstrip("0123456789") for v in built.shapes if any(re.fullmatch(one["match"], v) for one in policies)}
 
     def is_promised(name: str) -> bool:
         if (local and (built.draws or built.apart is None)) or (policies and program.mode == "keras"):
             return False  # which number a variable of a model has is no name that a policy matches
         if not name.startswith("variable "):
-            return not local and " ".join(name.split()[:2]) in last
+            step, output = " ".join(name.split()[:2]), " ".join(name.split()[2:])
+            return not local and step in last and output not in metrics
         variable = name.removeprefix("variable ")
         stem, _, kept = variable.partition("/")
         is_changed = any(re.fullmatch(policy["match"], variable) for policy in policies)
@@ -240,8 +252,9 @@ def trained_apart(
     values: Results,
     train: Callable[[Results, dict[str, Any]], Results],
     blocks: list[list[dict[str, Any]]],
+    worker: int = 0,
 ) -> Results:
-    """Return what the first replica has, of several that train by themselves and are averaged now and then."""
+    """Return what a worker's first replica has, of several that train by themselves and are averaged now and then."""
     local = program.choice.config["local_sgd"]
     replicas = [values for _ in blocks]
     for i in range(len(program.batches)):
@@ -253,7 +266,7 @@ def trained_apart(
                 if np.asarray(value).dtype.kind == "f"
             }
             replicas = [{**one, **mean} for one in replicas]
-    return replicas[0]
+    return replicas[worker * program.choice.replicas]
 
 
 def run(seed: int) -> Outcome:
@@ -288,6 +301,9 @@ def judged(program: Program, answers: Callable[[Trial], Iterator[Results]]) -> O
     expected = {name: value for name, value in expected.items() if trial.is_promised(name)}
     try:
         for who, got in enumerate(answers(trial)):
+            if trial.apart is not None and program.layout is not None:
+                trial = trial.seen_by(who % program.layout.workers)  # who comes last goes on from a checkpoint
+                expected = {name: value for name, value in trial.original(0.0).items() if trial.is_promised(name)}
             kind, reason, detail = compare(trial, expected, got)
             if kind != "equal":
                 return outcome(kind, reason, f"answer {who}: {detail}" if who else detail, trial.parts)

@@ -117,6 +117,7 @@ PROGRAMS = (
 )
 READS = ("read_between", "read_by_functions", "written_between", "original_between", "read_in_fit")
 MORE_READS = ("read_between", "written_between")
+SHARDED = ("fit", "callbacks", "several_shapes", "two_models", "kept_in_a_branch", "in_a_branch_v1_there")
 MORE_PROGRAMS = (
     "clipped_proxies",
     "two_players",
@@ -158,8 +159,11 @@ JOBS = {
     "parallax": Kind(3, ("language_model_mirrored", "function_sparse", "two_inputs"), 2, "Parallax"),
     "without_servers": Kind(2, ("language_model_mirrored", "custom_loop"), 0, "PS"),
     "shards": Kind(2, ("mlp_adam_shared_two_devices", "function_sparse"), 0, "PartitionedAR"),
-    "served shards": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "function_sparse"), 1, "PartitionedPS"),
-    "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", "fit"), 0, "FSDP"),
+    "served shards": Kind(
+        2, ("mlp_adam_mirrored", "language_model_mirrored", "function_sparse", "fit", *READS), 2, "PartitionedPS"
+    ),
+    "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", *SHARDED, *READS), 0, "FSDP"),
+    "fsdp of three": Kind(3, ("clipped", "accumulated", "looped", *SHARDED, *MORE_READS), 0, "FSDP"),
     "programs": Kind(2, PROGRAMS, 1, "PS"),
     "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
     "reads": Kind(2, READS, 1, "PS"),
@@ -359,11 +363,19 @@ def test_two_processes_with_a_parameter_server_fit_a_keras_model_as_one_does(loa
     assert_trains_as_one(load("served_models"), case, SINGLE_PRECISION)
 
 
-@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers", "shards", "served shards", "fsdp"])
+@pytest.mark.parametrize("job", ["balanced", "parallax", "without_servers", "shards"])
 def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: str) -> None:
     for case in JOBS[job].cases:
         exact = case in SERVED_GRAPHS
         assert_trains_as_one(load(job), case, EXACT if exact else SINGLE_PRECISION)
+
+
+@pytest.mark.parametrize(
+    ("job", "case"), [(job, case) for job in ("served shards", "fsdp", "fsdp of three") for case in JOBS[job].cases]
+)
+def test_jobs_whose_variables_lie_in_shards_train_as_one_does(load: Load, job: str, case: str) -> None:
+    models = ("fit", "callbacks", "two_models", "function_sparse", "read_in_fit")
+    assert_trains_as_one(load(job), case, SINGLE_PRECISION if case in models else EXACT)
 
 
 def test_what_is_drawn_without_a_seed_is_the_same_with_a_parameter_server(load: Load) -> None:

@@ -13,10 +13,6 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem, Plan
-from autograph_rewrite.compile import request
-from autograph_rewrite.config.config import Config
-from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.runtime.function.session_step import without_shards
 
 v1 = tf.compat.v1
 NODE_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
@@ -97,13 +93,3 @@ def test_the_plan_of_a_configuration_gives_its_graph(make: Callable[[], GraphIte
     assert ar.rewrite(item, Plan.from_yaml(plan.to_yaml()), **task(name)).graph_def == expected
     # Some nodes are named after variables, whose names may hold anything.
     assert [node.name for node in expected.node if not NODE_NAME.fullmatch(node.name)] == []
-
-
-@pytest.mark.parametrize("name", ["FSDP, workers", "PartitionedPS, servers"])
-def test_the_plan_of_shards_that_a_function_cannot_reach_is_resolved_anew(name: str) -> None:
-    """As `ar.distribute` does in a job."""
-    item = normalise(function())
-    plan = without_shards(ar.build_plan(item, config(name)))
-    new = ar.rewrite(item, plan, task=0)
-    assert new.graph_def == ar.rewrite(item, without_shards(request(item, Config.of(config(name)))), task=0).graph_def
-    assert any("resolved anew" in note for note in new.report.plan.notes)

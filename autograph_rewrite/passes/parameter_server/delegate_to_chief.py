@@ -21,6 +21,7 @@ from autograph_rewrite.ir.mesh import EACH, ONCE, PROCESS, SERVER
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
@@ -356,6 +357,9 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
 
     What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
     the updates that the read follows, as a loss that is fetched alone, does not wait for it.
+
+    Raises:
+        PassError: a read follows the contribution, so that another value may be there when it comes.
     """
     graph, pushed = rewrite.graph, rewrite.homes.pushes
     order = topological_order(graph)
@@ -366,23 +370,60 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
     sums = [node for node in order if is_collective(node.op) and node in step and node in unconditional]
     if not pushes and not sums:
         return
-    position = {node: i for i, node in enumerate(order)}
     runs = Runs(order, roots, [*pushes, *sums])
-    behind = marks_before(order, {**dict.fromkeys(sums, 1), **dict.fromkeys(pushes, 2)})
+    behind = marks_before(order, dict.fromkeys([*sums, *pushes], 1))
+    levels = _levels(order, set(pushes))
     for name, variable in item.variables.items():
         handle = graph.nodes.get(variable.handle)
         if name not in rewrite.homes.of or handle is None:
             continue
         own = [push for push in pushed.get(name, pushes) if push in step]
+        updates = [node for node, _ in handle_uses(handle) if node in step and is_update(node)]
         for read in _reads(handle):
             if read.is_driven or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
+            if not any(runs.is_before(update, read) for update in updates):
+                awaited = [push for push in pushes if any(runs.is_before(push, update) for update in updates)]
+                levels[read] = _early_enough(read, awaited, levels)
             for push in own:
-                if (position[read] < position[push] or not behind[read] & 2) and runs.may_wait(push, read):
+                if levels[read] <= levels[push] and runs.may_wait(push, read):
                     push.add_control(read)
             if name not in pushed and not behind[read]:
                 for node in filter(lambda node: runs.may_wait(node, read), sums):
                     node.add_control(read)
+
+
+def _early_enough(read: Node, awaited: Sequence[Node], levels: Mapping[Node, int]) -> int:
+    """Return the level of a read that comes before one of the pushes that the update of its variable waits for.
+
+    What only delays it (`gather_on_use`) goes where it would come later: the gradient of a batch normalisation adds up
+    what its scale is updated with, and then reads the scale.
+    """
+    latest = max((levels[push] for push in awaited), default=levels[read])
+    if levels[read] <= latest:
+        return levels[read]
+    for control in list(read.controls):
+        if levels[control] > latest and is_pure(control.op):
+            read.remove_control(control)
+    level = max((levels[one] for one in dependencies(read)), default=0)
+    if level > latest:
+        raise PassError(
+            f"'{read.name}' reads a variable after all that this worker adds to its update, which may be done by then",
+            node=read,
+            hint="read the variable earlier in the step, or use strategy AllReduce",
+        )
+    return level
+
+
+def _levels(order: Iterable[Node], pushes: set[Node]) -> dict[Node, int]:
+    """Return how many pushes come one after another before each node.
+
+    All nodes of a level can run before its pushes, so reads that pushes wait for by levels close no circle.
+    """
+    levels: dict[Node, int] = {}
+    for node in order:
+        levels[node] = max((levels[one] + (one in pushes) for one in dependencies(node) if one in levels), default=0)
+    return levels
 
 
 def _pushes(rewrite: Rewrite) -> list[Node]:
@@ -570,10 +611,12 @@ DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_worker
 def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Make the copies that the plan asks for; a variable that the process does not read needs none."""
     servers = {request.name: request.server for request in rewrite.plan.variables if request.server is not None}
-    asked = [name for name, server in servers.items() if server.proxy]
+    asked = [name for name, server in servers.items() if server.proxy or server.lookups]
+    copied = {name for name in asked if servers[name].proxy}
     looked_up = {name for name in asked if servers[name].lookups}
     if asked and len(asked) == len(servers):
         asked = list(rewrite.homes.of)  # what goes with the variables, too
+        (copied or looked_up).update(set(asked) - servers.keys())
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
     for name in asked:
@@ -583,7 +626,8 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
-        if name in looked_up and all(has(node.op, "reads_rows") and node in unconditional for node in readers):
+        by_rows = all(has(node.op, "reads_rows") and node in unconditional for node in readers)
+        if name not in copied or (name in looked_up and by_rows):
             if rewrite.workers > 1:
                 await_writes(rewrite, variable.handle, rewrite.homes.of[name], readers)
         else:

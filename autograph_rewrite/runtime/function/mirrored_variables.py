@@ -21,7 +21,7 @@ from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine import variable_copies
 from autograph_rewrite.runtime.engine.native import Reader
-from autograph_rewrite.runtime.function.served_variables import Held, Served
+from autograph_rewrite.runtime.function.served_variables import Held, Served, ValueSource
 from autograph_rewrite.training_graph import Shards, Variable
 
 Array = np.ndarray[Any, Any]
@@ -77,10 +77,24 @@ class Mirrored:
         """Give the user's variable a value."""
         self.seen = None
         if self.served is not None:
-            self.served.source = None
+            self.served.source, self.served.is_empty = None, False
         if self.dtype != self._tf.string:
             with self._tf.device(self.handle.device):
                 self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.constant(value, self.dtype))
+
+    def leave_to(self, source: ValueSource, *, free: bool) -> None:
+        """Let somebody else have the value of a variable that is fetched when Python asks.
+
+        Args:
+            source: who has it.
+            free: give back its memory here; nobody but the variable may hold the handle.
+        """
+        assert self.served is not None
+        self.served.source = source
+        if free and not self.served.is_empty:
+            with self._tf.device(self.handle.device):
+                self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.zeros([0], self.dtype))
+            self.served.is_empty = True
 
     def held(self) -> list[Any]:
         """Return what the user's variable and each copy hold."""

@@ -55,12 +55,14 @@ class Served:
 
     Attributes:
         source: what has its value; None: it is here.
+        is_empty: its memory has been freed, as its value is somewhere else.
         attributes: of the variable.
         held: what holds its handle.
     """
 
     def __init__(self, variable: Any, held: Held) -> None:
         self.source: ValueSource | None = None
+        self.is_empty = False
         self.attributes, self.held = vars(variable), held
         self.attributes[_SERVED] = self
         kind: Any = type(variable)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.errors import GraphError, PlanError
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.replace_op import become
@@ -29,9 +29,8 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
 from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
-from autograph_rewrite.plan.parts.messages import VariableRequest
+from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
-from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import moved
@@ -43,10 +42,11 @@ from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirr
 from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
 from autograph_rewrite.runtime.job.digests import adopt_from_chief, described, session_name, written_between
+from autograph_rewrite.runtime.job.exchanges import stay_for_others
+from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 TARGET = "autograph_step"
-OUT_OF_REACH = "functions and Keras models reach no shards in other processes; a session does"
 
 
 def stand_alone(item: TrainingGraph) -> TrainingGraph:
@@ -60,13 +60,18 @@ def stand_alone(item: TrainingGraph) -> TrainingGraph:
 
 
 def with_proxies(plan: Plan) -> Plan:
-    """Return the plan in which every worker has a copy of all that it reads as a whole, and looks up the rest."""
+    """Return the plan in which workers wait for what the program has written between two steps.
+
+    Every worker has a copy of what it reads as a whole on servers, and looks up rows, and the shards of the others.
+    """
     lookups = not plan.is_asynchronous
-    requests = [
-        replace(request, server=replace(request.server, proxy=True, lookups=lookups)) if request.server else request
-        for request in plan.variables
-    ]
-    return replace(plan, variables=tuple(requests))
+
+    def shared(request: VariableRequest) -> VariableRequest:
+        if request.server is not None:
+            return replace(request, server=replace(request.server, proxy=True, lookups=lookups))
+        return replace(request, server=Server(lookups=True)) if request.stage else request
+
+    return replace(plan, variables=tuple(map(shared, plan.variables)))
 
 
 def without_servers(plan: Plan) -> Plan:
@@ -77,23 +82,6 @@ def without_servers(plan: Plan) -> Plan:
 def _on_every_worker(request: VariableRequest) -> VariableRequest:
     options = replace(request.options, synchronizer="all_reduce")
     return placed(replace(request, server=None, options=options), REPLICATED)
-
-
-def without_shards(plan: Plan) -> Plan:
-    """Return the plan in which variables whose shards would be in several processes are whole on every worker.
-
-    Raises:
-        PlanError: their servers do not wait for all workers, which would compute something else.
-    """
-    found = {request.name for request in plan.variables if request.sizes and request.servers}
-    if not found:
-        return plan
-    if plan.is_asynchronous:
-        problem = f"a function cannot train '{min(found)}' in shards on servers that do not wait for all workers"
-        raise PlanError(problem, hint="leave it whole, or train the graph in a session")
-    requests = [_on_every_worker(request) if request.name in found else request for request in plan.variables]
-    new = moved(plan, requests)
-    return replace(new, notes=(*new.notes, *(stays_whole(name, OUT_OF_REACH) for name in sorted(found))))
 
 
 class SessionStep:
@@ -191,6 +179,7 @@ class SessionVariables:
         self._asks = self._readers(())
         session.fetch_apart(read.op for read in self._reads.values())
         mirrors.held.add_binding(binding)
+        self._workers_stay = self._others_ask_later()
         self._served: dict[str, Served] = {}
         for name, capture in named.items():
             if self._can_wait(name) and (one := served(capture, mirrors.held)) is not None:
@@ -208,6 +197,14 @@ class SessionVariables:
         self._written: set[str] = set()
         self._start()
 
+    def _others_ask_later(self) -> bool:
+        """Return whether workers hold what others may ask for when the steps are done, so that none leaves earlier.
+
+        Where workers may be lost, as in an elastic job, each fetches everything with every step instead.
+        """
+        on_workers = any("/job:worker/" in device for device in self._item.report.homes.values())
+        return on_workers and not self._is_driven and JobMemory.here() is None
+
     def _start(self) -> None:
         """Let all workers begin with what worker 0 has."""
         report = self._item.report
@@ -219,7 +216,9 @@ class SessionVariables:
                 variable.write(value)
                 variable.adopts = False
         self._hand_over(self._changes({}))
-        session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+        name = session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+        if self._workers_stay:
+            stay_for_others(report.member, name)
 
     def _handles(self, variable: Variable) -> list[Any]:
         """Return what has to be written when the user's variable was."""
@@ -295,12 +294,25 @@ class SessionVariables:
         return all(has(op.type, "reads", "inspects") for op in users)
 
     def _can_wait(self, name: str) -> bool:
-        """Return whether a variable can be read later: from this process, or from a server, which stays to the end."""
-        if self._is_driven or name not in self._asks or self._item.variables[name].shards is not None:
+        """Return whether a variable can be read later: from this process, or from one that stays until then.
+
+        Servers stay to the end, and so do workers that hold shards (`stay_for_others`), but in elastic jobs.
+        """
+        if self._is_driven or name not in self._asks or not self._variables[name].watchable:
             return False
-        device = self._asks[name].op.inputs[0].device
-        own = f"/job:worker/replica:0/task:{self._item.report.member.task}/"
-        return self._variables[name].watchable and (not device or "/job:ps/" in device or own in f"{device}/")
+        staying = ["/job:ps/", f"/job:worker/replica:0/task:{self._item.report.member.task}/"]
+        if self._workers_stay:
+            staying.append("/job:worker/")
+        return all(any(host in f"{device}/" for host in staying) for device in self._read_on(name) if device)
+
+    def _read_on(self, name: str) -> list[str]:
+        """Return the devices that have a variable, or its shards."""
+        variable = self._item.variables[name]
+        if variable.shards is None:
+            return [self._asks[name].op.inputs[0].device]
+        return [
+            handle.device for handle in Copy(self._session.graph, copies_of(self._item, variable)[0], variable).handles
+        ]
 
     def before_step(self) -> dict[str, str]:
         """Hand over what somebody else has written since the last step; return what has changed, for the others."""
@@ -310,10 +322,11 @@ class SessionVariables:
         if new:
             self.began.wait()  # what is on the server they may still read
             self._hand_over(new)
-        self._written = {self._item.variables[name].handle for name in new if written_between(name) in changed}
+        written = [self._item.variables[name] for name in new if written_between(name) in changed]
+        self._written = {piece.handle for variable in written for piece in pieces_of(variable)}
         self._runs = True
-        for name, one in self._served.items():
-            one.source = self
+        for name in self._served:
+            self._variables[name].leave_to(self, free=name not in self._held)
             self._seen.pop(name, None)
         return changed
 

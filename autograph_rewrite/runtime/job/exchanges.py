@@ -486,3 +486,53 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", t
     flags = Flags(member, name, tasks, target)
     flags.put(text)
     flags.close()
+
+
+# The end of a program whose variables lie on several workers: each may be asked for them until all have ended.
+
+
+def stay_for_others(member: Membership, name: str) -> None:
+    """Let this process, when its program ends, wait until those of all other workers have ended, or failed.
+
+    Args:
+        member: this process.
+        name: what all workers call this, and nothing else.
+    """
+    atexit.register(_stay, member, f"{name}.ended")
+
+
+def _stay(member: Membership, name: str) -> None:
+    if getattr(sys, "last_value", None) is not None:
+        return  # the program has failed, and the others will see that it is gone
+    remaining = {task for task in range(len(member.workers)) if task != member.task}
+    for task in remaining:
+        with suppress(Exception):
+            put(member, name, [task], text=str(member.task))
+    with suppress(Exception):
+        _await(member, name, remaining)
+
+
+def _await(member: Membership, name: str, remaining: set[int]) -> None:
+    began = asked = time.monotonic()
+    pause, heard, is_told = _LOOK, 0, False
+    mine = Flags(member, name, [member.task])
+    while remaining:
+        for at in range(heard, mine.counts()[0]):
+            remaining.discard(int(mine.texts(at)[0]))
+            heard += 1
+        now = time.monotonic()
+        if now - asked > _ASK:
+            asked = now  # a connection may break once
+            remaining = {task for task in remaining if any(all_answer([member.workers[task]]) for _ in range(2))}
+        if now - began > _TELL and remaining and not is_told:
+            is_told = True
+            text = f"{member.name} holds parts of variables until {_listed_workers(remaining)} ended"
+            print(text, file=sys.stderr, flush=True)
+        time.sleep(pause)
+        pause = min(2 * pause, _RARELY)
+    mine.close()
+
+
+def _listed_workers(tasks: set[int]) -> str:
+    names = [f"worker {task}" for task in sorted(tasks)]
+    return f"{names[0]} has" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} have"

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.job.digests import ancestors
 from tests.jobs.programs import models
@@ -106,7 +107,8 @@ def carried(function: Any) -> set[str]:
     graph, names = step._session.graph, [*step.binding.outputs, *step.item.targets]
     roots = [graph.get_operation_by_name(name.partition(":")[0]) for name in names]
     roots += [read.op for read in step._variables.fetches.values()]
-    named = {variable.handle: name for name, variable in step.item.variables.items()}
+    variables = step.item.variables
+    named = {piece.handle: name for name, variable in variables.items() for piece in pieces_of(variable)}
     reads = [op for op in ancestors(roots) if op.type == "ReadVariableOp" and "/job:ps" in op.device]
     return {
         named[op.inputs[0].op.name]
