@@ -23,6 +23,7 @@ from autograph_rewrite.runtime.function.session_step import (
     stand_alone,
     with_proxies,
     without_servers,
+    without_shards,
 )
 from autograph_rewrite.runtime.job.job_memory import JobMemory, require_alike
 from autograph_rewrite.runtime.job.logical_devices import devices_of, ensure_devices
@@ -218,6 +219,8 @@ class Rewriter:
             if bucket_order:
                 notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # edges that are given keep their buckets
                 plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)
+            if self.member is not None:
+                plan = without_shards(plan)
             plan = plan.of_step(training=training)
             is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:

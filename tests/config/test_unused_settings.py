@@ -13,10 +13,13 @@ import tensorflow as tf
 from pydantic import BaseModel
 
 import autograph_rewrite as ar
+from autograph_rewrite.compile import Job, compile_item, request
 from autograph_rewrite.config import presets
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.passes.unused_settings import READERS, written
+from autograph_rewrite.runtime.function.session_step import without_shards
 
 TWO = {"devices": ["CPU:0", "CPU:1"]}
 WORKERS = {"workers": ["127.0.0.1:4001", "127.0.0.1:4002"]}
@@ -199,6 +202,33 @@ def test_sharding_that_splits_some_variables_only_names_the_others() -> None:
     assert set(new.report.held.values()) == {256 + 128}
     with pytest.raises(PlanError, match=said):
         ar.rewrite(looped(partly=True), {**given, "semantics": {"strict": True}})
+
+
+@pytest.mark.parametrize("name", ["FSDP", "PartitionedPS", "UnevenPartitionedPS", "partition"])
+def test_micro_batches_in_a_job_say_that_they_reach_no_shards_of_other_processes(name: str) -> None:
+    """As `ar.distribute` does in a job."""
+    given = {"devices": ["CPU:0"], "microbatches": 2, "cluster": WORKERS | (SERVER if "PS" in name else {})}
+    split = {"variables": [{"match": "w", "partition": {"over": "data"}}]}
+    given |= split if name == "partition" else {"strategy": {"name": name}}
+    w = tf.Variable(tf.ones([8, 8]), name="w")
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
+    said = r"does nothing here: 256 bytes \('w'\) stay whole, .*: micro-batches, and several steps of one run, reach"
+    plan = without_shards(request(item, Config.of(given)))
+    with pytest.warns(UserWarning, match=said):
+        new = compile_item(item, plan, Job.of(Config.of(given), 0))
+    assert "'w' stays whole: micro-batches" in str(new.report)
+    assert list(new.report.held.values()) == [256]
+    strict = Config.of({**given, "semantics": {"strict": True}})
+    item = normalise(ar.GraphItem.from_function(step, tf.TensorSpec([None, 8])))
+    with pytest.raises(PlanError, match=said):
+        compile_item(item, without_shards(request(item, strict)), Job.of(strict, 0))
 
 
 def test_what_equals_its_default_or_is_left_out_gets_no_note() -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.errors import GraphError
+from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.replace_op import become
@@ -31,6 +31,7 @@ from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
 from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
+from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import moved
@@ -47,6 +48,7 @@ from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 TARGET = "autograph_step"
+OUT_OF_REACH = "micro-batches, and several steps of one run, reach no shards in other processes"
 
 
 def stand_alone(item: TrainingGraph) -> TrainingGraph:
@@ -82,6 +84,25 @@ def without_servers(plan: Plan) -> Plan:
 def _on_every_worker(request: VariableRequest) -> VariableRequest:
     options = replace(request.options, synchronizer="all_reduce")
     return placed(replace(request, server=None, options=options), REPLICATED)
+
+
+def without_shards(plan: Plan) -> Plan:
+    """Return the plan whose shards every worker has as wholes, where its steps cannot reach those of other processes.
+
+    A loop of steps is in the graph of one process, and micro-batches do not wait for servers.
+
+    Raises:
+        PlanError: the servers do not wait for all workers, which would compute something else.
+    """
+    found = {request.name for request in plan.variables if request.sizes and request.servers}
+    if not found or max(plan.microbatches, plan.steps_per_run) < 2:
+        return plan
+    if plan.is_asynchronous:
+        problem = f"'{min(found)}' is in shards on servers that do not wait for all workers"
+        raise PlanError(problem, hint="leave out microbatches and steps_per_run, or leave the variable whole")
+    requests = [_on_every_worker(request) if request.name in found else request for request in plan.variables]
+    new = moved(plan, requests)
+    return replace(new, notes=(*new.notes, *(stays_whole(name, OUT_OF_REACH) for name in sorted(found))))
 
 
 class SessionStep:
