@@ -164,6 +164,7 @@ JOBS = {
     ),
     "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", *SHARDED, *READS), 0, "FSDP"),
     "fsdp of three": Kind(3, ("clipped", "accumulated", "looped", *SHARDED, *MORE_READS), 0, "FSDP"),
+    "fsdp, launched": Kind(2, ("read_late",), 0, "FSDP", is_launched=True),
     "programs": Kind(2, PROGRAMS, 1, "PS"),
     "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
     "reads": Kind(2, READS, 1, "PS"),
@@ -175,6 +176,7 @@ JOBS = {
     "steps": Kind(2, STEPS),
     "pipelines of three": Kind(3, PIPELINES),
 }
+JOBS_IN_SHARDS = ("served shards", "fsdp", "fsdp of three", "fsdp, launched")
 LEGACY = Kind(2, ("callbacks", "per_worker", "resumed", "weighted", "recompiled"))
 """Models that are built of `tf.keras`; batches of other sizes are other traces, which draw anew on one device."""
 REFERENCES = {
@@ -185,7 +187,7 @@ REFERENCES = {
     "models together": ("two_models", "keras_adagrad"),
     "more models": MORE_MODELS,
     "programs": PROGRAMS,
-    "reads": READS,
+    "reads": (*READS, "read_late"),
     "pipelines": PIPELINES,
     "steps": STEPS,
 }
@@ -370,9 +372,7 @@ def test_jobs_with_several_servers_or_none_train_as_one_does(load: Load, job: st
         assert_trains_as_one(load(job), case, EXACT if exact else SINGLE_PRECISION)
 
 
-@pytest.mark.parametrize(
-    ("job", "case"), [(job, case) for job in ("served shards", "fsdp", "fsdp of three") for case in JOBS[job].cases]
-)
+@pytest.mark.parametrize(("job", "case"), [(job, case) for job in JOBS_IN_SHARDS for case in JOBS[job].cases])
 def test_jobs_whose_variables_lie_in_shards_train_as_one_does(load: Load, job: str, case: str) -> None:
     models = ("fit", "callbacks", "two_models", "function_sparse", "read_in_fit")
     assert_trains_as_one(load(job), case, SINGLE_PRECISION if case in models else EXACT)

@@ -24,7 +24,7 @@ from autograph_rewrite.runtime.job.digests import ancestors
 from tests.jobs.programs import models
 from tests.jobs.programs.job import Array, Case, Job, Results
 
-LATE = 0.03
+LATE, MUCH_LATER = 0.03, 3.0
 ROWS = 9
 Access = Callable[["Training"], Any]
 
@@ -261,6 +261,16 @@ def original_between(job: Job) -> Results:
     return results | noted("at the end", list(training.v.values()))
 
 
+def read_late(job: Job) -> Results:
+    """Read when the programs of the others have ended: the last case of its job."""
+    training, results = Training(job), Results()
+    for at in range(2):
+        results[f"loss of {at}"] = training.train()
+    if job.is_rewritten and job.task == 0:
+        time.sleep(MUCH_LATER)
+    return results | noted("at the end", list(training.v.values()))
+
+
 class Reads(keras.callbacks.Callback):
     """Reads and writes in between: of every batch something else."""
 
@@ -327,4 +337,5 @@ CASES: dict[str, Case] = {
     "written_between": written_between,
     "original_between": original_between,
     "read_in_fit": read_in_fit,
+    "read_late": read_late,
 }
