@@ -382,7 +382,7 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
         for read in _reads(handle):
             if read.is_driven or read not in step or read not in unconditional:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
-            if not any(runs.is_before(update, read) for update in updates):
+            if levels[read] and not any(runs.is_before(update, read) for update in updates):
                 awaited = [push for push in pushes if any(runs.is_before(push, update) for update in updates)]
                 levels[read] = _early_enough(read, awaited, levels)
             for push in own:
