@@ -200,7 +200,7 @@ def _with_and_without(make: Callable[[], Callable[[], Any]], rounds: int) -> dic
     both = {"with": make()}
     both["with"]()  # traced and rewritten now
     with (
-        mock.patch("autograph_rewrite.passes.finish.digest_names", return_value=None),
+        mock.patch("autograph_rewrite.passes.pass_pipeline.digest_names", return_value=None),
         mock.patch("autograph_rewrite.runtime.keras_workers.Beside", Nothing),
     ):
         both["without"] = make()

@@ -12,6 +12,7 @@ Capacities are bytes. Of several minimum cuts, the one closest to the demands is
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
@@ -20,8 +21,10 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
+from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]
@@ -179,3 +182,185 @@ def _minimum_cut(
         edges[(value, "out"), "sink"] = math.inf
     _, source_side = minimum_cut(edges, "source", "sink")
     return {value for value in prices if (value, "in") in source_side and (value, "out") not in source_side}
+
+
+# Where to gather the rows of a sparse gradient: once, unprocessed, and not after each op of the optimizer.
+#
+#     rows ──► rows * rows ──► scatter into the accumulator        one gather of rows, one of indices,
+#       └────► rows / root ──► scatter into the table              not one at each scatter
+#
+# Only rows that serve nothing but such readers, through cheap ops, are looked at; among those the cut that costs
+# least wins, as late as possible, since what comes after a gather is computed whole.
+
+
+REDUCE, SEGMENT = families("reduce"), families("segment")
+CHEAP = families("elementwise", "layout", "concat_split", "slicing", "sizes", "control", "segment", "gather_scatter")
+SIZE_BYTES = 8
+"""What it costs to make a size global: next to nothing."""
+EXCHANGE_BYTES = 256 * 1024
+"""What starting an exchange costs, in bytes that could be sent meanwhile (50 us at 40 Gb/s); indices travel along."""
+
+
+def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
+    """Return the split values to gather, and the sizes to make global, for all their readers.
+
+    It is empty where gathering at each reader is no worse.
+
+    Args:
+        state: placements.
+        outputs: values that the outside reads whole.
+    """
+    if state.loops or state.cells:
+        return set()  # values inside a loop would be gathered in every iteration
+    serving, demanded = _serving_gathers(state, set(outputs))
+    serving = _around_rows(serving, demanded)
+    demanded &= set(serving)
+    if len(demanded) < 2:
+        return set()
+    return _cut_rows(state, serving, demanded)
+
+
+def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
+    """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
+    kept: set[Value] = set()
+    for region in groups(serving, ((value, other) for value, made in serving.items() for other in made)):
+        if any(value in demanded and not _is_plain_sum(value) for value in region):
+            kept.update(region)
+    return {value: made for value, made in serving.items() if value in kept}
+
+
+def _is_plain_sum(value: Value) -> bool:
+    rule = rule_of(value.node.op)
+    return rule is not None and rule.family in REDUCE
+
+
+def _is_local(state: Propagation, value: Value) -> bool:
+    fact = state.facts.get(value)
+    return fact is not None and (fact.placement.is_split or fact.is_local) and value not in state.whole_inputs
+
+
+def _made(state: Propagation, node: Node) -> list[Value]:
+    transferred = state.transfers.get(node)
+    return [] if transferred is None else [node.output(i) for i in range(len(transferred.outputs))]
+
+
+def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Value, list[Value]], set[Value]]:
+    """Return the values that serve only gathers, with what is made from each, and those that are gathered now.
+
+    Nodes are visited readers first, beginning at the gathers: what does not lead to one is not looked at.
+    """
+    serving: dict[Value, list[Value]] = {}
+    demanded: set[Value] = set()
+    position = {node: -i for i, node in enumerate(state.order)}
+    queue = [(position[node], node.name, node) for node in _gathered_from(state)]
+    heapq.heapify(queue)
+    seen = {node for _, _, node in queue}
+    while queue:
+        node = heapq.heappop(queue)[-1]
+        if _serves(state, node, outputs, serving, demanded):
+            for producer in {value.node: None for value in node.inputs}:
+                if producer not in seen and producer in position:
+                    seen.add(producer)
+                    heapq.heappush(queue, (position[producer], producer.name, producer))
+    return serving, demanded
+
+
+def _gathered_from(state: Propagation) -> set[Node]:
+    """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
+    found = {value.node for value in state.reduced if value.node in state.transfers and _is_summed(state, value)}
+    for node, transferred in state.transfers.items():
+        for index, reshard in transferred.operand_reshards.items():
+            if reshard == REPLICATED and _is_local(state, node.inputs[index]):
+                found.add(node.inputs[index].node)
+    return found
+
+
+def _serves(
+    state: Propagation, node: Node, outputs: set[Value], serving: dict[Value, list[Value]], demanded: set[Value]
+) -> bool:
+    """Note which outputs of a node serve only gathers; return whether there is one whose inputs may, too."""
+    found = False
+    for value in _made(state, node):
+        if value in outputs:
+            continue
+        if _is_summed(state, value):
+            serving[value] = []
+            demanded.add(value)
+            found = True
+            continue
+        made = _readers(state, value, serving) if _is_local(state, value) else None
+        if made is None:
+            continue
+        serving[value] = made
+        found = True
+        wanted = any(state.transfers[n].operand_reshards.get(i) == REPLICATED for n, i in value._uses)
+        if wanted and state.facts[value].placement.is_split:
+            demanded.add(value)
+    return found
+
+
+def _is_summed(state: Propagation, value: Value) -> bool:
+    """Return whether a value is reduced where it arises as a sum of rows: a table, or the norm of an update.
+
+    It could be computed of the whole rows instead.
+    """
+    if value not in state.reduced:
+        return False
+    fact = state.source(value)
+    if not fact.placement.is_partial:
+        return False
+    rule = rule_of(value.node.op)
+    return rule is not None and (rule.family in SEGMENT or (rule.family in REDUCE and fact.shape == ()))
+
+
+def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Value]]) -> list[Value] | None:
+    """Return the split values and sizes made from `value`; None if a reader uses its blocks for something else."""
+    made: list[Value] = []
+    for node, index in value._uses:
+        transferred = state.transfers.get(node)
+        if transferred is None:
+            return None
+        if transferred.operand_reshards.get(index) == REPLICATED or transferred.constant:
+            continue
+        if why_in_block(node) == BLOCKWISE:
+            return None  # it needs blocks throughout
+        rule = rule_of(node.op)
+        results = [r for r in _made(state, node) if state.source(r).placement.differs]
+        if rule is None or (rule.family not in CHEAP and rule.family not in REDUCE):
+            return None
+        if any(result not in serving for result in results):
+            return None
+        made += results
+    return made
+
+
+def _price(state: Propagation, value: Value) -> int:
+    fact = state.source(value)
+    if fact.is_local:
+        return SIZE_BYTES
+    return bytes_of(fact) + (EXCHANGE_BYTES if fact.dtype in dtypes.INEXACT else 0)
+
+
+def _cut_rows(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set[Value]) -> set[Value]:
+    edges: dict[tuple[object, object], float] = {}
+    for value, made in serving.items():
+        # Reversed: the minimum cut that is returned is the one nearest to the rows.
+        edges[(value, "out"), (value, "in")] = _price(state, value)
+        for other in made:
+            edges[(other, "in"), (value, "out")] = math.inf
+            edges[(value, "out"), (other, "in")] = math.inf  # what is split reads no whole terms of the region
+        sources = [source for source in value.node.inputs if state.facts[source].placement.differs]
+        if not sources or any(source not in serving for source in sources):
+            edges[(value, "in"), "rows"] = math.inf  # blocks that cannot be had whole come in here
+    for value in demanded:
+        edges["readers", (value, "out")] = math.inf
+    # Without a finite cut, rows reach a reader without passing a place where they could be gathered.
+    best, reader_side = minimum_cut(edges, "readers", "rows")
+    now = sum(_price(state, value) for value in demanded)
+    if best >= now:
+        return set()
+    return {
+        value
+        for value in serving
+        if (value, "out") in reader_side and (value, "in") not in reader_side and _is_local(state, value)
+    }

@@ -17,8 +17,7 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology
-from autograph_rewrite.cost.pipeline.tasks import StagedStep
-from autograph_rewrite.cost.pipeline.utilization import use_of_pipeline
+from autograph_rewrite.cost.pipeline.tasks import StagedStep, use_of_pipeline
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.layers import NodeUse
 from autograph_rewrite.cost.tasks.result import DeviceUse, Event, ExchangeUse, LinkUse, Simulation
@@ -38,7 +37,7 @@ from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import exchanged_bytes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.verify import VARIABLE_CHECKS, require
-from autograph_rewrite.resolve.stages.forward_backward import forward_nodes
+from autograph_rewrite.resolve.stages.assignment import forward_nodes
 from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -9,17 +9,23 @@ Everything up to `expand` works on the folded graph, whose size does not depend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import Graph, Value
+from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.passes.alternatives import add_alternatives
+from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.order_accesses import DRAW_BEFORE_WRITES, ORDER_ACCESSES
 from autograph_rewrite.passes.base.pass_manager import Observer, Pass, run_passes
+from autograph_rewrite.passes.base.report import Report, Resolved
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.batch.localize_shapes import LOCALIZE_SHAPES
 from autograph_rewrite.passes.batch.pad_empty_blocks import PAD_EMPTY_BLOCKS
@@ -31,12 +37,13 @@ from autograph_rewrite.passes.canonicalize.variable_policies import VARIABLE_POL
 from autograph_rewrite.passes.canonicalize.varying_values import MARK_REPLICAS, MERGE_VARYING, NUMBER_REPLICAS
 from autograph_rewrite.passes.compression.compressor_state import DECLARE_STATE, KEEP_COMPONENTS
 from autograph_rewrite.passes.emit.exchange_digests import EXCHANGE_DIGESTS
-from autograph_rewrite.passes.emit.expand import EXPAND
+from autograph_rewrite.passes.emit.expand import EXPAND, Expanded
 from autograph_rewrite.passes.emit.instances import ASSIGN_DEVICES
-from autograph_rewrite.passes.emit.merge_instances import MERGE_INSTANCES
+from autograph_rewrite.passes.emit.merge_instances import MERGE_INSTANCES, Merged
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
-from autograph_rewrite.passes.finish import finished
-from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE
+from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE, Alone
 from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
 from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES, LOCALIZE_KEPT_ROWS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
@@ -45,22 +52,28 @@ from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
 from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
 from autograph_rewrite.passes.preconditions import CHECK_TRAINING, require_no_servers
 from autograph_rewrite.passes.propagate import PROPAGATE
-from autograph_rewrite.passes.prune import BIND_CAPTURES, ELIMINATE_DEAD_CODE
+from autograph_rewrite.passes.prune import BIND_CAPTURES, ELIMINATE_DEAD_CODE, Recorded
 from autograph_rewrite.passes.rematerialize import REMATERIALIZE
 from autograph_rewrite.passes.reshard.insert_reshards import (
     ASSIGN_SPANS,
     ASSIGN_STAGES,
     INSERT_RESHARDS,
     MEASURE_BLOCKS,
+    Reshards,
 )
 from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
+from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
+from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.training_graph import TrainingGraph
+from autograph_rewrite.plan.variable_policies import described
+from autograph_rewrite.resolve.batch import named_groups, own_inputs
+from autograph_rewrite.resolve.remat.activations import Decision
+from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph, Variable
 
 ANALYSIS: tuple[Pass, ...] = (
     PROPAGATE,
@@ -198,3 +211,107 @@ def analyse(graph: Graph, item: TrainingGraph, plan: Plan, batch: int | None = N
     state = Rewrite(Request(item, plan, batch=batch), graph, plan, item, plan)
     run_passes(state, with_user_passes(ANALYSIS, plan))
     return state.get(Propagation), state.outputs
+
+
+# The distributed item of a rewrite that has run every pass: its graph, its layout and its report.
+
+
+MEETING = "all micro-batches meet before it, and what each has made so far is kept until then"
+OTHER_SIZE = "its static size is not that of the batch, so every replica has all of it"
+
+
+def finished(rewrite: Rewrite) -> TrainingGraph:
+    """Return the distributed item of a rewrite that has run every pass."""
+    item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
+    variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
+    return replace(
+        item,
+        source=EncodedGraph(rewrite.get(Expanded).data),
+        stated_placements=None,
+        report=_report(rewrite),
+        layout=_layout(rewrite),
+        inputs=own_inputs(item, rewrite.plan, state, task),
+        variables=variables,
+    )
+
+
+def _report(rewrite: Rewrite) -> Report:
+    graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
+    resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
+    recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
+    copies = sum(instances.mesh.count(span) * nodes for span, nodes in Counter(node.span for node in graph).items())
+    notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
+    notes += [Note(info.name, "input", OTHER_SIZE) for info in resolved.shared]
+    notes += [Note(node.name, node.op, MEETING) for node in instances.order.meetings]
+    return Report(
+        replace(plan, devices=job.devices, mode=job.mode, mesh=job.mesh, variables=rewrite.asked),
+        tuple(rewrite.records),
+        tuple(notes),
+        rewrite.nodes_before,
+        len(graph),
+        copies,
+        time.perf_counter() - rewrite.began,
+        tuple(one.named() for one in rewrite.compressed),
+        task=rewrite.request.task,
+        digests=digest_names(graph),
+        homes=rewrite.homes.of,
+        held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
+        batches=named_groups(rewrite.get(Reshards).groups, item, rewrite.get(Propagation), resolved.shared),
+        inexact=resolved.inexact,
+        alone=rewrite.get(Alone).own.variables if rewrite.has(Alone) else (),
+        averaged=tuple(rewrite.get(Alone).averages.averaged) if rewrite.has(Alone) else (),
+        policies=described(plan, item.variables),
+        covered=resolved.covered,
+        recomputed=recomputed,
+    )
+
+
+def _run_writes(rewrite: Rewrite) -> RunWrites:
+    """Return what runs write; what a user's pass makes of it, only the user knows."""
+    if rewrite.plan.passes:
+        return RunWrites()
+    original, homes = rewrite.get(Recorded), rewrite.homes.of
+    on_chief = [rewrite.item.variables[name].handle for name in homes if rewrite.request.task]
+    elsewhere = {original_name(handle, original.nodes) for handle in on_chief}
+    return compared(original.writes, original.nodes, rewrite.graph, elsewhere)
+
+
+def _layout(rewrite: Rewrite) -> Layout:
+    plan, rewrite, state = rewrite.plan, rewrite, rewrite.get(Propagation)
+    instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
+    return Layout(
+        rewrite.graph,
+        set(merged.common & set(rewrite.graph)),
+        merged.spread,
+        rewrite.aliases,
+        instances.mesh,
+        rewrite.feeds,
+        moved=merged.moved,
+        partial=rewrite.processes > 1,
+        hidden=plan.looped,
+        interleaved=plan.interleaved,
+        state=(state.facts, state.raw),
+        converted=rewrite.converted,
+        writes=_run_writes(rewrite),
+    )
+
+
+# How many bytes of variables each device holds.
+
+
+def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of variables by device, all copies and shards counted; unknown dimensions count as 1.
+
+    Args:
+        graph: the folded graph, placed.
+        variables: those that the graph has.
+        devices: one per replica.
+    """
+    found = dict.fromkeys(devices, 0)
+    for variable in variables.values():
+        node = graph.nodes.get(variable.handle)
+        if node is None:
+            continue
+        for device in devices if node.span != ONCE else (node.device,):
+            found[device] = found.get(device, 0) + variable.nbytes
+    return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autograph_rewrite.analysis import reduction_placement
-from autograph_rewrite.analysis.gather_placement import choose_gathers
 from autograph_rewrite.analysis.propagate import Propagation, revise
+from autograph_rewrite.analysis.reduction_placement import choose_gathers
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes

@@ -18,7 +18,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.localize.localize_indices import mark_dynamic_partitions
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.batch.batch_inputs import batch_values
+from autograph_rewrite.resolve.batch import batch_values
 
 
 def _propagate(rewrite: Rewrite) -> None:

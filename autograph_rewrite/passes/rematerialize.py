@@ -57,8 +57,8 @@ from autograph_rewrite.resolve.remat.policies import OFFLOAD_ATTR, parts_of, val
 from autograph_rewrite.resolve.remat.segments import nested_segments, segments_of, triggers_of
 from autograph_rewrite.resolve.remat.stages import by_stage, choose_by_stage, device_peaks, needs_of, stages_of
 from autograph_rewrite.resolve.remat.step_memory import StepMemory, StepRun, gradients_of_variables, variable_bytes
+from autograph_rewrite.resolve.stages.assignment import COPIES, copied, forward_nodes, is_copy, trained_nodes
 from autograph_rewrite.resolve.stages.flops import cost_of
-from autograph_rewrite.resolve.stages.forward_backward import COPIES, copied, forward_nodes, is_copy, trained_nodes
 from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "collection", "scopes", "marked")

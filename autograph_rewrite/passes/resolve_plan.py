@@ -16,8 +16,7 @@ from autograph_rewrite.passes.local_sgd.train_alone import Alone, notes_of
 from autograph_rewrite.plan.parts.messages import EdgePlan, Policy
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.batch.batch_inputs import shared_by_size
-from autograph_rewrite.resolve.batch.ragged_dims import ragged_dims
+from autograph_rewrite.resolve.batch import ragged_dims, shared_by_size
 from autograph_rewrite.resolve.compression import skipped
 from autograph_rewrite.resolve.coverage import coverage_of, with_coverage
 from autograph_rewrite.resolve.edges import reshard_edges

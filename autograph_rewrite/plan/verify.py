@@ -355,7 +355,7 @@ def servers_are_used_as_such(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding((*path, "options"), message, "name its device in servers, and set placement to single")
         if request.server is None:
             continue
-        if not on_servers and not request.stage:
+        if not on_servers and not request.over_replicas:
             message = f"'{request.name}' has settings of a server, but its synchronizer is all_reduce"
             yield Finding((*path, "server"), message, f"{_LEAVE_OUT}, or set options.synchronizer to {SERVERS}")
         if request.server.staleness < 0:

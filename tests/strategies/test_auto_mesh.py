@@ -16,7 +16,7 @@ from autograph_rewrite.errors import PlanError
 from autograph_rewrite.normalize.normalize import normalise
 from autograph_rewrite.plan.parts.notes import ranking
 from autograph_rewrite.strategies import STRATEGIES
-from autograph_rewrite.strategies.mesh_search import MeshSearch, on_mesh, pattern_of
+from autograph_rewrite.strategies.auto import MeshSearch, on_mesh, pattern_of
 from benchmarks.auto_memory import measured_peak
 from benchmarks.memory_limits import LIMITED
 from benchmarks.mesh_models import MODELS

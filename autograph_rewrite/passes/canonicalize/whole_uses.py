@@ -14,6 +14,7 @@ variable reads its handle, and that cannot be cut.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -53,16 +54,10 @@ def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -
 def _read_before(graph: Graph, loop: ReadInLoop, frames: dict[Node, Frame], shape: Shape | None, dtype: int) -> None:
     enter = loop.enter
     earlier = _writes_before(loop, frames)
-    read = graph.add(
-        "ReadVariableOp",
-        [enter.inputs[0]],
-        name=f"{enter.name}/read",
-        attrs={"dtype": dtype},
-        controls=[*enter.controls, *(node for node in earlier if node not in enter.controls)],
-        origin=enter,
-    )
-    record_shapes(read, [shape])
-    enter.set_input(0, read.output())
+    awaited = [*enter.controls, *(node for node in earlier if node not in enter.controls)]
+    how: dict[str, Any] = {"controls": awaited, "recorded": [shape], "dtype": dtype}
+    read = Builder.at(enter).op("ReadVariableOp", enter.inputs[0], what="read", **how)
+    enter.set_input(0, read)
     for carrier in loop.carriers:
         become(carrier, carrier.op, carrier.inputs, {"T": dtype})
         record_shapes(carrier, [shape] * len(carrier.output_dtypes))
@@ -71,7 +66,7 @@ def _read_before(graph: Graph, loop: ReadInLoop, frames: dict[Node, Frame], shap
     for node in loop.shapes:
         become(node, "Shape", node.inputs, {"T": dtype, "out_type": node.output_dtypes[0]})
     for node in loop.lookups:
-        first = _in_loop(graph, enter, np.int32(0))
+        first = _in_loop(enter, np.int32(0))
         attrs = {"Tparams": dtype, "Taxis": dtypes.INT32, "batch_dims": node.attr("batch_dims", 0)}
         become(node, "GatherV2", [*node.inputs, first], attrs)
 
@@ -84,14 +79,11 @@ def _writes_before(loop: ReadInLoop, frames: dict[Node, Frame]) -> list[Node]:
     return sorted((node for node in writes if handle in written(node)), key=lambda node: node.name)
 
 
-def _in_loop(graph: Graph, enter: Node, number: np.int32) -> Value:
+def _in_loop(enter: Node, number: np.int32) -> Value:
     """Return a constant of the loop."""
-    made = graph.add(
-        "Const", [], name=f"{enter.name}/axis", attrs={"value": np.asarray(number), "dtype": dtypes.INT32}, origin=enter
-    )
+    build = Builder.at(enter, "axis")
     attrs = {key: enter.attr(key) for key in ("frame_name", "parallel_iterations")}
-    attrs |= {"T": dtypes.INT32, "is_constant": True}
-    return graph.add("Enter", [made.output()], name=f"{enter.name}/axis/enter", attrs=attrs, origin=enter).output()
+    return build.op("Enter", build.const(number), what="enter", is_constant=True, **attrs)
 
 
 def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> None:

@@ -42,7 +42,7 @@ from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, g
 from autograph_rewrite.plan.parts.lowerings import Medium
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.resolve.batch.batch_inputs import inputs_behind, measured_input
+from autograph_rewrite.resolve.batch import inputs_behind, measured_input
 from autograph_rewrite.resolve.server_region import find_server_region
 from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages

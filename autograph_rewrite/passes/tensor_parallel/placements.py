@@ -38,7 +38,7 @@ from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.batch.batch_inputs import batch_values
+from autograph_rewrite.resolve.batch import batch_values
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.training_graph import TrainingGraph
 

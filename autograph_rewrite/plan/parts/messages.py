@@ -279,6 +279,11 @@ class VariableRequest:
     server: Server | None = None
     stage: int = 0
 
+    @property
+    def over_replicas(self) -> bool:
+        """Whether each replica holds a shard on its own device."""
+        return self.stage > 0
+
 
 @dataclass(frozen=True)
 class EdgePlan:

@@ -36,7 +36,7 @@ from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.messages import OUTPUT, SIZES, STEP, EdgePlan, Options
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve import compression, wire_types
-from autograph_rewrite.resolve.batch.batch_inputs import measured_input
+from autograph_rewrite.resolve.batch import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
 from autograph_rewrite.resolve.model_axis import logical_devices
 from autograph_rewrite.resolve.server_region import find_server_region

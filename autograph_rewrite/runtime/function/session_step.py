@@ -71,7 +71,7 @@ def with_proxies(plan: Plan) -> Plan:
     def shared(request: VariableRequest) -> VariableRequest:
         if request.server is not None:
             return replace(request, server=replace(request.server, proxy=True, lookups=lookups))
-        return replace(request, server=Server(lookups=True)) if request.stage else request
+        return replace(request, server=Server(lookups=True)) if request.over_replicas else request
 
     return replace(plan, variables=tuple(map(shared, plan.variables)))
 
