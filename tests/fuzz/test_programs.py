@@ -24,9 +24,10 @@ FOUND = (25, 93, 103, 3477, 3876)
 """A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
 arrays of gradients that servers fill."""
 
-COMBINED = (10005, 10006, 10062, 10077, 10084, 31033, 31049, 31094)
+COMBINED = (10005, 10006, 10062, 10077, 10084, 31033, 31049, 31094, 34062)
 """A model axis, several steps per run, policies, local SGD and checkpoints, combined; two steps of a run after what one
-device goes on from, a step at a time; gradients of stages that are cut in another way than their variables."""
+device goes on from, a step at a time; gradients of stages that are cut in another way than their variables; what a
+server makes enters a loop of every replica."""
 IN_A_JOB = (20000, 20001, 20002, 20003, 20005, 20006, 20007, 20008, 20009, 20241, 20252)
 """Two workers and servers: functions, sessions, reference variables, checkpoints that are restored elsewhere; updates
 of each worker that only a server waits for."""

@@ -76,6 +76,8 @@ def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
     for node in order:
         enters = node.op in ENTERS and not node.attr("is_constant", False)
         if enters and any(user.span == EACH and user.op in MERGES for user, _ in node.output().uses):
+            node.leave(PROCESS)  # also what a server has made
+            node.leave(SERVER)
             node.set_span(EACH)
 
 
