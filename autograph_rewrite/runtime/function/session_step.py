@@ -27,7 +27,6 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.load.variables import Capture, FunctionBinding, SavedBinding, SavedCapture
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
-from autograph_rewrite.passes.parameter_server.await_writes import PREFIX
 from autograph_rewrite.passes.variable_sharding.pieces import pieces_of
 from autograph_rewrite.plan.parts.messages import Server, VariableRequest
 from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
@@ -118,9 +117,8 @@ class SessionStep:
         self._tf = tensorflow()
         self.item, self.binding = item, item.binding
         config = self._tf.compat.v1.ConfigProto()
-        if PREFIX.encode() in item.graph_bytes:  # TensorFlow 2.21 goes round for ever in some graphs with such lookups
-            options = config.graph_options.rewrite_options
-            options.constant_folding = options.OFF
+        options = config.graph_options.rewrite_options
+        options.constant_folding = options.OFF  # TensorFlow 2.21 goes round for ever in some of these graphs
         self._session = DistributedSession(item, config)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
