@@ -14,7 +14,6 @@ variable reads its handle, and that cannot be cut.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -29,6 +28,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, written
 from autograph_rewrite.training_graph import TrainingGraph
+
+GATHERED = "'{}' is gathered for the loop '{}', which reads it whole"
 
 
 def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[tuple[str, str]]:
@@ -46,17 +47,17 @@ def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -
     for name, loops in captured.items():
         variable = item.variables[name]
         for loop in loops:
-            _read_before(graph, loop, frames, variable.shape, dtypes.NUMBERS[variable.dtype])
+            _read_before(loop, frames, variable.shape, dtypes.NUMBERS[variable.dtype])
             found.append((name, frames[loop.enter][0]))
     return found
 
 
-def _read_before(graph: Graph, loop: ReadInLoop, frames: dict[Node, Frame], shape: Shape | None, dtype: int) -> None:
+def _read_before(loop: ReadInLoop, frames: dict[Node, Frame], shape: Shape | None, dtype: int) -> None:
     enter = loop.enter
     earlier = _writes_before(loop, frames)
     awaited = [*enter.controls, *(node for node in earlier if node not in enter.controls)]
-    how: dict[str, Any] = {"controls": awaited, "recorded": [shape], "dtype": dtype}
-    read = Builder.at(enter).op("ReadVariableOp", enter.inputs[0], what="read", **how)
+    build = Builder.at(enter)
+    read = build.op("ReadVariableOp", enter.inputs[0], what="read", controls=awaited, recorded=[shape], dtype=dtype)
     enter.set_input(0, read)
     for carrier in loop.carriers:
         become(carrier, carrier.op, carrier.inputs, {"T": dtype})
@@ -99,13 +100,13 @@ def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) 
         handle = graph.nodes.get(variable.handle)
         for use in list(handle_uses(handle)) if handle is not None else ():
             if use.node.op in WRITE_ELEMENTS:
-                _write_whole(graph, use.node, variable.shape, dtypes.NUMBERS[variable.dtype])
+                _write_whole(use.node, variable.shape, dtypes.NUMBERS[variable.dtype])
 
 
-def _write_whole(graph: Graph, node: Node, shape: Shape | None, dtype: int) -> None:
+def _write_whole(node: Node, shape: Shape | None, dtype: int) -> None:
     handle, *others = node.inputs
     op = WRITE_ELEMENTS[node.op]
-    build = Builder(graph, node.name, node, device=node.device)
+    build = Builder.at(node, device=node.device)
     before = build.op("ReadVariableOp", handle, what="before", controls=node.controls, recorded=[shape], dtype=dtype)
     declared = get_op(op).attrs
     alike = {key: node.attr(key) for key in node.attrs if key in declared and declared[key].kind != "type"}

@@ -1,4 +1,4 @@
-"""Await writes: who looks rows up on a server waits for what worker 0 has written there since the last step.
+"""Await writes: who reads a variable where it lives waits for what worker 0 has written there since the last step.
 
     written, fed ──► Switch ─┬─ false ──► Identity ──────────────────┬─► Merge ──^──► ResourceGather(w @ ps)
                              └─ true ───► Identity ◄──^── worker 0 has begun
@@ -20,19 +20,19 @@ FLAG = "flag"
 """Name, behind the prefix and the variable, of what is fed: whether the program has written it since the last step."""
 
 
-def await_writes(rewrite: Rewrite, variable: str, device: str, lookups: list[Node]) -> None:
-    """Let lookups wait for writes between two steps.
+def await_writes(rewrite: Rewrite, variable: str, device: str, reads: list[Node]) -> None:
+    """Let reads wait for writes between two steps.
 
     Args:
         variable: the name of its handle.
-        device: of the server that holds it.
-        lookups: of its rows, outside of loops and branches.
+        device: which holds it.
+        reads: of its rows, or of a shard, outside of loops.
     """
     name = f"{PREFIX}/{variable}"
-    begun = ServerBuilder(rewrite, device, lookups[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
+    begun = ServerBuilder(rewrite, device, reads[0], name).const(True, dtypes.BOOL, "begun", on_server=True)
 
     def add(op: str, what: str, *inputs: Value, controls: tuple[Node, ...] = (), **attrs: object) -> Node:
-        site = Site(f"{name}/{what}", ONCE, lookups[0])
+        site = Site(f"{name}/{what}", ONCE, reads[0])
         return rewrite.add(op, inputs, site, controls=controls, attrs=attrs or None)
 
     told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` makes a token of it
@@ -41,5 +41,5 @@ def await_writes(rewrite: Rewrite, variable: str, device: str, lookups: list[Nod
     free = add("Identity", "free", switch.output(0)).output()
     waited = add("Identity", "waited", switch.output(1), controls=(told,)).output()
     merged = add("Merge", "merge", free, waited, N=2)
-    for node in lookups:
+    for node in reads:
         node.add_control(merged)

@@ -605,7 +605,8 @@ DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_worker
 #
 # Whatever waits for the variable to be written, also by an initialiser or a restored checkpoint, waits for its copy,
 # too. A table of which only rows are read, outside of loops and branches, stays where it is if the plan says `lookups`:
-# to copy all of it for each step would take longer than to look those rows up there.
+# to copy all of it for each step would take longer than to look those rows up there. With `lookups` and no copy, as of
+# the shards of other workers, all reads go where the variable is.
 
 
 def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
@@ -626,8 +627,9 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
         if not uses or handle is None:
             continue
         readers = [node for node, _ in uses]
-        by_rows = all(has(node.op, "reads_rows") and node in unconditional for node in readers)
-        if name not in copied or (name in looked_up and by_rows):
+        if name not in copied or (
+            name in looked_up and all(has(node.op, "reads_rows") and node in unconditional for node in readers)
+        ):
             if rewrite.workers > 1:
                 await_writes(rewrite, variable.handle, rewrite.homes.of[name], readers)
         else:

@@ -36,7 +36,7 @@ from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import read_before_loops
+from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
 from autograph_rewrite.passes.tensor_parallel.placements import (
     SEGMENT_SUM,
     ModelPlacements,
@@ -67,7 +67,6 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 
 ALL = Fraction(1)
-GATHERED_FOR_LOOP = "model axis: '{}' is gathered for the loop '{}', which reads it whole"
 
 
 @dataclass
@@ -161,7 +160,7 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     if plan.mode == "shared":
         devices = devices[: model.size]
     read = read_before_loops(graph, item, [one.name for one in model.shardings if one.split])
-    gathered = [GATHERED_FOR_LOOP.format(*one) for one in read]
+    gathered = [f"model axis: {GATHERED.format(*one)}" for one in read]
     plan = replace(plan, notes=(*plan.notes, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]

@@ -23,7 +23,7 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import read_before_loops, write_whole_values
+from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops, write_whole_values
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
@@ -36,7 +36,6 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 PASS = "shard-variables"
-GATHERED_FOR_LOOP = "'{}' is gathered for the loop '{}', which reads it whole"
 
 
 def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
@@ -60,7 +59,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     owners, whole = _owners(item, state, step, cuts)
     read += read_before_loops(graph, item, owners.keys() - cuts.keys())
     write_whole_values(graph, item, owners)
-    said = [GATHERED_FOR_LOOP.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
+    said = [GATHERED.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
     plan = replace(plan, notes=(*plan.notes, *said))
     cuts = {name: cuts[owner] for name, owner in owners.items()}
     shards: dict[str, Shards] = {}

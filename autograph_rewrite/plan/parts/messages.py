@@ -247,7 +247,8 @@ class Server:
         sync: an update waits for the gradients of all workers.
         staleness: by how many steps one worker may be ahead of another.
         proxy: each worker reads a copy of its own, refreshed once per step.
-        lookups: with a proxy: rows of a table that is only looked up are read where they are instead.
+        lookups: rows of a table that is only looked up are read where they are, whatever else has a proxy; without
+            one, everything is. Readers wait for what the program has written between two steps.
     """
 
     sync: bool = True

@@ -299,7 +299,7 @@ class SessionVariables:
             for name in self._variables:
                 variable = item.variables[name]
                 if variable.shards is not None:
-                    reads[name] = Copy(graph, copies_of(item, variable)[0], variable).read()
+                    reads[name] = self._first_copy(variable).read()
                 elif (handle := self._read_from(name)) is not None:
                     with self._tf.device(handle.device):
                         dtype = self._tf.as_dtype(variable.dtype)
@@ -329,9 +329,11 @@ class SessionVariables:
         variable = self._item.variables[name]
         if variable.shards is None:
             return [self._asks[name].op.inputs[0].device]
-        return [
-            handle.device for handle in Copy(self._session.graph, copies_of(self._item, variable)[0], variable).handles
-        ]
+        return [handle.device for handle in self._first_copy(variable).handles]
+
+    def _first_copy(self, variable: Variable) -> Copy:
+        """Return what reads and writes the first copy of a variable in shards."""
+        return Copy(self._session.graph, copies_of(self._item, variable)[0], variable)
 
     def before_step(self) -> dict[str, str]:
         """Hand over what somebody else has written since the last step; return what has changed, for the others."""

@@ -13,7 +13,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, missing, name_of
+from autograph_rewrite.runtime.job.liveness import PeerMonitor, all_answer, listed, missing, name_of
 from autograph_rewrite.runtime.job.tf_server import counts, meet, session_of
 from autograph_rewrite.runtime.job.watchdog import Closing, Watchdog
 
@@ -314,19 +314,12 @@ class Relay:
 
     def _serve(self) -> None:
         """Hold this worker's stage until worker 0 has closed its session, runs what nobody takes here, or has ended."""
-        began = asked = time.monotonic()
-        pause, is_told = _LOOK, False
-        while not self.session.run(self._size):
-            now = time.monotonic()
-            if now - asked > _ASK:
-                asked = now
-                if not any(all_answer(self._member.workers[:1]) for _ in range(2)):  # a connection may break once
-                    return
-            if now - began > _TELL and not is_told:
-                is_told = True
-                print(f"{self._member.name} holds a stage until worker 0 ends", file=sys.stderr, flush=True)
-            time.sleep(pause)
-            pause = min(2 * pause, _RARELY)
+        name, chief = self._member.name, self._member.workers[0]
+        _hold(
+            lambda: bool(self.session.run(self._size)),
+            lambda: _answers(chief),
+            lambda: f"{name} holds a stage until worker 0 ends",
+        )
 
     def leave(self) -> None:
         """Take no more part in it, without waiting for anybody; of others than worker 0: tell it, if it goes on."""
@@ -513,26 +506,46 @@ def _stay(member: Membership, name: str) -> None:
 
 
 def _await(member: Membership, name: str, remaining: set[int]) -> None:
-    began = asked = time.monotonic()
-    pause, heard, is_told = _LOOK, 0, False
     mine = Flags(member, name, [member.task])
-    while remaining:
-        for at in range(heard, mine.counts()[0]):
-            remaining.discard(int(mine.texts(at)[0]))
-            heard += 1
-        now = time.monotonic()
-        if now - asked > _ASK:
-            asked = now  # a connection may break once
-            remaining = {task for task in remaining if any(all_answer([member.workers[task]]) for _ in range(2))}
-        if now - began > _TELL and remaining and not is_told:
-            is_told = True
-            text = f"{member.name} holds parts of variables until {_listed_workers(remaining)} ended"
-            print(text, file=sys.stderr, flush=True)
-        time.sleep(pause)
-        pause = min(2 * pause, _RARELY)
+
+    def is_over() -> bool:
+        remaining.difference_update([int(mine.texts(at)[0]) for at in range(mine.counts()[0])])
+        return not remaining
+
+    def are_there() -> bool:
+        remaining.intersection_update([task for task in remaining if _answers(member.workers[task])])
+        return bool(remaining)
+
+    def told() -> str:
+        workers = listed(f"worker {task}" for task in sorted(remaining))
+        return f"{member.name} holds parts of variables until the end of {workers}"
+
+    _hold(is_over, are_there, told)
     mine.close()
 
 
-def _listed_workers(tasks: set[int]) -> str:
-    names = [f"worker {task}" for task in sorted(tasks)]
-    return f"{names[0]} has" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} have"
+def _answers(address: str) -> bool:
+    return any(all_answer([address]) for _ in range(2))  # a connection may break once
+
+
+def _hold(is_over: Callable[[], bool], is_awaited: Callable[[], bool], told: Callable[[], str]) -> None:
+    """Keep this process until it is needed no more; one that is kept for long says for whom.
+
+    Args:
+        is_over: whether they have said that they need it no more.
+        is_awaited: whether somebody of them is still there.
+        told: what is printed.
+    """
+    began = asked = time.monotonic()
+    pause, is_told = _LOOK, False
+    while not is_over():
+        now = time.monotonic()
+        if now - asked > _ASK:
+            asked = now
+            if not is_awaited():
+                return
+        if now - began > _TELL and not is_told:
+            is_told = True
+            print(told(), file=sys.stderr, flush=True)
+        time.sleep(pause)
+        pause = min(2 * pause, _RARELY)
