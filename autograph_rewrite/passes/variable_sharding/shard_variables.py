@@ -57,7 +57,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
     owners, whole = _owners(item, state, step, cuts)
-    read += read_before_loops(graph, item, owners.keys() - cuts.keys())
+    read += read_before_loops(graph, item, [name for name in owners if name not in cuts])
     write_whole_values(graph, item, owners)
     said = [GATHERED.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
     plan = replace(plan, notes=(*plan.notes, *said))

@@ -182,6 +182,32 @@ def test_variables_that_loops_read_are_cut_and_gathered_before_the_loops(where: 
     assert report.ok, report
 
 
+def test_slots_that_loops_read_are_read_in_the_order_of_the_item_in_every_process() -> None:
+    kinds = (("w", True), ("slot", False))
+    weights, slots = (
+        [tf.Variable(np.full((4, 4), 0.1), name=f"{name}{i}", trainable=trained) for i in range(7)]
+        for name, trained in kinds
+    )
+
+    def train(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            total = tf.add_n(weights)
+            seen = tf.while_loop(
+                lambda i, _: i < 2, lambda i, a: (i + 1, tf.tanh(a @ (total + tf.add_n(slots)))), (0, x)
+            )
+            loss = tf.reduce_mean(seen[1] ** 2)
+        rate, momentum = tf.constant(0.1, tf.float64), tf.constant(0.9, tf.float64)
+        for weight, slot, slope in zip(weights, slots, tape.gradient(loss, weights), strict=True):
+            handles = {"var": weight.handle, "accum": slot.handle}
+            tf.raw_ops.ResourceApplyMomentum(**handles, lr=rate, grad=slope, momentum=momentum)
+        return loss
+
+    item = ar.GraphItem.from_function(train, tf.TensorSpec([None, 4], tf.float64))
+    new = ar.rewrite(item, {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "FSDP"}})
+    said = [note.split("'")[1] for note in new.report.plan.notes if "is gathered for the loop 'while'" in note]
+    assert said == [name for name in item.variables if name.startswith("slot")]
+
+
 def _write_elements(how: str, v: Any, x: Any, slope: Any, loss: Any) -> None:
     if how == "a row":
         v[2].assign(tf.reduce_mean(x, 0))
