@@ -128,10 +128,10 @@ def test_the_peak_is_near_what_tensorflow_records(strategy: str) -> None:
     built = ZOO["mlp"].build(Options(optimizer="adam", dtype="float32", size="large"))
     item, feeds = built.item(), built.feeds(0, 64)
     new = ar.rewrite(item, {"devices": DEVICES, "strategy": {"name": strategy, "variables": "mirrored"}})
-    measured = allocated(traced(new, built, feeds)[0], new) + variable_bytes(new)
+    measured = max(allocated(stats, new) for stats in traced(new, built, feeds, 9)) + variable_bytes(new)
     found = ar.simulate(item, new.report.plan, batch=64).devices[0]
     assert found.variable_bytes == variable_bytes(new)
-    assert found.peak_bytes == pytest.approx(measured, rel=0.25)  # which ops overlap differs from run to run
+    assert found.peak_bytes == pytest.approx(measured, rel=0.25)  # of most steps; less where ops happen not to overlap
 
 
 @pytest.mark.parametrize("more", [{}, {"pipeline": {"stages": 2, "microbatches": 4}}], ids=["replicas", "stages"])
