@@ -6,8 +6,9 @@
 What the graph orders is written down before any pass has changed it. Once all of them are done, each pair of accesses
 to one variable, or to one shard of it, of which at least one writes, must be in that order for all their instances:
 where a path was lost (a size became a constant, a value is taken from the first replica only), an edge is added; where
-it is turned round, the rewrite is refused. What happens in a loop or a branch is complete before what follows it; for
-what it follows, it keeps the edges that it has.
+it is turned round, the rewrite is refused. What happens in a loop or a branch is complete before what follows it. For
+what it follows, a branch waits as any node does (an update under a condition for a gather anew of what it writes); a
+loop keeps the edges that it has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.errors import GraphError, VerifyError
-from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.control_flow import frames_of, guards_of, unconditional_nodes
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node
 from autograph_rewrite.ir.mesh import EACH, Select, is_rarer
 from autograph_rewrite.ir.traversal import ancestors, dependencies, last_iteration, marks_before, topological_order
@@ -80,7 +81,14 @@ def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node]
     alone = {_original(graph, node, recorded) for node in repeated if _is_access(node)}
     ends = completions(order, unconditional, found)
     ordered = [pair for pair in _pairs(found, recorded) if not alone.issuperset(found[node] for node in pair)]
-    pairs = [(end, other) for one, other in ordered if other in unconditional for end in ends[one]]
+    frames = frames_of(order)
+    guards = guards_of(order, frames)
+    waiting = [
+        (one, other)
+        for one, other in ordered
+        if other in unconditional or (other not in frames and one not in guards)  # between branches, edges are kept
+    ]
+    pairs = [(end, other) for one, other in waiting for end in ends[one]]
     marks = {node: 1 << i for i, node in enumerate(dict.fromkeys(node for pair in pairs for node in pair))}
     sound = _before_on_every_replica(order, marks)
     lost = [(one, other) for one, other in pairs if not sound[other] & marks[one]]

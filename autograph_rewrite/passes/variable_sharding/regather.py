@@ -21,7 +21,7 @@ from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import marks_before, topological_order
-from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 from autograph_rewrite.ops.traits import has
 
 
@@ -91,7 +91,7 @@ def gather_for_each(graph: Graph, gathered: GatheredOnUse) -> None:
 def _updates(whole: Node) -> list[Node]:
     """Return the updates of the variable whose shards a node joins, of each shard."""
     handles = (handle_node(value.node.inputs[0]) for value in whole.inputs[:-1])
-    uses = (use.node for handle in handles for use in handle.output().uses)
+    uses = (use.node for handle in handles for use in handle_uses(handle))  # those in branches, too
     return [node for node in dict.fromkeys(uses) if has(node.op, "writes")]
 
 
