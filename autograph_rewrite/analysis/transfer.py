@@ -37,6 +37,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     joined,
     local_symbol,
     segments,
+    shard_symbol,
     to_global,
     unit,
 )
@@ -330,6 +331,8 @@ def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
     if isinstance(reshard, Slice):
         if shape is not None:
             block = joined(reshard.segments or (reshard.unit,))
+            if reshard.shards:
+                block = shard_symbol(reshard.shards)._replace(coef=reshard.unit)
             shape = (*shape[: reshard.dim], block, *shape[reshard.dim + 1 :])
         return fact._replace(placement=Placement("split", reshard.dim), shape=shape, value=None)
     value_after = fact.value

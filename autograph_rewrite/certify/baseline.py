@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify import kernels
-from autograph_rewrite.ir.claims import Claim, Claims, Dim
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, sizes_of_shards
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import topological_order
-from autograph_rewrite.ir.types.opdefs import get_op
+from autograph_rewrite.ir.types.opdefs import RESHARD, get_op
 
-FORWARDS = frozenset(("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit"))
+FORWARDS = frozenset(
+    ("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit", RESHARD)
+)
 RENAMED = re.compile(r"(.*)/(?:instance|on_server)(?:_\d+)?")
 WHOLE = re.compile(r"(.*)/whole(?:_\d+)?")
 
@@ -37,6 +39,7 @@ class Baseline:
         types: of elements, by value name.
         same: by value name, the value that it is only another name of.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
+        of_replicas: values that are made of shards of variables, so that all micro-batches of a replica have one.
     """
 
     nodes: Mapping[str, Node]
@@ -44,6 +47,7 @@ class Baseline:
     types: Mapping[str, int]
     same: Mapping[str, str]
     lengths: Mapping[str, int]
+    of_replicas: frozenset[str] = frozenset()
 
     @staticmethod
     def of(graph: Graph, claims: Claims) -> Baseline:
@@ -60,7 +64,8 @@ class Baseline:
             types.setdefault(name, graph.value(name).dtype)
         nodes = {node.name: node for node in graph}
         values, lengths = _as_long_as_the_batch(nodes, claims)
-        return Baseline(nodes, replace(claims, values=values), types, same, lengths)
+        of_replicas = _made_of_shards(topological_order(graph), claims)
+        return Baseline(nodes, replace(claims, values=values), types, same, lengths, of_replicas)
 
     def match(self, node: Node) -> Node | None:
         """Return the claimed node that a node of the rewritten graph is, by name, op and attributes."""
@@ -86,6 +91,25 @@ class Baseline:
         """Return whether a node took the name of one that is called otherwise now."""
         renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "on_server"))
         return any(one is not None and one.op == found.op for one in renamed)
+
+
+def _made_of_shards(nodes: Iterable[Node], claims: Claims) -> frozenset[str]:
+    found: set[str] = set()
+    for node in nodes:
+        made = any(
+            claims.reads.get((node.name, i), OWN) == OWN and value.name in found for i, value in enumerate(node.inputs)
+        )
+        for value in node.read_outputs:
+            claim = claims.values.get(value.name)
+            if claim is not None and claim.differs and (made or has_shards(claim)):
+                found.add(value.name)
+    return frozenset(found)
+
+
+def has_shards(claim: Claim) -> bool:
+    """Return whether a value is split as a variable is over the replicas."""
+    dim = claim.shape[claim.dim] if claim.kind == "split" and claim.dim < len(claim.shape or ()) else None
+    return isinstance(dim, tuple) and any(map(sizes_of_shards, dim[1]))
 
 
 def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Mapping[str, Claim], Mapping[str, int]]:

@@ -281,7 +281,7 @@ class Certificate:
             return
         for batch in batches(claims):
             known = self._baseline
-            sample = Sample(claims, known.types, known.same, batch, known.lengths)
+            sample = Sample(claims, known.types, known.same, batch, known.lengths, known.of_replicas)
             simulation = Simulation(self._baseline, sample, order, looped=self._looped)
             simulation.run()
             if after not in UNMERGED:

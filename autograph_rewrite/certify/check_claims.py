@@ -34,8 +34,10 @@ from autograph_rewrite.certify.seen import (
 from autograph_rewrite.certify.table import TABLE, text_of
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
-from autograph_rewrite.ir.claims import SEGMENTS, Claim, Claims, Dim
+from autograph_rewrite.ir.claims import SEGMENTS, Claim, Claims, Dim, sizes_of_shards
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import RESHARD
 
 # Contracts of tensor arrays and stacks: one per replica, and a read gives what was written.
 
@@ -140,7 +142,7 @@ def _is_flow(node: Node, index: int) -> bool:
 KEEP = frozenset(
     (
         "Identity", "StopGradient", "PreventGradient", "Snapshot", "DeepCopy", "Copy", "CopyHost", "Enter", "RefEnter",
-        "Exit", "RefExit", "NextIteration", "RefNextIteration", "RefIdentity",
+        "Exit", "RefExit", "NextIteration", "RefNextIteration", "RefIdentity", RESHARD,
     )
 )  # fmt: skip
 """Ops that hand their first operand on as it is."""
@@ -229,6 +231,10 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return special(seen)
     if node.op in KEEP:
         return _kept(seen, 0, 0)
+    if node.inputs and variable_ops.is_handle(node.inputs[0]) and seen.operands[0].kind == "split":
+        return _of_shards(seen)
+    if not node.inputs and node.output_dtypes[:1] == (dtypes.RESOURCE,) and seen.results[0].kind == "split":
+        return _in_shards(node, seen.results[0])
     if not node.inputs and node.op not in TABLE:
         wrong = next((claim for claim in seen.results if claim.differs or claim.zero), None)
         return f"it reads nothing, and is claimed {said(wrong)}" if wrong else None
@@ -238,6 +244,40 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return judge_by_running(seen)
     text = text_of(seen)
     return judge(seen, None if text is None else factors_of(seen, text))
+
+
+def _of_shards(seen: Seen) -> str | None:
+    """Return what is wrong with a use of a variable in shards: a read gives the shard, an update takes shards."""
+    node, held = seen.node, seen.operands[0]
+    if node.op == "VarIsInitializedOp":
+        return None if seen.results[0].kind == "replicated" else f"result 0 is claimed {said(seen.results[0])}"
+    if node.op == "ReadVariableOp":
+        return _kept(seen, 0, 0)
+    dense = variable_ops.dense_inputs(node) if variable_ops.is_update(node) else []
+    if not dense or variable_ops.updates_rows(node):
+        return "it has to read or write all of a variable, which is in shards"
+    rows = (held.shape or ())[held.dim : held.dim + 1]
+    for index, claim in enumerate(seen.operands):
+        if index in dense or variable_ops.is_handle(node.inputs[index]):
+            mine = (claim.shape or ())[held.dim : held.dim + 1]
+            if claim[:3] != held[:3] or mine != rows or None in mine:
+                return f"input {index} is {said(claim)} of {claim.shape}, and the variable {said(held)} of {held.shape}"
+        elif claim.kind != "replicated":
+            return f"input {index} is {said(claim)}, and all shards have to be updated with the same"
+    return None
+
+
+def _in_shards(node: Node, claim: Claim) -> str | None:
+    """Return what is wrong with the shards of a variable, by its handle."""
+    size = (claim.shape or ())[claim.dim] if claim.dim < len(claim.shape or ()) else None
+    sizes = sizes_of_shards(size[1][0]) if isinstance(size, tuple) and size[0] == 1 and len(size[1]) == 1 else ()
+    if not sizes:
+        return f"the variable is claimed {said(claim)}, and nothing says of which sizes"
+    stated, whole = node.attrs.get("shape") and node.attr("shape"), list(claim.shape or ())
+    whole[claim.dim] = sum(sizes)
+    if node.op == "VarHandleOp" and tuple(whole) != stated:
+        return f"its shards {sizes} make a variable of the shape {tuple(whole)}, and it has {stated}"
+    return None
 
 
 def _judge_sizes(seen: Seen, *, folded: bool) -> str | None:

@@ -19,7 +19,7 @@ from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
 from autograph_rewrite.ir.control_flow import Frame, by_loops, frames_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import OFTEN, ONCE, PER_REPLICA
+from autograph_rewrite.ir.mesh import EACH, OFTEN, ONCE, PER_REPLICA
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
@@ -254,7 +254,12 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
         )
         if differs and node.span == ONCE:
             raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
-        if differs and node.span == PER_REPLICA:
+        of_replicas = any(found.output(i).name in baseline.of_replicas for i in range(len(found.output_dtypes)))
+        if of_replicas and node.span == EACH and baseline.claims.micro > 1:
+            raise VerifyError(
+                f"'{node.name}' runs for every micro-batch, and is made of a shard of the replica", node=node
+            )
+        if differs and node.span == PER_REPLICA and not of_replicas:
             raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
         _check_writes(node)
         op = get_op(node.op)

@@ -10,7 +10,7 @@ doubled, averaged or narrowed contribution shows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.certify.kernels import UnknownError
-from autograph_rewrite.ir.claims import Claim, Claims, Dim, segment_rows
+from autograph_rewrite.ir.claims import Claim, Claims, Dim, segment_rows, sizes_of_shards
 from autograph_rewrite.ir.types import dtypes
 
 Array = np.ndarray[Any, Any]
@@ -52,6 +52,7 @@ class Sample:
         same: by value name, the value that it is only another name of.
         batch: number of examples.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
+        of_replicas: values of which there is one on each replica, for all of its micro-batches.
     """
 
     def __init__(
@@ -61,12 +62,18 @@ class Sample:
         same: Mapping[str, str],
         batch: int,
         lengths: Mapping[str, int],
+        of_replicas: Container[str] = (),
     ) -> None:
+        self._of_replicas = of_replicas
         self.claims, self._types, self._same, self.batch, self._lengths = claims, types, same, batch, lengths
         self.instances = claims.instances
         self.examples = _examples(batch, claims)
         self._whole: dict[str, Any] = {}
         self._own: dict[tuple[str, int], Any] = {}
+
+    def count(self, name: str) -> int:
+        """Return how many instances a value has."""
+        return self.instances // self.claims.micro if name in self._of_replicas else self.instances
 
     def size(self, dim: Dim, instance: int | None, near: str) -> int:
         """Return a size on one instance, or over the whole batch.
@@ -91,9 +98,11 @@ class Sample:
         if not name.startswith("b"):
             return self.free(name)
         if instance is None:
-            return sum(self._symbol(name, r) for r in range(self.instances))
+            return sum(sizes_of_shards(name)) or sum(self._symbol(name, r) for r in range(self.instances))
         if rows := segment_rows(name):
             return sum(rows) * self._symbol("b", instance)
+        if sizes := sizes_of_shards(name):
+            return sizes[instance]
         return len(self.examples[instance]) if name == "b" else self._own_rows(name, instance)
 
     def _own_rows(self, name: str, instance: int) -> int:
@@ -138,7 +147,7 @@ class Sample:
         if name in self._same:
             return self.whole(self._same[name])
         if claim.kind == "split" and self.has_rows_of_its_own(claim):
-            parts = [self._draw(name, claim, r) for r in range(self.instances)]
+            parts = [self._draw(name, claim, r) for r in range(self.count(name))]
             return np.concatenate(parts, claim.dim)
         if claim.zero:
             return np.zeros_like(self._draw(name, claim, None))
@@ -191,7 +200,7 @@ class Sample:
             dim = claim.shape[claim.dim] if claim.shape is not None else None
             sizes = [
                 self.size(dim, r, name) if isinstance(dim, tuple) else self._own_rows(name, r)
-                for r in range(self.instances)
+                for r in range(self.count(name))
             ]
             begin = sum(sizes[:instance])
             return np.take(whole, np.arange(begin, begin + sizes[instance]), claim.dim)
@@ -230,9 +239,9 @@ class Sample:
                 return (
                     np.zeros_like(whole) if claim.zero else self._drawn(f"{key}/{instance}/{self.batch}", shape, dtype)
                 )
-            others = [self.own(name, r) for r in range(1, self.instances)]
+            others = [self.own(name, r) for r in range(1, self.count(name))]
             return reduce(np.subtract, others, whole)
-        holds = self._drawn(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.instances == instance
+        holds = self._drawn(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.count(name) == instance
         if claim.op in ("all", "any"):
             neutral = np.full(shape, claim.op == "all")
         elif claim.op == "prod":

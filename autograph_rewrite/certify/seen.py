@@ -7,7 +7,18 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from autograph_rewrite.ir.claims import OWN, SEGMENTS, Claim, Claims, Dim, Read, Stated, segment_rows
+from autograph_rewrite.ir.claims import (
+    OWN,
+    SEGMENTS,
+    SHARDS,
+    Claim,
+    Claims,
+    Dim,
+    Read,
+    Stated,
+    segment_rows,
+    sizes_of_shards,
+)
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import dtypes
 
@@ -79,6 +90,8 @@ def whole(dim: Dim, batch: int | None) -> Dim:
     (mine,) = (factor for factor in factors if factor.startswith(BLOCK))
     if rows := segment_rows(mine):
         return whole((coefficient * sum(rows), (*others, BLOCK)), batch)
+    if sizes := sizes_of_shards(mine):
+        return (coefficient * sum(sizes), others) if others else coefficient * sum(sizes)
     if mine == BLOCK and batch is not None:
         return (coefficient * batch, others) if others else coefficient * batch
     return coefficient, tuple(sorted((*others, BATCH + mine[1:])))
@@ -179,6 +192,8 @@ def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
 
 def _block(read: Read) -> Dim:
     """Return the size of a block that is read."""
+    if read.shards:
+        return read.unit, (f"{SHARDS}{','.join(map(str, read.shards))}",)
     if not read.segments:
         return read.unit, (BLOCK,)
     common = gcd(*read.segments)

@@ -36,8 +36,9 @@ from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, Mesh, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, ONCE, REPLICA, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.replica_marks import VARYING
 
 MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
@@ -213,8 +214,14 @@ class Simulation:
 
     def _operands(self, node: Node, instance: int) -> list[Any]:
         selects = node.selects
-        taken = [(value, self._taken(node, instance, value, selects.get(i))) for i, value in enumerate(node.inputs)]
-        return [self._at(value, i) for value, which in taken for i in which]
+        found = []
+        for index, value in enumerate(node.inputs):
+            select = selects.get(index)
+            which = self._taken(node, instance, value, select)
+            if select is Select.OWN:
+                value = value.node.output(value.index + self._mesh.coordinates(node.span, instance)[REPLICA])
+            found += [self._at(value, i) for i in which]
+        return found
 
     def _count(self, node: Node) -> int:
         """Return how many instances a node has."""
@@ -276,7 +283,7 @@ class Simulation:
             read = WHOLE if node in self._of_all else claims.reads.get((found.name, index), OWN)
             what = f"input {index} of '{node.name}' ({node.op})"
             select = node.selects.get(index)
-            if select is Select.ALL:
+            if select is not None and select.is_of_many:
                 raise VerifyError(f"{what} reads all instances of '{value.name}'", node=node)
             held = self._read(node, index)
             if node.op in SHAPES_OF_ELEMENTS and not index:
@@ -322,7 +329,20 @@ class Simulation:
                 continue  # which asynchronous workers need, and changes no value
             if isinstance(node.attrs.get(key), PerInstance) and key in ("seed", "seed2") and may_differ:
                 continue
+            if key == "shape" and self._is_of_shards(node, found):
+                continue
             raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
+
+    def _is_of_shards(self, node: Node, found: Node) -> bool:
+        """Return whether each instance of a handle has the shape of its shard."""
+        claim, said = self._baseline.claims.values[found.name], node.attrs["shape"]
+        if claim.kind != "split" or not isinstance(said, PerInstance):
+            return False
+        wanted = [
+            tuple(self._sample.size(dim, instance, node.name) for dim in claim.shape or ())
+            for instance in range(len(said.raws))
+        ]
+        return [decode(raw) for raw in said.raws] == wanted
 
     def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:
         if held is None:
@@ -331,7 +351,10 @@ class Simulation:
         instances = range(0, of_all, of_all // self._count(node) if node not in self._loops else 1)
         try:
             items = held if isinstance(held, list) else [held] * len(instances)
-            actual = [self.data(item, i) for item, i in zip(items, instances, strict=True)]
+            actual = [
+                self.data(item, self._index(item.name if isinstance(item, Leaf) else "", i))
+                for item, i in zip(items, instances, strict=True)
+            ]
             if read.kind == "partial" and node.span != ONCE:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
@@ -350,11 +373,20 @@ class Simulation:
                 node=node,
             )
 
+    def _index(self, name: str, instance: int) -> int:
+        """Return the number of the instance of a value that an instance of what runs for each micro-batch reads."""
+        micro = self._baseline.claims.micro if name in self._baseline.of_replicas else 1
+        return instance // micro
+
     def _expected(self, name: str, read: Read, instance: int) -> Any:
         sample = self._sample
         if read == OWN:
-            return sample.own(name, instance)
+            return sample.own(name, self._index(name, instance))
         whole = sample.whole(name)
+        if read.shards:
+            instance //= self._baseline.claims.micro
+            begin = read.unit * sum(read.shards[:instance])
+            return np.take(whole, np.arange(begin, begin + read.unit * read.shards[instance]), read.dim)
         if read.kind == "split":
             return sample.rows(whole, read.dim, read.unit, instance, read.segments)
         if read.kind == "entry":

@@ -112,7 +112,15 @@ def _gradients(account: Account) -> Iterator[str]:
     ]
     if compressed:
         yield f"  Compressed, so not exact: {few(compressed)}."
-    gathered = [edge for edge in exchanged if edge.kind == "gather"]
+    wholes = [edge for edge in exchanged if edge.joins_shards]
+    if wholes:
+        owners = list(dict.fromkeys(edge.owner for edge in wholes))
+        yield (
+            f"{several(len(owners), 'variable')} split over the replicas, of which a step takes "
+            f"{several(len(wholes), 'gather')}, {size(sum(edge.bytes for edge in wholes))} per replica "
+            f"({_lowerings(wholes)}): {few(owners)}."
+        )
+    gathered = [edge for edge in exchanged if edge.kind == "gather" and not edge.joins_shards]
     if gathered:
         owners = list(dict.fromkeys(edge.owner for edge in gathered))
         yield (

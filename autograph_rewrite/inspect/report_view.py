@@ -55,9 +55,14 @@ class ShownEdge:
     def kind(self) -> str:
         """`reduction`, `gather` or `local`: whether replicas exchange something, and what."""
         lowered = lowering(self.lowering)
-        if lowered.does(Operation.REDUCE) or self.compressor != "none":
+        if lowered.does(Operation.REDUCE) or lowered.does(Operation.SCATTER) or self.compressor != "none":
             return "reduction"
         return "gather" if lowered.does(Operation.GATHER) else "local"
+
+    @property
+    def joins_shards(self) -> bool:
+        """Whether it makes the whole of a variable that is split over the replicas."""
+        return self.kind == "gather" and self.value.rpartition("/")[2] in ("whole", "again")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], selects: Mapp
     Raises:
         GraphError: the inputs do not fit the op.
     """
-    folded = [i for i, select in selects.items() if select is Select.ALL]
+    folded = [i for i, select in selects.items() if select.is_of_many]
     lengths = _lengths(op, len(inputs), raw, folded)
     copies = _instances(op, len(inputs), lengths, len(folded))
     types = [dtypes.base(value.dtype) for i, value in enumerate(inputs) for _ in range(copies if i in folded else 1)]

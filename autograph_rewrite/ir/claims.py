@@ -29,6 +29,16 @@ def segment_rows(symbol: str) -> tuple[int, ...]:
     return tuple(int(rows) for rows in symbol[len(SEGMENTS) : -1].split(","))
 
 
+SHARDS = "b/"
+"""How the symbol of a shard begins: `b/3,2` is 3 on the first replica, and 2 on the second."""
+
+
+@cache
+def sizes_of_shards(symbol: str) -> tuple[int, ...]:
+    """Return the size of each shard, by their symbol; nothing if it counts examples."""
+    return tuple(map(int, symbol.removeprefix(SHARDS).split(","))) if symbol.startswith(SHARDS) else ()
+
+
 class Claim(NamedTuple):
     """What each instance of a value is said to hold where it is produced.
 
@@ -65,6 +75,7 @@ class Read(NamedTuple):
         unit: rows of each example in the block.
         size: what the entry of a shape has to be.
         segments: rows of each example in each segment of a block, in the place of `unit`.
+        shards: the size of each shard, where it is read as shards of a variable.
     """
 
     kind: str
@@ -72,6 +83,7 @@ class Read(NamedTuple):
     unit: int = 1
     size: Dim = None
     segments: tuple[int, ...] = ()
+    shards: tuple[int, ...] = ()
 
 
 OWN = Read("own")

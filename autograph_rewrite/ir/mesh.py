@@ -70,6 +70,13 @@ class Select(Enum):
 
     ALL = "all"  # one input per instance, in their order
     FIRST = "first"  # that of replica 0, or of the first micro-batch
+    EVERY = "every"  # one input per instance, also along the axes that both have: what all devices hold
+    OWN = "own"  # likewise, and of each the output with the number of the reader: its block of what all hold
+
+    @property
+    def is_of_many(self) -> bool:
+        """Whether it stands for an input per instance."""
+        return self is not Select.FIRST
 
 
 class Axis(NamedTuple):
@@ -119,7 +126,8 @@ class Mesh:
         at, wanted = self.coordinates(reader, instance), [0]
         for name, size in self.axes:
             if name in producer:
-                chosen = (at[name],) if name in at else range(size if select is Select.ALL else 1)
+                own = (at[name],) if name in at else range(size if select is Select.ALL else 1)
+                chosen = range(size) if select in (Select.EVERY, Select.OWN) else own
                 wanted = [first * size + i for first in wanted for i in chosen]
         return wanted
 

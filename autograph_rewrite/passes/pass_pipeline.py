@@ -40,7 +40,7 @@ from autograph_rewrite.passes.emit.exchange_digests import EXCHANGE_DIGESTS
 from autograph_rewrite.passes.emit.expand import EXPAND, Expanded
 from autograph_rewrite.passes.emit.instances import ASSIGN_DEVICES
 from autograph_rewrite.passes.emit.merge_instances import MERGE_INSTANCES, Merged
-from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout, instance_name
 from autograph_rewrite.passes.emit.tensor_map import Layout
 from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
 from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE, Alone
@@ -66,8 +66,10 @@ from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
+from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences, shards_of
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.parts.notes import Note
+from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
@@ -97,6 +99,7 @@ PLANNING: tuple[Pass, ...] = (
     BIND_CAPTURES,
     PARTITION_MODEL,
     SHARD_VARIABLES,
+    PLACE_VARIABLES,
     MARK_REPLICAS,
     *ANALYSIS,
     CHECK_TRAINING,
@@ -224,6 +227,8 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
     """Return the distributed item of a rewrite that has run every pass."""
     item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
     variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
+    if rewrite.has(Residences):
+        variables = in_shards(rewrite, variables)
     return replace(
         item,
         source=EncodedGraph(rewrite.get(Expanded).data),
@@ -233,6 +238,22 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
         inputs=own_inputs(item, rewrite.plan, state, task),
         variables=variables,
     )
+
+
+def split_over_replicas(rewrite: Rewrite) -> Mapping[str, Sharded]:
+    """Return how the variables are cut that are split over the replicas."""
+    return rewrite.get(Residences).of if rewrite.has(Residences) else {}
+
+
+def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables, those in shards on the replicas with the nodes that give the handles of their shards."""
+    found = dict(variables)
+    for name, cut in rewrite.get(Residences).of.items():
+        if (node := rewrite.graph.nodes.get(found[name].handle)) is not None:
+            handles = [instance_name(node, i, rewrite.get(Merged).common) for i in range(len(cut.sizes))]
+            shards = shards_of(cut, handles, rewrite.plan.devices)
+            found[name] = replace(found[name], handle=handles[0], shards=shards)
+    return found
 
 
 def _report(rewrite: Rewrite) -> Report:
@@ -255,7 +276,7 @@ def _report(rewrite: Rewrite) -> Report:
         task=rewrite.request.task,
         digests=digest_names(graph),
         homes=rewrite.homes.of,
-        held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task)),
+        held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task), split_over_replicas(rewrite)),
         batches=named_groups(rewrite.get(Reshards).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
         alone=rewrite.get(Alone).own.variables if rewrite.has(Alone) else (),
@@ -299,19 +320,24 @@ def _layout(rewrite: Rewrite) -> Layout:
 # How many bytes of variables each device holds.
 
 
-def held_bytes(graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str]) -> dict[str, int]:
+def held_bytes(
+    graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str], split: Mapping[str, Sharded]
+) -> dict[str, int]:
     """Return the bytes of variables by device, all copies and shards counted; unknown dimensions count as 1.
 
     Args:
         graph: the folded graph, placed.
         variables: those that the graph has.
         devices: one per replica.
+        split: how variables are cut that are split over the replicas.
     """
     found = dict.fromkeys(devices, 0)
-    for variable in variables.values():
+    for name, variable in variables.items():
         node = graph.nodes.get(variable.handle)
         if node is None:
             continue
-        for device in devices if node.span != ONCE else (node.device,):
-            found[device] = found.get(device, 0) + variable.nbytes
+        sizes = split[name].sizes if name in split else ()
+        for replica, device in enumerate(devices if node.span != ONCE else (node.device,)):
+            part = variable.nbytes // sum(sizes) * sizes[replica] if sizes else variable.nbytes
+            found[device] = found.get(device, 0) + part
     return found

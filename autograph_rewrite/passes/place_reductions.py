@@ -10,7 +10,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
-from autograph_rewrite.ops.facts.symbolic_dims import Dim
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, shards_of
 from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -26,6 +26,8 @@ def _place(rewrite: Rewrite) -> None:
     state, crosses = rewrite.get(Propagation), bool(plan.homes) and len(plan.processes) > 1
     fixed = varying_values.read_with_own(state)
     reduced = reduction_placement.place_reductions(state, outputs, unconditionally=crosses)
+    if plan.microbatches > 1:
+        reduced |= _added_up_over_shards(state)
     reduced = by_shards({value for value in reduced if value.node not in fixed}, outputs)
     if reduced:
         state = revise(state, reduced=reduced)
@@ -39,6 +41,16 @@ def _place(rewrite: Rewrite) -> None:
         state = revise(state)
         state = revise(state, reduced=[graph.nodes[name].output() for name in copies])
     rewrite.put(state)
+
+
+def _added_up_over_shards(state: Propagation) -> set[Value]:
+    """Return the contributions that replicas make of shards of variables: once, and not for each micro-batch."""
+    return {
+        node.output(index)
+        for node, made in state.transfers.items()
+        for index, fact in enumerate(made.outputs)
+        if fact.placement.is_partial and any(shards_of(one.split_size) for one in made.inputs)
+    }
 
 
 def _share_a_device(plan: Plan) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
-from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
+from autograph_rewrite.analysis.propagate import NOTHING_GIVEN, Propagation, Stated, propagate, revise
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
 from autograph_rewrite.ir.graph import Graph, Value
@@ -17,6 +17,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.localize.localize_indices import mark_dynamic_partitions
+from autograph_rewrite.passes.variable_sharding.residence import Residences
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch import batch_values
 
@@ -35,7 +36,8 @@ def take_placements_as_given(rewrite: Rewrite) -> None:
 def _propagated(rewrite: Rewrite) -> Propagation:
     mark_dynamic_partitions(rewrite.graph)
     batch, static = batch_values(rewrite.graph, rewrite.item, rewrite.plan)
-    return propagate_parts(rewrite.graph, batch, static, rewrite.plan)
+    given = rewrite.get(Residences).facts if rewrite.has(Residences) else {}
+    return propagate_parts(rewrite.graph, batch, static, rewrite.plan, given)
 
 
 PROPAGATE = Pass("propagate", _propagate, gives=(Propagation,))
@@ -51,7 +53,9 @@ PROPAGATE = Pass("propagate", _propagate, gives=(Propagation,))
 # (`runtime.engine.batch_sizes`), so nothing that one device takes may be made to meet for want of a reason.
 
 
-def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan) -> Propagation:
+def propagate_parts(
+    graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan, given: Stated = NOTHING_GIVEN
+) -> Propagation:
     """Propagate placements, with segments where there may be some.
 
     Args:
@@ -62,12 +66,12 @@ def propagate_parts(graph: Graph, batch: Mapping[Value, int], static: int | None
     """
     may_be = _are_possible(plan) and any(has(node.op, "concatenates") for node in graph)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, Extent(units=static), segments=may_be)
-    joined = propagate(graph, batch, semantics)
+    joined = propagate(graph, batch, semantics, given=given)
     if not may_be or len(batch) == 1 or static is not None or len(plan.processes) > 1:
         return joined
     if not any(fact.is_segmented for fact in joined.facts.values()):
         return joined
-    apart = propagate(graph, batch, semantics._replace(segments=False))
+    apart = propagate(graph, batch, semantics._replace(segments=False), given=given)
     return joined if _groups(joined) == _groups(apart) or _is_cut_in_equal_parts(joined) else apart
 
 

@@ -10,6 +10,7 @@ What is refused is refused before the graph is edited, all of it at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from autograph_rewrite.resolve.buckets import when_run
 from autograph_rewrite.resolve.wire_types import may_change
 from autograph_rewrite.training_graph import TrainingGraph
 
+_PART = re.compile(r"/part_\d+$")
+
 
 def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: TrainingGraph) -> Plan:
     """Return the given plan if it has edges, and they can be carried out on this graph; else the one just resolved.
@@ -43,11 +46,30 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
     """
     if not given.edges:
         return resolved
+    given = with_shards_as_one(given, resolved, item)
     _require_the_same_edges(given, resolved)
     verify.require(replace(given, graph_digest=""), item)
     faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
     raise_if_any(faults, error=PlanError, title=given.source.name)
     return given if given.batch in (0, resolved.batch) else _counted(given, resolved)
+
+
+def with_shards_as_one(given: Plan, resolved: Plan, item: TrainingGraph) -> Plan:
+    """Return a plan as it is written today: earlier ones have an edge for each shard of a variable over the replicas.
+
+        earlier   dw/shards:0 of w/part_0, dw/shards:1 of w/part_1      today   dw/block of w, and w/read/whole
+
+    Args:
+        given: by the caller.
+        resolved: the same request, with the edges of this graph.
+        item: whose variables are whole, or parts.
+    """
+    parts = {edge.owner for edge in given.edges if _PART.search(edge.owner)} - item.variables.keys()
+    if not any(_PART.sub("", part) in item.variables for part in parts):
+        return given
+    known = {(edge.value, edge.from_, edge.to, edge.role): edge for edge in given.edges}
+    edges = tuple(known.get((edge.value, edge.from_, edge.to, edge.role), edge) for edge in resolved.edges)
+    return replace(given, edges=edges)
 
 
 def _counted(given: Plan, resolved: Plan) -> Plan:

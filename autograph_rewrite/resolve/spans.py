@@ -12,6 +12,7 @@ from collections.abc import Container
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.traits import has
 
 
@@ -35,6 +36,8 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
     for index, value in enumerate(node._inputs):
         fact = state.facts[value]
         if fact.cell and state.cells.get(fact.cell, fact).placement.differs:
+            return True
+        if fact.placement.differs and fact.dtype == dtypes.RESOURCE:  # each replica has its shard of a variable
             return True
         if (
             fact.placement.differs

@@ -209,4 +209,4 @@ def test_placements_say_what_members_do() -> None:
     assert operation_of(blocks, blocks) is Operation.COPY
     assert operation_of(REPLICATED, PARTIAL) is None
     hops = {hop.operation for row in LOWERINGS.values() for hop in row.hops}
-    assert hops == {Operation.REDUCE, Operation.GATHER}
+    assert hops == {Operation.REDUCE, Operation.GATHER, Operation.SCATTER}

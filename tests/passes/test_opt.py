@@ -22,6 +22,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass, always
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.pass_pipeline import ANALYSIS, PIPELINE
 from autograph_rewrite.passes.selection import select
+from autograph_rewrite.passes.variable_sharding.residence import Residences
 from autograph_rewrite.tools import cli
 from tests.support import text_cases
 
@@ -234,6 +235,8 @@ def test_what_an_analysis_leaves_is_found_again_and_may_be_given(path: Path) -> 
             return
         if rewrite.item.variables != rewrite.request.item.variables or rewrite.job.batch_inputs[0].whole:
             return  # the names by which a configuration knows variables and inputs are others behind these passes
+        if rewrite.has(Residences) and rewrite.get(Residences).of:
+            return  # a text says that a variable is split, and not how large its shards are
         stated = placements_of(rewrite)
         again = normalise(from_printed(text_of(rewrite, full=True), {}))
         assert bool(again.placements) == bool(stated)
@@ -289,6 +292,7 @@ def test_a_selection_keeps_the_order_and_what_each_needs() -> None:
         "eliminate-dead-code",
         "bind-captures",
         "partition-model",
+        "place-variables",
         "mark-replicas",
         "propagate",
     ]

@@ -25,8 +25,17 @@ def test_a_plan_of_an_earlier_version_is_carried_out(name: str) -> None:
     item = ar.GraphItem.load(KEPT / "regression.ar")
     plan = ar.Plan.load(KEPT / name)
     new = ar.rewrite(item, plan)
-    assert new.report.plan.edges == plan.edges
+    parts = [edge for edge in plan.edges if "/part_" in edge.owner]  # what is one variable over the replicas today
+    now = new.report.plan.edges
+    assert [edge for edge in plan.edges if edge in now] == [edge for edge in plan.edges if edge not in parts]
+    assert {edge.owner.partition("/part_")[0] for edge in parts} <= {edge.owner for edge in now}
+    assert parts or now == plan.edges
     assert set(new.variables) >= set(item.variables)
+
+
+def test_a_plan_with_an_edge_for_each_shard_means_the_same() -> None:
+    report = ar.verify(ar.GraphItem.load(KEPT / "regression.ar"), ar.Plan.load(KEPT / "shards.yaml"), steps=2)
+    assert report.ok, str(report)
 
 
 def test_both_forms_of_a_kept_plan_are_one_value() -> None:

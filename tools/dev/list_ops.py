@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ops.rules.base import Rule, whole
 from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, is_open
 from autograph_rewrite.ops.rules.table import FAMILIES, TABLE
@@ -33,12 +34,15 @@ of replicas.
 
 
 def render() -> str:
-    """Return the page."""
-    on_blocks = sum(rule.place is not whole for rule in TABLE.values())
-    parts = [HEAD.format(total=len(TABLE), placed=on_blocks, whole=len(TABLE) - on_blocks)]
+    """Return the page, without the ops that only a graph between two passes has."""
+    table = {op: rule for op, rule in TABLE.items() if op not in OWN}
+    on_blocks = sum(rule.place is not whole for rule in table.values())
+    parts = [HEAD.format(total=len(table), placed=on_blocks, whole=len(table) - on_blocks)]
     for module in FAMILIES:
         family = module.__name__.rpartition(".")[2]
-        rules = {op: rule for op, rule in TABLE.items() if rule.family == family}
+        rules = {op: rule for op, rule in table.items() if rule.family == family}
+        if not rules:
+            continue
         parts.append("\n".join(_section(family, first_sentence(module.__doc__), rules)))
     return "\n".join(parts)
 

@@ -345,7 +345,7 @@ def _attributes(line: _Line, types: Mapping[str, Sequence[int | None]], replicas
         dtype = given[read.output] if read.output < len(given) else None
         if dtype is None:
             raise GraphError(f"the type of '%{read.name}' is not known where it is read", hint="state it on its line")
-        operands += [_Typed(dtype)] * (replicas or 1 if read.select is Select.ALL else 1)
+        operands += [_Typed(dtype)] * (replicas or 1 if read.select is not None and read.select.is_of_many else 1)
     selects = {i: read.select for i, read in enumerate(line.reads) if read.select is not None and not replicas}
     infer(op, operands, raw, selects)
     return raw

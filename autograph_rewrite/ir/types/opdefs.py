@@ -167,8 +167,18 @@ OWN: Mapping[str, OpDef] = {
     RESHARD: _own(
         RESHARD,
         Arg("value", 0, "T", "", "", is_ref=False),
-        {"T": "type", "over": _LIST, "before": "string", "after": "string", "edge": "int"},
+        {
+            "T": "type",
+            "over": _LIST,
+            "before": "string",
+            "after": "string",
+            "edge": "int",
+            "dim": "int",
+            "shards": "list(int)",
+        },
         edge=-1,
+        dim=0,
+        shards=(),
     ),
     REGION: _own(
         REGION,

@@ -223,8 +223,11 @@ def _expanded_inputs(view: View, node: Node) -> list[Value]:
 
 def _taken(view: View, node: Node, index: int) -> int:
     """Return how many instances of an input one instance of a node reads."""
-    if node.selects.get(index) is not Select.ALL or not 0 <= index < len(node._inputs):
+    select = node.selects.get(index)
+    if select is None or not select.is_of_many or not 0 <= index < len(node._inputs):
         return 1
+    if select is not Select.ALL:
+        return view.mesh.count(node._inputs[index].node.span)
     return view.mesh.count(node._inputs[index].node.span) // view.mesh.count(node.span)
 
 
@@ -249,9 +252,11 @@ def _unselected(node: Node) -> Iterator[Fault]:
 
 
 def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
-    if node.span == EACH:
-        yield Fault(f"'{node.name}' runs on each replica, so it cannot select instances", node)
-    for i in node.selects:
+    for i, select in node.selects.items():
+        if select in (Select.EVERY, Select.OWN):
+            continue
+        if node.span == EACH:
+            yield Fault(f"'{node.name}' runs on each replica, so it cannot select instances", node)
         if not 0 <= i < len(node._inputs):
             yield Fault(f"'{node.name}' selects instances of an input {i}, which it does not have", node)
         elif node.span != EACH and not is_rarer(node.span, node._inputs[i].node.span):
@@ -265,7 +270,11 @@ def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
     at = 0
     for i in range(len(node._inputs)):
         count = _taken(view, node, i)
-        if node.selects.get(i) is Select.ALL and not any(at >= start and at + count <= end for start, end in lists):
+        if (
+            i in node.selects
+            and node.selects[i].is_of_many
+            and not any(at >= start and at + count <= end for start, end in lists)
+        ):
             yield Fault(f"'{node.name}' takes all instances as input {i}, where {node.op} has no list", node)
         at += count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autograph_rewrite.ir.claims import segment_rows
+from autograph_rewrite.ir.claims import segment_rows, sizes_of_shards
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim
@@ -56,6 +56,8 @@ class Sizes:
     def _factor(self, factor: str) -> int:
         if rows := segment_rows(factor):
             return sum(rows) * self.block
+        if sizes := sizes_of_shards(factor):
+            return max(sizes)
         if factor.partition("#")[0] == BLOCK:
             return self.block
         return self.batch if factor.partition("#")[0] == "B" else UNKNOWN

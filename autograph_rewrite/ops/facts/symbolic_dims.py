@@ -4,6 +4,8 @@
 replicas. Every other symbol, such as `T:x/1` for an open dimension of x, has one value everywhere: equal symbols are
 equal sizes. Sizes outside this form (b - 1, max(b, 8)) are None: unknown.
 
+`b/3,2` is the size of a shard of a variable: 3 on the first replica, 2 on the second.
+
 `b[1,2]` is the size of a block with segments: rows of a first part, one for each example, then rows of a second, two
 for each. It differs from `3*b`, so that what has other rows never lines up with it; of the whole both are `3*B`.
 """
@@ -15,7 +17,7 @@ from itertools import accumulate, pairwise
 from math import gcd
 from typing import NamedTuple
 
-from autograph_rewrite.ir.claims import SEGMENTS, segment_rows
+from autograph_rewrite.ir.claims import SEGMENTS, SHARDS, segment_rows, sizes_of_shards
 
 LOCAL_MARK = "b"
 BLOCK = "b"
@@ -47,6 +49,16 @@ Dim = int | Sym | None
 def local_symbol(origin: str = "") -> Sym:
     """Return the block size `b`, or a block size of its own for the value named `origin`."""
     return Sym(1, (f"{BLOCK}#{origin}" if origin else BLOCK,))
+
+
+def shard_symbol(sizes: Sequence[int]) -> Sym:
+    """Return the size of a shard, which is one of these: `b/3,2` is 3 on the first replica, and 2 on the second."""
+    return Sym(1, (f"{SHARDS}{','.join(map(str, sizes))}",))
+
+
+def shards_of(dim: Dim) -> tuple[int, ...]:
+    """Return the sizes of the shards that a size counts in, one for each replica; nothing where it counts examples."""
+    return sizes_of_shards(dim.factors[0]) if isinstance(dim, Sym) and len(dim.factors) == 1 else ()
 
 
 def common_symbol(origin: str) -> Sym:
@@ -143,6 +155,8 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
     (mine,) = (f for f in dim.factors if f.startswith(LOCAL_MARK))
     if parts := segment_rows(mine):
         return to_global(Sym(dim.coef * sum(parts), (*rest, BLOCK)), batch)
+    if sizes := sizes_of_shards(mine):
+        return times(dim.coef * sum(sizes), Sym(1, rest)) if rest else dim.coef * sum(sizes)
     if mine == BLOCK and batch is not None:
         return times(dim.coef * batch, Sym(1, rest)) if rest else dim.coef * batch
     return Sym(dim.coef, tuple(sorted((*rest, BATCH + mine[len(BLOCK) :]))))
@@ -245,6 +259,11 @@ def parts(dim: Dim) -> tuple[int, ...]:
 def rows_per_example(dim: Dim) -> int | None:
     """Return how many rows of a block one example has, in all of its segments; None where that is not known."""
     return sum(parts(dim)) or None
+
+
+def rows_of_unit(dim: Dim) -> int | None:
+    """Return how many rows of a block belong to one of the units that it counts: an example, or a row of a shard."""
+    return dim.coef if isinstance(dim, Sym) and shards_of(dim) else rows_per_example(dim)
 
 
 def has_rows_of_each_example(dim: Dim) -> bool:

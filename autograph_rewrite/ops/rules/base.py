@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Extent, Fact, Placement, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, rows_per_example, segments
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, rows_per_example, segments, shards_of
 from autograph_rewrite.ops.facts.windows import Halo
 
 OF_BLOCK = "_of_block"
@@ -112,18 +112,22 @@ class LocalEntry(NamedTuple):
 class Slice(NamedTuple):
     """A want of a replicated input: this replica's block of `dim`; one example covers `unit` rows of it.
 
-    Where it has `segments`, one example covers so many rows of each, and `unit` is the sum. With a `halo` the input may
-    be cut like that already; rows of neighbouring blocks are read with it.
+    Where it has `shards`, the block is the shard of a variable, with `unit` rows for each of the shard's. Where it has
+    `segments`, one example covers so many rows of each, and `unit` is the sum. With a `halo` the input may be cut like
+    that already; rows of neighbouring blocks are read with it.
     """
 
     dim: int
     unit: int
     segments: tuple[int, ...] = ()
     halo: Halo | None = None
+    shards: tuple[int, ...] = ()
 
 
 def block_of(dim: int, size: Dim) -> Slice | None:
     """Return the want of the block of a replicated input; None where the rows of each example are not known."""
+    if isinstance(size, Sym) and (shards := shards_of(size)):
+        return Slice(dim, size.coef, shards=shards)
     rows = rows_per_example(size)
     return None if rows is None else Slice(dim, rows, segments(size))
 

@@ -26,6 +26,7 @@ from autograph_rewrite.ops.rules import (
     random,
     recurrent,
     reduce,
+    reshards,
     segment,
     side_effects,
     sizes,
@@ -44,6 +45,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     elementwise, ensure_shape, reduce, contraction, layout, concat_split, slicing, sizes, control, variables,
     side_effects, tables, random, layers, convolutions, pooling, quantization, normalization, recurrent,
     gather_scatter, segment, ordering, linalg, images, strings, bitcast, tensor_lists, tensor_arrays, cross_example,
+    reshards,
 )  # fmt: skip
 
 

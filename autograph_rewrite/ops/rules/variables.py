@@ -11,8 +11,8 @@ from __future__ import annotations
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_arguments
 from autograph_rewrite.ops.facts.placement import REPLICATED, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, rows_per_example
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, scalar, whole
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, scalar, whole
 from autograph_rewrite.ops.rules.signature import every
 
 
@@ -27,7 +27,9 @@ def variable_shape(n: Op) -> Shape | None:
 
 
 def _content(n: Op) -> tuple[Shape | None]:
-    return (n.static[0] if n.static[0] is not None else variable_shape(n),)
+    if n.static[0] is not None and not n.placement(0).is_split:
+        return (n.static[0],)
+    return (variable_shape(n),)
 
 
 def _shape_of_shape(n: Op) -> tuple[Shape | None]:
@@ -44,11 +46,16 @@ def _place_read(n: Op) -> Placed:
     return Placed((n.placement(0),)) if n.placement(0).is_split else whole(n)
 
 
+def _place_question(n: Op) -> Placed:
+    """All devices have a value, or none: each asks for its own block."""
+    return Placed((REPLICATED,) * len(n.output_dtypes))
+
+
 def _place_update(n: Op) -> Placed:
     """Each device updates its block; what has the variable's shape is cut like it, all else is common."""
     held = n.inputs[0]
-    rows = rows_per_example(held.split_size)
-    if not held.placement.is_split or rows is None:
+    block = block_of(held.placement.dim, held.split_size)
+    if not held.placement.is_split or block is None:
         return whole(n)
     dense = set(dense_arguments(n.op))
     wanted: dict[int, Reshard] = {}
@@ -58,7 +65,7 @@ def _place_update(n: Op) -> Placed:
         if i not in dense:
             wanted |= {i: REPLICATED} if fact.placement.differs else {}
         elif fact.placement != held.placement or not are_same(fact.split_size, held.split_size):
-            wanted[i] = Slice(held.placement.dim, rows)
+            wanted[i] = block
     return Placed((REPLICATED,) * len(n.output_dtypes), wanted)
 
 
@@ -68,7 +75,7 @@ RULES: dict[str, Rule] = {
     "VarHandleOp": Rule(whole, _handle),
     "ReadVariableOp": Rule(_place_read, _content),
     "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
-    "VarIsInitializedOp": Rule(whole, scalar),
+    "VarIsInitializedOp": Rule(_place_question, scalar),
     "ResourceCountUpTo": Rule(whole, scalar),
     **every(
         UPDATE,

@@ -6,13 +6,17 @@ value runs once, and so does what is done with it before the exchange. A builder
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import ONCE, Span
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
 
 
@@ -94,6 +98,20 @@ class FoldedBuilder:
         count = self.rewrite.taken(ONCE, value.node.span)
         return replace(self, span=ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
+    def from_all(self, op: str, value: Value, *others: Value, what: str, select: Select, **attrs: Any) -> Value:
+        """Add a node on every device that reads what all devices hold; return its first output.
+
+        Args:
+            op: op type, such as AddN or ConcatV2.
+            value: read of all instances, as the op's list.
+            *others: operands behind the list.
+            what: told after the builder's name.
+            select: what it reads of each.
+            **attrs: by name, decoded.
+        """
+        made = Builder(self.rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
+        return made.op(op, value, *others, selects={0: select}, **attrs)
+
     def const(self, content: Any, dtype: int, what: str) -> Value:
         """Add a constant of a type that numpy knows.
 
@@ -103,6 +121,21 @@ class FoldedBuilder:
             what: told after the builder's name.
         """
         return self.rewrite.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
+
+    def of_replicas(self, contents: Sequence[Any], dtype: Any, what: str) -> Value:
+        """Add a constant that differs between replicas.
+
+        Args:
+            contents: one for every replica of the job.
+            dtype: a numpy type.
+            what: told after the builder's name.
+        """
+        rewrite, each = self.rewrite, self.rewrite.plan.replicas_each
+        mine = contents[rewrite.task * each : (rewrite.task + 1) * each]
+        copies = rewrite.mesh.count(self.span) // each
+        raws = PerInstance(tuple(encode("tensor", np.asarray(one, dtype)) for one in mine for _ in range(copies)))
+        made = Builder(rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
+        return made.op("Const", value=raws, dtype=dtypes.from_numpy(np.dtype(dtype)))
 
     def numbers(self, content: Any, what: str) -> Value:
         """Add a constant of int32: axes, sizes, positions."""

@@ -91,7 +91,7 @@ def _as_read(reshard: Reshard | None) -> Read:
     if isinstance(reshard, LocalEntry):
         return Read("entry", reshard.position, 1, reshard.size)
     if isinstance(reshard, Slice):
-        return Read("split", reshard.dim, reshard.unit, None, reshard.segments)
+        return Read("split", reshard.dim, reshard.unit, None, reshard.segments, reshard.shards)
     if reshard == PARTIAL:
         return Read("partial")
     return Read(reshard.kind, reshard.dim)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -362,6 +362,43 @@ class Blocks:
             factor = self._const(f"{what}_unit", per_example)
             self._scaled[key] = self._add(value.node.span, "Mul", f"{what}_rows", [value, factor], {})
         return self._scaled[key]
+
+
+class Shards(Blocks):
+    """The same of the shards of variables, whose sizes are known: one on each replica.
+
+    Args:
+        blocks: of the batch.
+        sizes: in units; some may be 0.
+        keys: of collectives.
+    """
+
+    def __init__(self, rewrite: Rewrite, blocks: Blocks, sizes: tuple[int, ...], keys: Keys) -> None:
+        super().__init__(rewrite, blocks.source, blocks._axis, keys)
+        self._sizes = sizes
+        self.interleaved = False
+
+    @property
+    def static(self) -> int:
+        """The size of the whole."""
+        return sum(self._sizes)
+
+    @property
+    def even(self) -> bool:
+        """Whether all shards are equally long."""
+        return len(set(self._sizes)) == 1
+
+    @cached_property
+    def _limits(self) -> list[int]:
+        return list(accumulate(self._sizes, initial=0))
+
+    def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
+        return self._own(name, [self._limits[i // self._rewrite.micro + offset] for i in range(self._rewrite.replicas)])
+
+    @cached_property
+    def count(self) -> Value:
+        """The size of this replica's shard (scalar, each)."""
+        return self._own("count", [size for size in self._sizes for _ in range(self._rewrite.micro)])
 
 
 # Integers among floating-point numbers: halves of 16 bits, which float32 holds, and adds zeros to, without rounding.

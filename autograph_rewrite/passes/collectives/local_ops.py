@@ -6,18 +6,21 @@ gather   ConcatV2(all(%x), dim)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.ir.mesh import ONCE, Span
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import ONCE, Select, Span
 from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.rules.base import Slice
 from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.names import ROLE_ATTR
 
 """By reduction, the op that does it along an axis."""
@@ -70,6 +73,65 @@ def joined(rewrite: Rewrite, value: Value, dim: int, name: str) -> Value:
     """
     build = FoldedBuilder.of(rewrite, value, name)
     return build.gather("ConcatV2", value, build.numbers(dim, "axis"), what="concat")
+
+
+def gather_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node) -> Value:
+    """Join the blocks of this process's replicas on every device, which reads those of the others.
+
+    Args:
+        value: blocks, one on each replica.
+        block: what each of them is of the whole.
+        node: which asks for it, as often as there is to be a whole; it names the new nodes.
+    """
+    build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
+    axis, count = build.numbers(block.dim, "axis"), rewrite.mesh.count(value.node.span)
+    return build.from_all("ConcatV2", value, axis, what="all_gather", select=Select.EVERY, N=count)
+
+
+def cut_shard(rewrite: Rewrite, whole: Value, block: Slice, node: Node) -> Value:
+    """Return the shard of each replica, of what it has all of.
+
+    Args:
+        block: which is asked for.
+        node: which asks for it, and names the new nodes.
+    """
+    build = FoldedBuilder.of(rewrite, whole, node.name, span=node.span)
+    starts = [block.unit * start for start in accumulate(block.shards, initial=0)]
+    before = [0] * block.dim
+
+    def limits(entries: Sequence[int], what: str) -> Value:
+        return build.of_replicas([[*before, entry] for entry in entries], np.int32, what)
+
+    step = build.numbers([1] * (block.dim + 1), "step")
+    all_before = (1 << block.dim) - 1
+    return build.op(
+        "StridedSlice", whole, limits(starts[:-1], "begin"), limits(starts[1:], "end"), step, what="shard",
+        begin_mask=all_before, end_mask=all_before,
+    )  # fmt: skip
+
+
+def scatter_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node) -> Value:
+    """Let each replica add up its block of what all replicas of this process hold.
+
+    Args:
+        value: contributions, each.
+        block: which is asked for.
+        node: which asks for it, and names the new nodes.
+    """
+    value = reduce_local(rewrite, value, "sum", node.name, span=node.span)  # of its own micro-batches
+    build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
+    sizes = build.numbers([size * block.unit for size in block.shards], "sizes")
+    blocks = build.op(
+        "SplitV", value, sizes, build.numbers(block.dim, "axis"), what="blocks", num_split=len(block.shards)
+    )
+    return build.from_all("AddN", blocks, what="add_n", select=Select.OWN, N=rewrite.mesh.count(node.span))
+
+
+PEERS: Mapping[Operation, Callable[..., Value]] = {
+    Operation.GATHER: gather_among_peers,
+    Operation.SCATTER: scatter_among_peers,
+}
+"""By the operation of a hop among devices of one memory, what emits it."""
 
 
 def transposed(value: Value, order: Sequence[int], build: FoldedBuilder, what: str, operand: str) -> Value:

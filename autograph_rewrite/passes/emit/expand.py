@@ -31,7 +31,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format.serde import frame
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, PerInstance, Select, prefix
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, REPLICA, PerInstance, Select, prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.reshards import unlowered
@@ -86,8 +86,10 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     special: list[list[Node]] = [[] for _ in run.cells]
     alike: list[tuple[list[Node], list[Node]]] = [([], []) for _ in run.cells]
     for node in graph:
-        if node.span != EACH:
-            parts += [_one_by_one(node, instance, run, common, tails) for instance in range(run.mesh.count(node.span))]
+        if node.span != EACH or _reads_every(node):
+            for i in range(run.mesh.count(node.span)):
+                waits = _waits(run, i, common) if node in run.order.roots else {}
+                parts.append(_one_by_one(node, i, run, common, tails, waits.get(node, ())))
         elif node in run.order.roots or node in run.order.sums or _differs(node):
             special[run.cell(node)].append(node)
         else:
@@ -105,6 +107,11 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
         for instances, nodes, records in cells:
             parts.append(_block(_Records(common, nodes, tails, run, waits) if waits else records, instances[i], i))
     return frame(parts, graph)
+
+
+def _reads_every(node: Node) -> bool:
+    """Return whether instances read what all others hold, so that none is like another."""
+    return any(select in (Select.EVERY, Select.OWN) for select in node.selects.values())
 
 
 def _differs(node: Node) -> bool:
@@ -325,8 +332,14 @@ def _device(name: bytes) -> bytes:
     return b"\x22" + wire.varint(len(name)) + name if name else b""
 
 
-def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node], tails: _Tails) -> bytes:
-    """Encode an instance of a node that runs once, or once on each replica; it may read several of others."""
+def _one_by_one(
+    node: Node, instance: int, run: ReplicaLayout, common: set[Node], tails: _Tails, waits: Iterable[str] = ()
+) -> bytes:
+    """Encode an instance of a node that runs once, or once on each replica, or reads several instances of others.
+
+    Args:
+        waits: full names that it waits for besides its controls.
+    """
     if run.micro > 1 and is_running_sum(node):
         return _running_sum(node, instance, run, common)
 
@@ -336,9 +349,12 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
 
     inputs: list[bytes] = []
     for index, value in enumerate(node._inputs):
-        suffix = f":{value.index}".encode() if value.index else b""
-        inputs += [name + suffix for name in read(value.node, node.selects.get(index))]
+        select = node.selects.get(index)
+        output = value.index + (run.mesh.coordinates(node.span, instance)[REPLICA] if select is Select.OWN else 0)
+        suffix = f":{output}".encode() if output else b""
+        inputs += [name + suffix for name in read(value.node, select)]
     controls = [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
+    controls += [b"^" + name.encode() for name in waits]
     if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span == ONCE:
         return in_chunks(node, inputs, controls)
     if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span == ONCE and node.selects:
@@ -346,7 +362,7 @@ def _one_by_one(node: Node, instance: int, run: ReplicaLayout, common: set[Node]
     if node.span == ONCE:
         name, device, tail = node.name, node.device, _of(tails(node, copied=False), 0)
     else:
-        name, device = instance_name(node, instance, common), run.device(node, instance)
+        name, device = instance_name(node, instance, common, run.micro), run.device(node, instance)
         tail = _of(tails(node, copied=True), instance)
     before = b""
     if controls and _is_miscounted(node, len(inputs)):

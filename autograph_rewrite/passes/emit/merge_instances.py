@@ -25,6 +25,7 @@ from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_cod
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
+from autograph_rewrite.passes.variable_sharding.residence import Residences
 
 INSTANCE_SUFFIX = "/instance"
 
@@ -129,6 +130,7 @@ def _run(rewrite: Rewrite) -> None:
     effects = merge_kept(rewrite, reshards, item.keep)
     moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
     name_resources(rewrite)
+    hold_shards(rewrite)
     eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(Merged(frozenset(common), spread, moved))
 
@@ -173,3 +175,14 @@ def name_resources(rewrite: Rewrite) -> None:
         count = rewrite.mesh.count(node.span)
         names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))
+
+
+def hold_shards(rewrite: Rewrite) -> None:
+    """Let the handle on each replica be that of its shard, where variables are split over the replicas."""
+    split = rewrite.get(Residences).of if rewrite.has(Residences) else {}
+    for name, cut in split.items():
+        variable = rewrite.item.variables[name]
+        node = rewrite.graph.nodes.get(variable.handle)
+        if node is not None and node.op == "VarHandleOp":
+            shapes = [encode("shape", cut.shape(variable.shape or (), k)) for k in range(len(cut.sizes))]
+            node.set_raw_attr("shape", PerInstance(tuple(shapes)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +22,26 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited, frames_of
 from autograph_rewrite.ir.format.annotations import placements_text
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PROCESS, REPLICA, SERVER, STAGE, Select, Span, is_rarer
+from autograph_rewrite.ir.mesh import (
+    EACH,
+    MICRO,
+    ONCE,
+    PER_REPLICA,
+    PROCESS,
+    REPLICA,
+    SERVER,
+    STAGE,
+    Select,
+    Span,
+    is_rarer,
+)
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.opdefs import RESHARD
-from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Placement, split
+from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -34,12 +49,12 @@ from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
-from autograph_rewrite.passes.collectives.block_bounds import Blocks
+from autograph_rewrite.passes.collectives.block_bounds import Blocks, Shards
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.reshard.global_sizes import read_early
 from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_for_each
-from autograph_rewrite.plan.parts.lowerings import Medium
+from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch import inputs_behind, measured_input
@@ -88,11 +103,29 @@ def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
     if node.op == "LoopCond":
         return ONCE  # one condition for all replicas
     if differs_by_replica(state, node, rewrite.future_splits):
-        return EACH
+        return PER_REPLICA if rewrite.micro > 1 and _is_of_shards(state, node) else EACH
     if not rewrite.mirrored or is_pinned(node) or SERVER in node.place:
         return ONCE
     is_input = has(node.op, "fed") and node.name not in handles
     return ONCE if is_input else rewrite.common_span
+
+
+def shards_in(fact: Fact) -> tuple[int, ...]:
+    """Return the sizes of the shards that a value is in, or of which it tells sizes; nothing where it is in none."""
+    dims = (fact.split_size,) if fact.placement.is_split else fact.value or ()
+    return next((found for dim in dims if (found := shards_of(dim))), ())
+
+
+def _is_of_shards(state: Propagation, node: Node) -> bool:
+    """Return whether a node works on what a replica has once for all of its micro-batches: shards of variables."""
+    reshards = state.transfers[node].operand_reshards
+    if node.op == RESHARD:
+        return isinstance(reshards.get(0), Slice)
+    if not node.inputs:
+        return node.read_outputs != () and state.facts[node.output()].dtype == dtypes.RESOURCE
+    read = [value for i, value in enumerate(node.inputs) if i not in reshards and state.facts[value].placement.differs]
+    made = any(isinstance(reshard, Slice) and reshard.shards for reshard in reshards.values())
+    return (made or bool(read)) and all(value.node.span == PER_REPLICA for value in read)
 
 
 def _carries(carrier: Node, merge: Node) -> bool:
@@ -160,6 +193,7 @@ class Reshards:
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, Slice, Value], Value] = {}
         self._terms: dict[Value, Value] = {}
+        self._shards: dict[tuple[int, ...], Blocks] = {}
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
         self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
@@ -180,9 +214,44 @@ class Reshards:
             if transferred.constant:
                 constant_size(self._rewrite, node, self._read)
                 continue
+            if node.op == RESHARD:
+                self._place_asked(node)
+                continue
             self._connect(node)
             if (early := read_early(self._rewrite, node)) is not None:
                 self._read_instead(node.output(), early)
+
+    def _place_asked(self, node: Node) -> None:
+        """Let a reshard that a pass has asked for do what propagation has found that it takes."""
+        rewrite, value = self._rewrite, node.inputs[0]
+        state = rewrite.state
+        reshard, fact = state.transfers[node].operand_reshards.get(0), rewrite.fact(value)
+        if reshard is None:  # everybody has the whole already
+            become(node, "Identity", node.inputs, {})
+            self._connect(node)
+            return
+        if isinstance(reshard, Slice):
+            edge = rewrite.edges.get((node.output().name, f"split({reshard.dim})"))
+            scatters = edge is not None and edge.lowered.does(Operation.SCATTER)
+            source = rewrite.current(value) if scatters else self.whole(value, node)
+            conversion = Conversion(
+                value, reshard, PARTIAL if scatters else REPLICATED, self._of_shards(reshard.shards), edge
+            )
+            span = PER_REPLICA if rewrite.micro > 1 else EACH
+        else:
+            edge = rewrite.edges.get((node.output().name, "replicated"))
+            source = rewrite.current(value)
+            conversion = Conversion(value, REPLICATED, fact.placement, self._of_shards(shards_in(fact)), edge)
+            span = span_of_whole(rewrite, conversion)
+            if rewrite.plan.gathers_for_each and all(use.node.span == EACH for use in node.output().uses):
+                span = EACH  # of one gather for all micro-batches, all would wait for the last
+        node.set_input(0, source)
+        node.set_span(span)
+        for key in ("dim", "shards"):
+            node.drop_attr(key)
+        for key, content in self._said(conversion).items():
+            node.set_attr(key, content)
+        self.wanted[node] = conversion
 
     def _read_instead(self, value: Value, new: Value) -> None:
         """Let those that read a value as it is read another one."""
@@ -309,7 +378,9 @@ class Reshards:
             return self._enter(value.node, self.whole(self._entered[value.node], reader))
         if edge is None and value in self._brought and not fact.is_local:
             edge = rewrite.edges.get((self._brought[value].name, "replicated"))
-        conversion = Conversion(value, REPLICATED, fact.placement, self.blocks_at(value.node), edge)
+        shards = shards_in(fact)
+        blocks = self._of_shards(shards) if shards else self.blocks_at(value.node)
+        conversion = Conversion(value, REPLICATED, fact.placement, blocks, edge)
         if fact.is_local:
             return self._add(value, conversion, ONCE)
         with rewrite.at(home_of_edge(rewrite, edge)):
@@ -335,11 +406,15 @@ class Reshards:
         """
         is_input = self.is_of_input(value, reshard)
         blocks = self._measured_on(value) if is_input else self.blocks_at(reader)
+        if reshard.shards:
+            blocks = self._of_shards(reshard.shards)
         key = (value, reshard, blocks.source)
         if key not in self._pieces:
             refuse_container(value, self._rewrite.fact(value), reader)
             whole = value if is_input else self.whole(value, reader)
-            self._pieces[key] = self._add(whole, Conversion(value, reshard, REPLICATED, blocks), EACH)
+            of_replica = reshard.shards and self._rewrite.micro > 1
+            span = PER_REPLICA if of_replica else EACH
+            self._pieces[key] = self._add(whole, Conversion(value, reshard, REPLICATED, blocks), span)
         return self._pieces[key]
 
     def is_of_input(self, value: Value, reshard: Slice) -> bool:
@@ -359,23 +434,29 @@ class Reshards:
         Args:
             source: what it reads: what stands for the value now, or its whole.
         """
+        rewrite = self._rewrite
+        site = Site(f"{conversion.value.node.name}/reshard", span, conversion.value.node)
+        made = rewrite.add(RESHARD, [source], site, attrs=self._said(conversion))
+        made.selects = {}  # it reads all instances along the axes that it is over
+        self.wanted[made] = conversion
+        return made.output()
+
+    def _said(self, conversion: Conversion) -> dict[str, Any]:
+        """Return the attributes of the `ar.reshard` of a conversion."""
         rewrite, edge = self._rewrite, conversion.edge
         over = [MICRO, REPLICA] if rewrite.micro > 1 else [REPLICA]  # which cut the same examples
         before, after = (
             placements_text(one, tuple((axis, one) for axis in over[:-1] if one != REPLICATED))
             for one in (conversion.before, conversion.after)
         )
-        attrs = {
-            "over": over,
-            "before": before,
-            "after": after,
-            "edge": -1 if edge is None else self._place_of_edge[edge.value, edge.to],
-        }
-        site = Site(f"{conversion.value.node.name}/reshard", span, conversion.value.node)
-        made = rewrite.add(RESHARD, [source], site, attrs=attrs)
-        made.selects = {}  # it reads all instances along the axes that it is over
-        self.wanted[made] = conversion
-        return made.output()
+        place = -1 if edge is None else self._place_of_edge[edge.value, edge.to]
+        return {"over": over, "before": before, "after": after, "edge": place}
+
+    def _of_shards(self, sizes: tuple[int, ...]) -> Blocks:
+        """Return the blocks of variables that are in shards of these sizes."""
+        if sizes not in self._shards:
+            self._shards[sizes] = Shards(self._rewrite, self._blocks, sizes, self._keys)
+        return self._shards[sizes]
 
     def blocks_at(self, node: Node) -> Blocks:
         """Return the blocks by which a node goes: those of a batch input that it depends on, and whose size it has."""

@@ -22,7 +22,7 @@ from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
-from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example, segments
+from autograph_rewrite.ops.facts.symbolic_dims import rows_of_unit, rows_per_example, segments
 from autograph_rewrite.ops.rules.base import LocalEntry, Slice
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -43,6 +43,7 @@ from autograph_rewrite.passes.collectives.all_reduce import (
 from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.local_ops import PEERS, cut_shard
 from autograph_rewrite.passes.collectives.wire_values import Packing, cast
 from autograph_rewrite.passes.compression.compress import reduce_compressed
 from autograph_rewrite.passes.reshard.global_sizes import global_size
@@ -96,7 +97,9 @@ class LoweredReshards:
         placement = rewrite.converted.pop(old, None)
         if placement is not None and new not in rewrite.state.facts:
             rewrite.converted[new] = placement
-        if old in rewrite.originals:
+        if old in rewrite.state.facts:  # a pass had asked for it before placements were found
+            rewrite.take_place(old, new)
+        elif old in rewrite.originals:
             rewrite.take_place(rewrite.originals[old], new)
         rewrite.replace(old, new)
         for user in node.control_users:
@@ -111,6 +114,15 @@ class LoweredReshards:
         fact, exchange = rewrite.fact(value), Exchange(rewrite, self._keys, asked.edge)
         if isinstance(asked.wanted, LocalEntry):
             return local_entry(rewrite, value, asked.wanted, asked.blocks)
+        if node.controls:
+            build = FoldedBuilder.of(rewrite, source, node.name)
+            source = build.op("Identity", source, what="awaited", controls=node.controls)
+        if asked.edge is not None and asked.edge.lowered.is_among_peers:
+            (hop,) = asked.edge.lowered.hops
+            block = asked.wanted if isinstance(asked.wanted, Slice) else Slice(fact.placement.dim, 1)
+            return PEERS[hop.operation](rewrite, source, block, node)
+        if isinstance(asked.wanted, Slice) and asked.wanted.shards:
+            return cut_shard(rewrite, source, asked.wanted, node)
         if isinstance(asked.wanted, Slice):
             block = self._piece(source, value, asked.wanted, asked.blocks)
             rewrite.slices[block] = source
@@ -135,7 +147,7 @@ class LoweredReshards:
         """
         edge = exchange.edge
         if not fact.placement.is_partial:
-            joined = all_gather(exchange, source, Blocked(fact, blocks, rows_per_example(fact.split_size)))
+            joined = all_gather(exchange, source, Blocked(fact, blocks, rows_of_unit(fact.split_size)))
             parts = segments(fact.split_size)
             return in_order(self._rewrite, joined, parts, fact.placement.dim, blocks) if parts else joined
         if edge is not None and edge.bucket:

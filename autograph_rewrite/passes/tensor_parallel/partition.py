@@ -47,8 +47,9 @@ from autograph_rewrite.passes.tensor_parallel.placements import (
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
+from autograph_rewrite.passes.variable_sharding.residence import step_of
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
-from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards, step_of
+from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE

@@ -105,7 +105,7 @@ def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set
     for node in state.order:
         if node.op == "ReadVariableOp" and (member := shares.member(node)) is not None:
             shares.facts[node.output()] = _cut(node.output(), member)
-        elif node in behind and node not in before and node not in state.looped and _is_local(node):
+        elif node in behind and node not in before and node not in state.looped and is_of_updates(node):
             _visit(shares, node)
         for value in node.read_outputs:
             if value in shares.gradients:
@@ -148,7 +148,8 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
     return list(found)
 
 
-def _is_local(node: Node) -> bool:
+def is_of_updates(node: Node) -> bool:
+    """Return whether an op is worth cutting in an update."""
     rule = rule_of(node.op)
     return rule is not None and rule.family in FAMILIES and not node.attr(WHOLE, False)
 

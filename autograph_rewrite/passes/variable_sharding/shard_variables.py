@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
-from autograph_rewrite.analysis.variable_uses import obstacle, variable_uses
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -28,6 +25,7 @@ from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
 from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_on_use
+from autograph_rewrite.passes.variable_sharding.residence import Chosen, owners_of, placeable, step_of
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.notes import stays_whole
@@ -38,7 +36,9 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 PASS = "shard-variables"
 
 
-def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
+def shard_variables_of(
+    graph: Graph, item: TrainingGraph, plan: Plan, placed: Collection[str] = ()
+) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
     """Cut the variables of which the plan wants it.
 
     Returns the item and the request with shards instead of them, and which of them are gathered where they are used.
@@ -46,17 +46,18 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
+        placed: the variables that stay one node (`passes.variable_sharding.residence`).
 
     Raises:
         GraphError: a variable cannot be cut.
     """
-    cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
+    cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded) and name not in placed}
     if not cuts:
         return item, plan, GatheredOnUse()
     read = read_before_loops(graph, item, cuts)
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
-    owners, whole = _owners(item, state, step, cuts)
+    owners, whole = owners_of(item, state, step, cuts)
     read += read_before_loops(graph, item, [name for name in owners if name not in cuts])
     write_whole_values(graph, item, owners)
     said = [GATHERED.format(*one) for one in read] + [stays_whole(*one) for one in whole.items()]
@@ -113,7 +114,7 @@ def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Ma
         step: the nodes that one step runs.
         cut: the dimension of each variable that is cut, by name.
     """
-    owners = _owners(item, state, step, cut).of
+    owners = owners_of(item, state, step, cut).of
     return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
@@ -131,37 +132,6 @@ def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value
         else:
             found.add(value)
     return found
-
-
-def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
-    """Return the nodes that one step runs."""
-    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
-    return ancestors([*roots, *(value.node for value in graph.anchors.values())])
-
-
-class _Owners(NamedTuple):
-    """Whose request says how a variable is cut.
-
-    Attributes:
-        of: by name: itself, or the variable that it is a slot of.
-        whole: the slots that cannot be cut, each with the reason.
-    """
-
-    of: dict[str, str]
-    whole: dict[str, str]
-
-
-def _owners(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> _Owners:
-    found, whole = {name: name for name in asked}, {}
-    for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
-        if use.owner is None:
-            continue
-        # A slot that a loop writes stays whole: the update of each shard takes its rows of it.
-        if (hindered := obstacle(use.handle, rewritten=True)) is not None:
-            whole[name] = hindered.reason
-        else:
-            found[name] = use.owner
-    return _Owners({name: found[name] for name in item.variables if name in found}, whole)
 
 
 def _by_sizes(cuts: Mapping[str, Sharded]) -> dict[tuple[int, ...], list[str]]:
@@ -190,10 +160,19 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
     return replace(plan, variables=tuple(requests))
 
 
+def _placed(rewrite: Rewrite) -> dict[str, Sharded]:
+    graph, item = rewrite.graph, rewrite.item
+    cuts = {name: one for name, one in rewrite.plan.residences.items() if isinstance(one, Sharded)}
+    owners = owners_of(item, propagate(graph, {}, Semantics()), step_of(graph, item), cuts).of
+    return placeable(item, graph, rewrite.plan, owners, cuts)
+
+
 def _shard(rewrite: Rewrite) -> None:
     """Shard variables, their slots and their updates."""
     known = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else rewrite.item.variables
-    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
+    placed = _placed(rewrite)
+    rewrite.put(Chosen(placed))
+    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan, placed)
     rewrite.put(gathered)
     rewrite.put(WholeVariables(in_pieces(known, item.variables)))  # the model axis may have cut others
     rewrite.item = replace(item, variables=shard_variables(item.variables))

@@ -80,13 +80,15 @@ def operation_of(before: Placement, after: Placement) -> Operation | None:
 class Medium(Enum):
     """What carries values between members.
 
-    OPS are ordinary ops on the first device. COLLECTIVE: members wait for each other, found by keys. In a job with
+    OPS are ordinary ops on the first device; PEERS are ordinary ops on every device of a process, which read what the
+    others hold. COLLECTIVE: members wait for each other, found by keys. In a job with
     servers everything crosses through stores, of which worker 0 takes for all: an ACCUMULATOR adds what is pushed to
     it, a QUEUE per process keeps it as it is. (The steps of collectives have one number in all processes, and
     TensorFlow ends all calls of that number once one process is done.)
     """
 
     OPS = "ops"
+    PEERS = "peers"
     COLLECTIVE = "collective"
     ACCUMULATOR = "accumulator"
     QUEUE = "queue"
@@ -166,9 +168,14 @@ class Lowering:
         return bool(self.hops) and all(hop.medium is Medium.OPS for hop in self.hops)
 
     @property
+    def is_among_peers(self) -> bool:
+        """Whether ordinary ops do it on every device, which read what the others hold."""
+        return any(hop.medium is Medium.PEERS for hop in self.hops)
+
+    @property
     def is_everywhere(self) -> bool:
         """Whether every replica gets the result, and not only the first device of each process."""
-        return any(is_among_replicas(hop) for hop in self.hops)
+        return any(is_among_replicas(hop) or hop.medium is Medium.PEERS for hop in self.hops)
 
 
 def _table(rows: Iterable[Lowering]) -> Mapping[str, Lowering]:
@@ -200,6 +207,18 @@ LOWERINGS = _table(
             "the replicas' blocks in replica order, made on the first device",
             (_GATHER_IN_PROCESS,),
             instead_of=("collective_gather", "micro_gather"),
+        ),
+        Lowering(
+            "all_gather",
+            "the replicas' blocks in replica order, joined on every device, which reads those of the others",
+            (Hop(Operation.GATHER, IN_PROCESS, Medium.PEERS),),
+            instead_of=("collective_gather",),
+        ),
+        Lowering(
+            "reduce_scatter",
+            "each replica's own block of the sum, which it makes of the blocks that all hold",
+            (Hop(Operation.SCATTER, IN_PROCESS, Medium.PEERS),),
+            sums=True,
         ),
         Lowering("slice", "each replica's own block of a value that it holds"),
         Lowering("zeros", "the value on the first replica, zeros elsewhere: a sum of one term"),

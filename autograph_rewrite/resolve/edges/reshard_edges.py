@@ -22,12 +22,13 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
+from autograph_rewrite.ir.types.opdefs import RESHARD
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_per_example
+from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_of_unit, rows_per_example, shards_of, to_global
 from autograph_rewrite.ops.rules import random
-from autograph_rewrite.ops.rules.base import LocalEntry, Slice
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.plan.parts import collective_keys
@@ -143,6 +144,9 @@ class _Edges:
         """Add the edges of what a node reads."""
         state = self.state
         operand_reshards = state.transfers[node].operand_reshards
+        if node.op == RESHARD:
+            self.add_asked(node, operand_reshards.get(0))
+            return
         for index, value in enumerate(node.inputs):
             reshard = operand_reshards.get(index)
             reason = f"{node.op} '{node.name}' reads it"
@@ -159,6 +163,28 @@ class _Edges:
                 self.add(value, "partial(sum)", reason)
             elif self.is_spread(value):
                 self.add(value, "replicated", reason)
+
+    def add_asked(self, node: Node, reshard: Reshard | None) -> None:
+        """Add the edge of what a pass has asked for, under the name of what is made."""
+        value, made, state = node.inputs[0], node.output(), self.state
+        reader = next((use.node for use in made.uses), None)
+        reason = f"{reader.op} '{reader.name}' reads it" if reader is not None else OUTPUT
+        if reshard is None:
+            if value in state.reduced and state.source(value).placement.differs:
+                self.add(value, "replicated", reason)
+            return
+        if not isinstance(reshard, Slice):
+            if self.is_spread(value):
+                edge = self._edge(value, "replicated", reason)
+                owner = self.owners.read_by(value) or edge.owner
+                self.found[made.name, "replicated"] = replace(edge, value=made.name, owner=owner)
+            return
+        target, scatters = f"split({reshard.dim})", is_scattered(self.plan, state, value)
+        if self.is_spread(value) and not scatters:
+            self.add(value, "replicated", reason)
+        owner = self.owners.of(value)
+        edge = replace(self._edge(value, target, reason), value=made.name, owner=owner)
+        self.found[made.name, target] = replace(edge, lowering="reduce_scatter") if scatters else edge
 
     def pad(self, padded: Mapping[str, tuple[int, ...]]) -> None:
         """Let processes tell each other how long outputs are, before they gather them."""
@@ -197,6 +223,23 @@ class _Edges:
             bytes=sent_bytes(state, value, self.sizes),
             reason=reason,
         )
+
+
+def is_scattered(plan: Plan, state: Propagation, value: Value) -> bool:
+    """Return whether each replica makes its shard of a sum, so that nobody makes all of it."""
+    fact = state.source(value)
+    if fact.placement != PARTIAL or not _reads_peers(plan) or value in state.graph.anchors.values():
+        return False
+    owner_compresses = plan.compresses
+    return not owner_compresses and all(
+        use.node.op == RESHARD and isinstance(state.transfers[use.node].operand_reshards.get(0), Slice)
+        for use in value.uses
+    )
+
+
+def _reads_peers(plan: Plan) -> bool:
+    """Return whether devices share a memory: there ordinary ops that read from all cost less than collectives."""
+    return len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
 
 
 def _on_logical_devices(
@@ -393,13 +436,19 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
         if mirrored and wire in wire_types.COLLECTIVE_TYPES and not _is_hierarchical(plan, options):
             return "micro_reduce" if plan.microbatches > 1 else "collective_reduce"
         return by_hosts(plan, fact)
+    if mirrored and _gathers_shards(plan, fact):
+        return "all_gather"
     if (
         mirrored
         and plan.microbatches == 1
-        and can_gather_collectively(fact, rows_per_example(fact.split_size), plan.devices)
+        and can_gather_collectively(fact, rows_of_unit(fact.split_size), plan.devices)
     ):
         return "collective_gather"
     return "host_gather" if crosses else "concat"
+
+
+def _gathers_shards(plan: Plan, fact: Fact) -> bool:
+    return bool(shards_of(fact.split_size)) and _reads_peers(plan)
 
 
 def _is_hierarchical(plan: Plan, options: Options) -> bool:
@@ -447,6 +496,12 @@ class Owners:
         if not sparse and not fact.shape:
             return STEP if fact.shape == () and not self._scalar_variables() else self._search(value, fact.shape, False)
         return self._search(value, fact.shape, sparse)
+
+    def read_by(self, value: Value) -> str | None:
+        """Return the variable that a value is read from, None where that is none."""
+        node = value.node
+        found = self._by_handle.get(handle_node(node.inputs[0]).name) if has(node.op, "reads_whole") else None
+        return None if found is None else found.name
 
     def _scalar_variables(self) -> bool:
         return any(variable.shape == () and variable.trainable is not False for variable in self._by_handle.values())
@@ -497,7 +552,8 @@ class Owners:
             return fact.shape is None or len(fact.shape) >= 1
         if fact.shape is None or shape is None:
             return True
-        return fact.shape == shape or _elements(fact.shape) == _elements(shape)
+        mine = tuple(to_global(dim, None) if shards_of(dim) else dim for dim in fact.shape)
+        return mine == shape or _elements(mine) == _elements(shape)
 
 
 def _mixes_rows(node: Node) -> bool:

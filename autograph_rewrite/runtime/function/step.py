@@ -545,7 +545,11 @@ class BoundCaptures:
         self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, is_compared: Callable[[str], bool]
     ) -> None:
         self._item, self._mirrors = item, mirrors
-        self._captured = [(capture, instances_of(item, capture.node)) for capture in binding.captures]
+        in_shards = {name for name, variable in item.variables.items() if variable.shards is not None}
+        self._captured = [
+            (capture, (capture.node,) if capture.name in in_shards else instances_of(item, capture.node))
+            for capture in binding.captures
+        ]
         self._copied = {
             names[0]: mirrors.of(capture.value, *kind_of(item, capture.name))
             for capture, names in self._captured

@@ -13,7 +13,8 @@ import pytest
 
 from autograph_rewrite.passes.collectives.all_gather import GATHER
 from autograph_rewrite.passes.collectives.all_reduce import REDUCE
-from autograph_rewrite.plan.parts.lowerings import ACROSS, LOWERINGS, Lowering, Operation, lowering
+from autograph_rewrite.passes.collectives.local_ops import PEERS
+from autograph_rewrite.plan.parts.lowerings import ACROSS, LOWERINGS, Lowering, Medium, Operation, lowering
 from tests.support.paths import ROOT
 
 CASE = """# output loss = %loss
@@ -49,12 +50,17 @@ print("stack_sum" in str(simulated.trace()), "tensorflow" in sys.modules)
 @pytest.mark.parametrize("row", LOWERINGS.values(), ids=lambda row: row.name)
 def test_every_hop_has_what_emits_it(row: Lowering) -> None:
     emitters = {Operation.REDUCE: REDUCE, Operation.GATHER: GATHER}
-    assert all((hop.medium, hop.algorithm) in emitters[hop.operation] for hop in row.hops)
+    for hop in row.hops:
+        if hop.medium is Medium.PEERS:
+            assert hop.operation in PEERS
+        else:
+            assert (hop.medium, hop.algorithm) in emitters[hop.operation]
 
 
 def test_what_is_asked_of_a_lowering_follows_from_its_hops() -> None:
     shots = {"one_shot_reduce", "micro_one_shot"}
     everywhere = {"collective_reduce", "collective_gather", "micro_reduce", "micro_gather", *shots}
+    peers = {"all_gather", "reduce_scatter"}
     between = {"host_reduce", "host_gather", "host_one_shot"}
     assert {row.name for row in LOWERINGS.values() if row.is_collective} == everywhere | between
     assert {row.name for row in LOWERINGS.values() if row.is_stored} == {
@@ -63,11 +69,13 @@ def test_what_is_asked_of_a_lowering_follows_from_its_hops() -> None:
         "server_gather",
     }
     assert {row.name for row in LOWERINGS.values() if row.is_local} == {"add_n", "fold", "concat"}
-    assert {row.name for row in LOWERINGS.values() if row.is_everywhere} == everywhere
+    assert {row.name for row in LOWERINGS.values() if row.is_everywhere} == everywhere | peers
+    assert {row.name for row in LOWERINGS.values() if row.is_among_peers} == peers
     assert {row.name for row in LOWERINGS.values() if not row.hops} == {"slice", "zeros", "local_size", "global_size"}
     for row in LOWERINGS.values():
         assert row.crosses == any(hop.over == ACROSS for hop in row.hops)
-        assert not row.hops or row.does(Operation.REDUCE) != row.does(Operation.GATHER)
+        done = [row.does(one) for one in (Operation.REDUCE, Operation.GATHER, Operation.SCATTER)]
+        assert not row.hops or sum(done) == 1
 
 
 def test_a_name_that_is_no_lowering_has_no_hops() -> None:

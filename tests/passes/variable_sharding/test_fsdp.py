@@ -13,8 +13,8 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.diagnostics import amounts
-from autograph_rewrite.passes.reshard import insert_reshards
-from autograph_rewrite.passes.variable_sharding import shard_variables
+from autograph_rewrite.passes.variable_sharding import residence
+from autograph_rewrite.plan.plan import Plan
 from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
 from tests.matrix.run import compare, distributed, truth
@@ -164,7 +164,7 @@ def test_a_gathered_variable_is_freed_after_the_forward_pass_and_gathered_anew(m
         assert sum(size for _, size in mine) == 0
         assert sum(size > 0 for _, size in mine) == 2 * LAYERS - 1  # nobody needs the gradient of the input
         assert peak(mine) <= 2 * LAYER_BYTES
-    monkeypatch.setattr(shard_variables, "gather_on_use", lambda graph, handles: 0)
+    monkeypatch.setattr(residence, "gather_on_use", lambda graph, wholes: 0)
     for mine in gathered(ar.rewrite(deep(), over_data(3))).values():  # as it would be otherwise
         assert peak(mine) >= (LAYERS - 1) * LAYER_BYTES
 
@@ -172,9 +172,11 @@ def test_a_gathered_variable_is_freed_after_the_forward_pass_and_gathered_anew(m
 def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_back(monkeypatch: pytest.MonkeyPatch):
     item = deep()
     micro = over_data(3) | {"microbatches": 4}
-    new = ar.rewrite(item, micro)
-    joins = [node.name for node in new.graph if node.op == "ConcatV2" and node.name.endswith("ReadVariableOp/again")]
-    assert len(joins) == LAYERS * 4 * 4  # replicas, micro-batches
+
+    def joins() -> int:
+        return sum(node.name.endswith("/again/all_gather") for node in ar.rewrite(item, micro).graph)
+
+    assert joins() == LAYERS * 4 * 4  # replicas, micro-batches
     feeds = {"x:0": np.random.default_rng(1).normal(size=(2048, WIDTH)).astype("float32")}
 
     def most(config: dict[str, Any]) -> float:
@@ -186,5 +188,5 @@ def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_
     plan = ar.build_plan(item, micro)
     predicted = ar.simulate(item, plan, batch=2048).devices[1]
     assert predicted.peak_bytes - predicted.variable_bytes == pytest.approx(after_another, rel=0.2)
-    monkeypatch.setattr(insert_reshards, "gather_for_each", lambda graph, gathered: None)
-    assert most(micro) > 0.5 * whole  # as it would be otherwise
+    monkeypatch.setattr(Plan, "gathers_for_each", property(lambda plan: False))
+    assert joins() == LAYERS * 4  # as it would be otherwise: all micro-batches would wait for one gather

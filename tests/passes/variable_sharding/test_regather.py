@@ -5,19 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.variable_ops import is_update
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 
-CONFIG = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "FSDP", "variables": "mirrored"}}
+CONFIG = {"cluster": {"workers": ["a:1", "b:1"]}, "strategy": {"name": "FSDP"}}
+BOTH = {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "FSDP", "variables": "mirrored"}}
 SIZE = 6
 
 
-def step_with_gradients_handed_on_together() -> Any:
-    """Return a step like those of Keras' optimizers: all gradients go through one IdentityN."""
+def step_with_gradients_handed_on_together(*, under_a_condition: bool = False) -> Any:
+    """Return a step like those of Keras' optimizers: all gradients go through one IdentityN.
+
+    Args:
+        under_a_condition: whether updates are made in every other step only, as `gradient_accumulation_steps` does.
+    """
     weights = [tf.Variable(np.random.default_rng(i).normal(size=(SIZE, SIZE)), dtype=tf.float64) for i in range(3)]
+    count = tf.Variable(0, dtype=tf.int64)
 
     @tf.function(input_signature=[tf.TensorSpec([None, SIZE], tf.float64)])
     def step(x: Any) -> Any:
@@ -27,8 +34,17 @@ def step_with_gradients_handed_on_together() -> Any:
                 h = tf.tanh(h @ w)
             loss = tf.reduce_sum(tf.square(h))
         gradients = tf.raw_ops.IdentityN(input=tape.gradient(loss, weights))
-        for w, gradient in zip(weights, gradients, strict=True):
-            w.assign_sub(0.1 * gradient)
+
+        def update() -> Any:
+            for w, gradient in zip(weights, gradients, strict=True):
+                w.assign_sub(0.1 * gradient)
+            return tf.constant(True)
+
+        if under_a_condition:
+            tf.cond(count % 2 > 0, update, lambda: tf.constant(False))
+            count.assign_add(1)
+        else:
+            update()
         return loss
 
     return step
@@ -50,13 +66,32 @@ def reached(node: Node) -> set[Node]:
     return seen
 
 
-def test_every_read_of_a_shard_comes_before_its_update() -> None:
-    item = ar.GraphItem.from_function(step_with_gradients_handed_on_together())
-    graph = ar.rewrite(item, CONFIG).graph
+@pytest.mark.parametrize("under_a_condition", [False, True])
+def test_every_read_of_a_shard_comes_before_its_update(under_a_condition: bool) -> None:
+    step = step_with_gradients_handed_on_together(under_a_condition=under_a_condition)
+    item = ar.GraphItem.from_function(step)
+    graph = ar.rewrite(item, CONFIG, task=0).graph
     again = [node for node in graph if node.op == "ReadVariableOp" and "/again" in node.name]
     assert len(again) > 1
     for read in again:
-        handle = read.inputs[0]
-        updates = [use.node for use in handle.uses if is_update(use.node)]
+        updates = [use.node for use in handle_uses(handle_node(read.inputs[0])) if is_update(use.node)]
         assert updates
         assert reached(read).issuperset(updates), read.name
+
+
+def test_what_was_read_before_an_update_under_a_condition_is_not_gathered_after_it() -> None:
+    w = tf.Variable(np.linspace(-1, 1, SIZE * SIZE).reshape(SIZE, SIZE), name="w")
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            before = w.value()
+            h = tf.tanh(x @ before)
+            loss = tf.reduce_sum(h)
+        slope = tape.gradient(loss, w)
+        tf.cond(loss > -1e9, lambda: w.assign_sub(slope), lambda: w.read_value())
+        return tf.reduce_sum((h @ w.read_value()) @ before)
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None, SIZE], tf.float64))
+    assert ar.rewrite(item, BOTH).variables["w"].shards is not None
+    report = ar.verify(item, BOTH)
+    assert report.ok, report

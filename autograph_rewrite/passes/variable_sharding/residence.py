@@ -1,0 +1,304 @@
+"""Where variables live that are split over the replicas: the placement of their handles.
+
+    before   w ──► read ──► MatMul, ..., MatMul                ResourceApplyAdam(w, m, v, dw)
+    after    w: split(0), 3 rows and 2                         dw ──► ar.reshard: split(0) ──► ResourceApplyAdam
+             read: split(0) ──► ar.reshard: replicated ──► MatMul, and once more for the backward part
+
+Propagation finds the rest: a read is where its variable is, an update takes its shard of what it is given, and what an
+optimizer computes element by element is computed of shards. Other parts of a step read the whole. So a variable stays
+one node, and so do its slots and its update, on any number of replicas.
+
+The whole is gathered before each use, and again before a later one, so that it can be freed in between. A reader is
+later if it depends on another reader of the same whole: in training, the backward part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from autograph_rewrite.analysis.propagate import Propagation, propagate
+from autograph_rewrite.analysis.variable_uses import WRITE_ELEMENTS, obstacle, variable_uses
+from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import REPLICA
+from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.value import Use
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, updates_rows
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement, split
+from autograph_rewrite.ops.facts.symbolic_dims import shard_symbol
+from autograph_rewrite.ops.rules.base import Semantics
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.pass_manager import Pass
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops, write_whole_values
+from autograph_rewrite.passes.variable_sharding.shard_propagation import gradients_of, is_of_updates
+from autograph_rewrite.plan.parts import residence
+from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
+
+SUMMED_WHOLE = 1
+"""ZeRO's first stage: gradients are summed whole on every replica, and each cuts its shard of the sum."""
+GATHERED_ON_USE = 3
+"""The third: a variable is whole only where it is used. Before that, it is gathered once in a step."""
+
+
+@dataclass(frozen=True)
+class Residences:
+    """How the variables are cut that are split over the replicas.
+
+    Attributes:
+        of: by name, with a size for each replica, which may be 0.
+        facts: of their handles.
+    """
+
+    of: Mapping[str, Sharded] = field(default_factory=dict)
+    facts: Mapping[Value, Fact] = field(default_factory=dict)
+
+
+def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
+    """Return the nodes that one step runs."""
+    roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
+    return ancestors([*roots, *(value.node for value in graph.anchors.values())])
+
+
+class Owners(NamedTuple):
+    """Whose request says how a variable is cut.
+
+    Attributes:
+        of: by name: itself, or the variable that it is a slot of.
+        whole: the slots that cannot be cut, each with the reason.
+    """
+
+    of: dict[str, str]
+    whole: dict[str, str]
+
+
+def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> Owners:
+    """Find the slots of variables that are asked for, which are cut with them."""
+    found, whole = {name: name for name in asked}, {}
+    for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
+        if use.owner is None:
+            continue
+        # A slot that a loop writes stays whole: the update of each shard takes its rows of it.
+        if (hindered := obstacle(use.handle, rewritten=True)) is not None:
+            whole[name] = hindered.reason
+        else:
+            found[name] = use.owner
+    return Owners({name: found[name] for name in item.variables if name in found}, whole)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How variables are cut that stay one node, slots among them."""
+
+    of: Mapping[str, Sharded]
+
+
+def placeable(
+    item: TrainingGraph, graph: Graph, plan: Plan, owners: Mapping[str, str], cuts: Mapping[str, Sharded]
+) -> dict[str, Sharded]:
+    """Return the variables, slots among them, that can be split over the replicas as one node.
+
+    Args:
+        owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
+        cuts: what is requested.
+    """
+    if len(plan.processes) > 1 or plan.looped or plan.pipeline is not None:
+        return {}
+    if plan.model is not None or plan.local_sgd is not None or plan.policies:
+        return {}
+    groups: dict[str, list[str]] = {}
+    for name, owner in owners.items():
+        groups.setdefault(owner, []).append(name)
+    return {
+        name: cuts[owner]
+        for owner, names in groups.items()
+        if cuts[owner].stage and cuts[owner].servers == plan.devices[: len(cuts[owner].servers)]
+        for name in names
+        if all(_is_plain(graph.nodes[item.variables[one].handle]) for one in names)
+    }
+
+
+def _is_plain(handle: Node) -> bool:
+    """Return whether no use of a variable takes rows of it, or writes some."""
+    uses = {use.node for use in handle_uses(handle)}
+    rows = any(has(node.op, "reads_rows") or (updates_rows(node) and node.op not in WRITE_ELEMENTS) for node in uses)
+    return not rows and obstacle(handle, rewritten=True) is None
+
+
+def place_variables(
+    graph: Graph, item: TrainingGraph, chosen: Mapping[str, Sharded], replicas: int, step: set[Node]
+) -> tuple[Residences, list[str]]:
+    """Ask for the whole of variables, and for shards of gradients, where they are read; return where variables live.
+
+    What is worth saying comes with it.
+
+    Args:
+        graph: edited.
+        chosen: how variables are cut, slots among them.
+        replicas: how many there are.
+        step: the nodes that one step runs.
+    """
+    said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
+    write_whole_values(graph, item, chosen)
+    padded = {
+        name: replace(cut, sizes=(*cut.sizes, *[0] * (replicas - len(cut.sizes)))) for name, cut in chosen.items()
+    }
+    handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
+    asks = _Asks(propagate(graph, {}, Semantics()), step, {node: padded[name] for node, name in handles.items()})
+    asks.for_shards(item.variables, handles)
+    wholes = [whole for node in handles for whole in asks.for_wholes(node)]
+    gather_on_use(graph, wholes)
+    facts = {node.output(): _fact(padded[name], item.variables[name]) for node, name in handles.items()}
+    return Residences(padded, facts), said
+
+
+def _fact(cut: Sharded, variable: Variable) -> Fact:
+    shape = variable.shape or ()
+    return Fact(split(cut.axis), dtypes.RESOURCE, (*shape[: cut.axis], shard_symbol(cut.sizes), *shape[cut.axis + 1 :]))
+
+
+class _Asks:
+    """Adds what asks for the whole of a value, or for shards of it.
+
+    Args:
+        state: placements of the graph in which nothing is split.
+        step: the nodes that one step runs.
+        cuts: the variables, by the node that gives the handle.
+    """
+
+    def __init__(self, state: Propagation, step: set[Node], cuts: Mapping[Node, Sharded]) -> None:
+        self._state, self._cuts = state, cuts
+        updates = [node for node in state.order if node in step and has(node.op, "writes")]
+        self._updates = [node for node in updates if handle_node(node.inputs[0]) in cuts]
+        self._behind = ancestors(updates)
+        self._before: set[Node] = set()
+
+    def for_shards(self, variables: Mapping[str, Variable], handles: Mapping[Node, str]) -> None:
+        """Let updates read shards of the gradients, which arise whole."""
+        found: dict[Value, Sharded] = {}
+        for node in self._updates:
+            handle = handle_node(node.inputs[0])
+            shape = tuple(dim for dim in variables[handles[handle]].shape or () if dim is not None)
+            for value in gradients_of(self._state, node, shape):
+                found.setdefault(value, self._cuts[handle])
+        self._before = ancestors(value.node for value in found)
+        for value, cut in found.items():
+            uses = [use for use in value.uses if self._is_of_update(use.node)]
+            if uses and cut.stage == SUMMED_WHOLE:
+                value = _ask(value, "sum", uses, Placement("partial", op="sum"), REPLICATED)
+            if uses:
+                dim = {"dim": cut.axis, "shards": list(cut.sizes)}
+                _ask(value, "block", uses, REPLICATED, split(cut.axis), **dim)
+
+    def for_wholes(self, handle: Node) -> list[Node]:
+        """Let all but the update read the whole of a variable; return what is gathered on use."""
+        cut, found = self._cuts[handle], []
+        for node, _ in list(handle_uses(handle)):
+            if node.op == "VariableShape":
+                shape = np.asarray(self._state.facts[handle.output()].shape, dtypes.numpy_dtype(node.output_dtypes[0]))
+                become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": shape})
+            elif has(node.op, "reads_whole"):
+                node.drop_attr("_output_shapes")  # that of the whole
+                value, anchors = node.output(), node.graph.anchors.values()
+                uses = [use for use in value.uses if not self._is_of_update(use.node)]
+                if uses or value in anchors:
+                    whole = _ask(value, "whole", uses, split(cut.axis), REPLICATED)
+                    node.graph.move_anchors(value, whole)
+                    found += [whole.node] if cut.stage == GATHERED_ON_USE else []
+        return found
+
+    def _is_of_update(self, node: Node) -> bool:
+        """Return whether a node is a part of an update: it comes after the gradients, and works on elements."""
+        if has(node.op, "writes"):
+            return True
+        inside = node in self._behind and node not in self._before and node not in self._state.looped
+        return inside and is_of_updates(node)
+
+
+def _ask(value: Value, what: str, uses: Iterable[Use], before: Placement, after: Placement, **attrs: Any) -> Value:
+    """Let some uses of a value read it in another placement."""
+    made = Builder.at(value.node).op(
+        RESHARD, value, what=what, over=[REPLICA], before=repr(before), after=repr(after), **attrs
+    )
+    for use in uses:
+        use.node.set_input(use.index, made)
+    return made
+
+
+def gather_on_use(graph: Graph, wholes: Sequence[Node]) -> int:
+    """Delay the gathers of variables until they are used, and give later readers their own; return how many these are.
+
+    What is gathered for a reader waits for the reader's other operands.
+
+    Args:
+        wholes: what gathers.
+    """
+    gathers = set(wholes)
+    readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
+    marks = {node: 1 << i for i, node in enumerate(readers)}
+    before = marks_before(topological_order(graph), marks)
+    count = 0
+    for whole in wholes:
+        uses = whole.output().uses
+        mine = sum({marks[reader] for reader, _ in uses})
+
+        def seen(reader: Node) -> int:
+            return reduce(or_, (before[n] | marks.get(n, 0) for n in _awaited(reader, gathers)), 0)
+
+        later = [use for use in uses if seen(use.node) & mine]
+        for reader, index in later:
+            read, how = whole.inputs[0], {key: whole.attr(key) for key in ("over", "before", "after")}
+            build = Builder(graph, f"{read.node.name}/again", whole)
+            again = build.node(RESHARD, read, controls=_awaited(reader, gathers), **how)
+            gathers.add(again)
+            reader.set_input(index, again.output())
+            count += 1
+        first = {reader for reader, _ in uses} - {reader for reader, _ in later}
+        if len(first) == 1 and not any(value.node is whole for value in graph.anchors.values()):
+            for node in _awaited(first.pop(), gathers):  # with one reader, no cycle can come of it
+                whole.add_control(node)
+    return count
+
+
+def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
+    """Return the nodes that a gather for a reader waits for: operands that are neither always there nor gathered.
+
+    Two variables of which one reader needs the wholes would wait for each other.
+    """
+    nodes = dict.fromkeys(value.node for value in reader.inputs)
+    return [node for node in nodes if node not in gathers and not has(node.op, "constants")]
+
+
+def shards_of(cut: Sharded, handles: Sequence[str], devices: Sequence[str]) -> Shards:
+    """Return how a finished graph holds a variable that is split over the replicas."""
+    return Shards(cut.axis, cut.sizes, tuple(handles), tuple(devices))
+
+
+def _place(rewrite: Rewrite) -> None:
+    """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
+    graph, item, plan = rewrite.graph, rewrite.item, rewrite.plan
+    chosen = rewrite.get(Chosen).of
+    found, said = place_variables(graph, item, chosen, plan.replicas, step_of(graph, item))
+    rewrite.put(found)
+    requests = (
+        residence.placed(one, residence.REPLICATED) if one.name in chosen else one for one in rewrite.plan.variables
+    )
+    rewrite.plan = replace(rewrite.plan, variables=tuple(requests), notes=(*rewrite.plan.notes, *said))
+
+
+def _has_split(rewrite: Rewrite) -> bool:
+    return rewrite.has(Chosen) and bool(rewrite.get(Chosen).of)
+
+
+PLACE_VARIABLES = Pass("place-variables", _place, _has_split, gives=(Residences,))
