@@ -247,9 +247,12 @@ def _stores_of(graph: Graph, edges: Sequence[ShownEdge]) -> Iterator[Meeting]:
 
 def _merges(node: Node) -> bool:
     """Tell whether a pass made this node to put together what two or more replicas made."""
-    if PASS_ATTR not in node.attrs or _INSTANCE.fullmatch(node.name):
+    if PASS_ATTR not in node.attrs:
         return False
-    return len(set(_replicas(node))) > 1
+    made = set(_replicas(node))
+    if _INSTANCE.fullmatch(node.name):  # of a device that reads what the others hold, and not its micro-batches alone
+        made = {replica.partition("/")[0] for replica in made}
+    return len(made) > 1
 
 
 def _replicas(node: Node) -> Iterator[str]:

@@ -228,18 +228,16 @@ class _Edges:
 def is_scattered(plan: Plan, state: Propagation, value: Value) -> bool:
     """Return whether each replica makes its shard of a sum, so that nobody makes all of it."""
     fact = state.source(value)
-    if fact.placement != PARTIAL or not _reads_peers(plan) or value in state.graph.anchors.values():
-        return False
-    owner_compresses = plan.compresses
-    return not owner_compresses and all(
+    is_read_whole = value in state.graph.anchors.values() or plan.compresses
+    return (fact.placement == PARTIAL and _reads_peers(plan) and not is_read_whole) and all(
         use.node.op == RESHARD and isinstance(state.transfers[use.node].operand_reshards.get(0), Slice)
         for use in value.uses
     )
 
 
 def _reads_peers(plan: Plan) -> bool:
-    """Return whether devices share a memory: there ordinary ops that read from all cost less than collectives."""
-    return len(plan.processes) == 1 and all(parse(device).kind == "CPU" for device in plan.devices)
+    """Return whether devices read what the others hold: those of one process, whose shards may lie along any axis."""
+    return len(plan.processes) == 1
 
 
 def _on_logical_devices(
