@@ -250,7 +250,8 @@ def _of_shards(seen: Seen) -> str | None:
     """Return what is wrong with a use of a variable in shards: a read gives the shard, an update takes shards."""
     node, held = seen.node, seen.operands[0]
     if node.op == "VarIsInitializedOp":
-        return None if seen.results[0].kind == "replicated" else f"result 0 is claimed {said(seen.results[0])}"
+        made = seen.results[0]
+        return None if made[:3] == ("partial", 0, "all") else f"result 0 is claimed {said(made)}, of shards one by one"
     if node.op == "ReadVariableOp":
         return _kept(seen, 0, 0)
     dense = variable_ops.dense_inputs(node) if variable_ops.is_update(node) else []

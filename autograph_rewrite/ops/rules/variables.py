@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_arguments
-from autograph_rewrite.ops.facts.placement import REPLICATED, Shape
+from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, scalar, whole
 from autograph_rewrite.ops.rules.signature import every
@@ -47,8 +47,8 @@ def _place_read(n: Op) -> Placed:
 
 
 def _place_question(n: Op) -> Placed:
-    """All devices have a value, or none: each asks for its own block."""
-    return Placed((REPLICATED,) * len(n.output_dtypes))
+    """Each device asks for its own block: all of them have to have a value."""
+    return Placed((Placement("partial", op="all"),)) if n.placement(0).is_split else whole(n)
 
 
 def _place_update(n: Op) -> Placed:

@@ -157,7 +157,7 @@ def place_variables(
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     asks = _Asks(propagate(graph, {}, Semantics()), step, {node: padded[name] for node, name in handles.items()})
     asks.for_shards(item.variables, handles)
-    wholes = [whole for node in handles for whole in asks.for_wholes(node)]
+    wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
     gather_on_use(graph, wholes)
     facts = {node.output(): _fact(padded[name], item.variables[name]) for node, name in handles.items()}
     return Residences(padded, facts), said
@@ -201,12 +201,12 @@ class _Asks:
                 dim = {"dim": cut.axis, "shards": list(cut.sizes)}
                 _ask(value, "block", uses, REPLICATED, split(cut.axis), **dim)
 
-    def for_wholes(self, handle: Node) -> list[Node]:
+    def for_wholes(self, handle: Node, variable: Variable) -> list[Node]:
         """Let all but the update read the whole of a variable; return what is gathered on use."""
         cut, found = self._cuts[handle], []
         for node, _ in list(handle_uses(handle)):
             if node.op == "VariableShape":
-                shape = np.asarray(self._state.facts[handle.output()].shape, dtypes.numpy_dtype(node.output_dtypes[0]))
+                shape = np.asarray(variable.shape, dtypes.numpy_dtype(node.output_dtypes[0]))
                 become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": shape})
             elif has(node.op, "reads_whole"):
                 node.drop_attr("_output_shapes")  # that of the whole

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.passes.variable_sharding import emitter
+from autograph_rewrite.ir.mesh import Select
+from autograph_rewrite.passes.base.builder import FoldedBuilder
 from tests.support.covering import covering
 from tests.support.keras_floats import keras_floats
 from tests.support.sharded_models import MODELS, OPTIMIZERS, batches, compiled, on_one_device, over_data, trained, worst
@@ -146,11 +147,11 @@ def test_the_slots_of_every_keras_optimizer_are_divided(optimizer: str) -> None:
 
 
 def test_a_gradient_that_is_cut_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = emitter.Emitter.pieces
+    made = FoldedBuilder.from_all
 
-    def the_first_only(self: Any, value: Any, axis: int, rows: int = 1) -> Any:
-        return (pieces(self, value, axis, rows)[0],) * len(self.sizes)
+    def the_first_only(self: Any, *given: Any, select: Select, **how: Any) -> Any:
+        return made(self, *given, select=Select.EVERY, **how)
 
-    monkeypatch.setattr(emitter.Emitter, "pieces", the_first_only)
+    monkeypatch.setattr(FoldedBuilder, "from_all", the_first_only)
     wrong = trained("embedding", "accumulated", over_data(3, 2))
     assert worst(wrong, on_one_device("embedding", "accumulated"))[0] > 1e-3
