@@ -1,1 +1,1 @@
-"""Variable sharding: handles, updates, lookups, optimizer slots."""
+"""Variable sharding: where variables live that are split over replicas; parts of all others, their updates and slots."""

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.ir.mesh import Select
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from tests.support.covering import covering
 from tests.support.keras_floats import keras_floats
@@ -147,11 +146,11 @@ def test_the_slots_of_every_keras_optimizer_are_divided(optimizer: str) -> None:
 
 
 def test_a_gradient_that_is_cut_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = FoldedBuilder.from_all
+    made = FoldedBuilder.of_replicas
 
-    def the_first_only(self: Any, *given: Any, select: Select, **how: Any) -> Any:
-        return made(self, *given, select=Select.EVERY, **how)
+    def the_first_only(self: Any, contents: Any, *how: Any) -> Any:
+        return made(self, [contents[0]] * len(contents), *how)
 
-    monkeypatch.setattr(FoldedBuilder, "from_all", the_first_only)
+    monkeypatch.setattr(FoldedBuilder, "of_replicas", the_first_only)
     wrong = trained("embedding", "accumulated", over_data(3, 2))
     assert worst(wrong, on_one_device("embedding", "accumulated"))[0] > 1e-3
