@@ -1,1 +1,1 @@
-"""Variable sharding: where variables live that are split over replicas; parts of all others, their updates and slots."""
+"""Variable sharding: where variables live that are split over replicas; parts of all others, and their updates."""
