@@ -108,8 +108,8 @@ def _made_of_shards(nodes: Iterable[Node], claims: Claims) -> frozenset[str]:
 
 def has_shards(claim: Claim) -> bool:
     """Return whether a value is split as a variable is over the replicas."""
-    dim = claim.shape[claim.dim] if claim.kind == "split" and claim.dim < len(claim.shape or ()) else None
-    return isinstance(dim, tuple) and any(map(sizes_of_shards, dim[1]))
+    sizes = (claim.shape or ())[claim.dim : claim.dim + 1] if claim.kind == "split" else ()
+    return any(isinstance(size, tuple) and any(map(sizes_of_shards, size[1])) for size in sizes)
 
 
 def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Mapping[str, Claim], Mapping[str, int]]:

@@ -119,8 +119,8 @@ class LoweredReshards:
             source = build.op("Identity", source, what="awaited", controls=node.controls)
         if asked.edge is not None and asked.edge.lowered.is_among_peers:
             (hop,) = asked.edge.lowered.hops
-            block = asked.wanted if isinstance(asked.wanted, Slice) else Slice(fact.placement.dim, 1)
-            return PEERS[hop.operation](rewrite, source, block, node)
+            each = asked.wanted if isinstance(asked.wanted, Slice) else Slice(fact.placement.dim, 1)
+            return PEERS[hop.operation](rewrite, source, each, node)
         if isinstance(asked.wanted, Slice) and asked.wanted.shards:
             return cut_shard(rewrite, source, asked.wanted, node)
         if isinstance(asked.wanted, Slice):

@@ -46,11 +46,6 @@ from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
-SUMMED_WHOLE = 1
-"""ZeRO's first stage: gradients are summed whole on every replica, and each cuts its shard of the sum."""
-GATHERED_ON_USE = 3
-"""The third: a variable is whole only where it is used. Before that, it is gathered once in a step."""
-
 
 @dataclass(frozen=True)
 class Residences:
@@ -113,9 +108,7 @@ def placeable(
         owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
         cuts: what is requested.
     """
-    if len(plan.processes) > 1 or plan.looped or plan.pipeline is not None:
-        return {}
-    if plan.model is not None or plan.local_sgd is not None or plan.policies:
+    if len(plan.processes) > 1 or plan.looped or plan.part_devices or plan.local_sgd is not None or plan.policies:
         return {}
     groups: dict[str, list[str]] = {}
     for name, owner in owners.items():
@@ -123,10 +116,27 @@ def placeable(
     return {
         name: cuts[owner]
         for owner, names in groups.items()
-        if cuts[owner].stage and cuts[owner].servers == plan.devices[: len(cuts[owner].servers)]
+        if not cuts[owner].is_on_server and cuts[owner].servers
         for name in names
         if all(_is_plain(graph.nodes[item.variables[one].handle]) for one in names)
     }
+
+
+class Ways(NamedTuple):
+    """What a stage of ZeRO asks for.
+
+    Attributes:
+        sums_whole: gradients are added up whole on every replica, which cuts its shard of the sum (the first).
+        gathers_on_use: a variable is whole only where it is used, and is gathered for each use (the third).
+    """
+
+    sums_whole: bool
+    gathers_on_use: bool
+
+    @classmethod
+    def of(cls, cut: Sharded) -> Ways:
+        """Return those of a variable."""
+        return cls(cut.stage == 1, cut.stage == 3)
 
 
 def _is_plain(handle: Node) -> bool:
@@ -195,7 +205,7 @@ class _Asks:
         self._before = ancestors(value.node for value in found)
         for value, cut in found.items():
             uses = [use for use in value.uses if self._is_of_update(use.node)]
-            if uses and cut.stage == SUMMED_WHOLE:
+            if uses and Ways.of(cut).sums_whole:
                 value = _ask(value, "sum", uses, Placement("partial", op="sum"), REPLICATED)
             if uses:
                 dim = {"dim": cut.axis, "shards": list(cut.sizes)}
@@ -215,7 +225,7 @@ class _Asks:
                 if uses or value in anchors:
                     whole = _ask(value, "whole", uses, split(cut.axis), REPLICATED)
                     node.graph.move_anchors(value, whole)
-                    found += [whole.node] if cut.stage == GATHERED_ON_USE else []
+                    found += [whole.node] if Ways.of(cut).gathers_on_use else []
         return found
 
     def _is_of_update(self, node: Node) -> bool:
