@@ -56,6 +56,8 @@ def text_of(account: Account) -> str:
 
 def _overview(account: Account) -> str:
     where = "one copy of each variable" if account.mode == "shared" else "a copy of each variable per replica"
+    if any(edge.joins_shards for edge in account.edges):
+        where += " that is not split over them"
     parts = f" of {account.micro} micro-batches" if account.micro > 1 else ""
     spent = f" in {account.seconds:.2f} s" if account.seconds is not None else ""
     return (

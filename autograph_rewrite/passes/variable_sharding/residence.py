@@ -44,6 +44,7 @@ from autograph_rewrite.passes.variable_sharding.shard_propagation import gradien
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 
@@ -109,6 +110,8 @@ def placeable(
         cuts: what is requested.
     """
     if len(plan.processes) > 1 or plan.looped or plan.part_devices or plan.local_sgd is not None or plan.policies:
+        return {}
+    if run_devices(plan) != plan.devices:  # replicas that share a memory run on its first device, shards are on all
         return {}
     groups: dict[str, list[str]] = {}
     for name, owner in owners.items():
