@@ -364,7 +364,7 @@ class Blocks:
         return self._scaled[key]
 
 
-class Shards(Blocks):
+class ShardBlocks(Blocks):
     """The same of the shards of variables, whose sizes are known: one on each replica.
 
     Args:

@@ -49,7 +49,7 @@ from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.report import Resolved
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
-from autograph_rewrite.passes.collectives.block_bounds import Blocks, Shards
+from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.reshard.global_sizes import read_early
@@ -455,7 +455,7 @@ class Reshards:
     def _of_shards(self, sizes: tuple[int, ...]) -> Blocks:
         """Return the blocks of variables that are in shards of these sizes."""
         if sizes not in self._shards:
-            self._shards[sizes] = Shards(self._rewrite, self._blocks, sizes, self._keys)
+            self._shards[sizes] = ShardBlocks(self._rewrite, self._blocks, sizes, self._keys)
         return self._shards[sizes]
 
     def blocks_at(self, node: Node) -> Blocks:
