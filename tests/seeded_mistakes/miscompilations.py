@@ -144,7 +144,7 @@ MISCOMPILATIONS: tuple[Miscompilation, ...] = (
     Miscompilation("counted", "own", "shared2", "update_dropped"),
     Miscompilation("counted", "own", "mirrored2", "update_doubled"),
     Miscompilation("counted", "own", "mirrored2", "update_on_first_replica_only"),
-    Miscompilation("ordered_updates", "own", "fsdp2", "shards_swapped"),
+    Miscompilation("ordered_updates", "own", "partitioned_ar2", "shards_swapped"),
     Miscompilation("ordered_updates", "own", "mirrored2", "copy_of_another_replica"),
     Miscompilation("counted", "own", "mirrored2", "sum_dropped"),
     Miscompilation("counted", "own", "shared2", "sum_doubled"),
