@@ -51,6 +51,7 @@ class Shards:
         devices: where they live, in order, of one replica after another where each has its own; empty where every
             replica's device, or the first, has all of them.
         within: how each piece is cut again, None where it is not; empty: none is.
+        elsewhere: the numbers of the pieces of other workers, each of which writes its own.
     """
 
     axis: int
@@ -58,6 +59,7 @@ class Shards:
     handles: tuple[str, ...]
     devices: tuple[str, ...] = ()
     within: tuple[Shards | None, ...] = ()
+    elsewhere: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:

@@ -66,16 +66,16 @@ from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
-from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences, shards_of
+from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.parts.notes import Note
-from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
 from autograph_rewrite.resolve.batch import named_groups, own_inputs
 from autograph_rewrite.resolve.remat.activations import Decision
-from autograph_rewrite.training_graph import EncodedGraph, TrainingGraph, Variable
+from autograph_rewrite.training_graph import EncodedGraph, Shards, TrainingGraph, Variable
 
 ANALYSIS: tuple[Pass, ...] = (
     PROPAGATE,
@@ -250,9 +250,13 @@ def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
     found = dict(variables)
     for name, cut in rewrite.get(Residences).of.items():
         if (node := rewrite.graph.nodes.get(found[name].handle)) is not None:
-            handles = [instance_name(node, i, rewrite.get(Merged).common) for i in range(len(cut.sizes))]
-            shards = shards_of(cut, handles, rewrite.plan.devices)
-            found[name] = replace(found[name], handle=handles[0], shards=shards)
+            each, first = rewrite.plan.replicas_each, rewrite.task * rewrite.plan.replicas_each
+            mine = [instance_name(node, i, rewrite.get(Merged).common) for i in range(each)]
+            handles = [shard_name(node.name, k) for k in range(len(cut.sizes))]
+            handles[first : first + each] = mine
+            others = [k for k in range(len(handles)) if k not in range(first, first + each)]
+            shards = Shards(cut.axis, cut.sizes, tuple(handles), rewrite.plan.devices, elsewhere=tuple(others))
+            found[name] = replace(found[name], handle=mine[0], shards=shards)
     return found
 
 
@@ -276,7 +280,7 @@ def _report(rewrite: Rewrite) -> Report:
         task=rewrite.request.task,
         digests=digest_names(graph),
         homes=rewrite.homes.of,
-        held=held_bytes(graph, item.variables, run_devices(plan, rewrite.task), split_over_replicas(rewrite)),
+        held=held_bytes(rewrite),
         batches=named_groups(rewrite.get(Reshards).groups, item, rewrite.get(Propagation), resolved.shared),
         inexact=resolved.inexact,
         alone=rewrite.get(Alone).own.variables if rewrite.has(Alone) else (),
@@ -320,24 +324,20 @@ def _layout(rewrite: Rewrite) -> Layout:
 # How many bytes of variables each device holds.
 
 
-def held_bytes(
-    graph: Graph, variables: Mapping[str, Variable], devices: Sequence[str], split: Mapping[str, Sharded]
-) -> dict[str, int]:
-    """Return the bytes of variables by device, all copies and shards counted; unknown dimensions count as 1.
+def held_bytes(rewrite: Rewrite) -> dict[str, int]:
+    """Return the bytes of variables by device of this process, all copies and shards counted.
 
-    Args:
-        graph: the folded graph, placed.
-        variables: those that the graph has.
-        devices: one per replica.
-        split: how variables are cut that are split over the replicas.
+    Unknown dimensions count as 1.
     """
-    found = dict.fromkeys(devices, 0)
-    for name, variable in variables.items():
-        node = graph.nodes.get(variable.handle)
+    devices = run_devices(rewrite.plan, rewrite.task)
+    split, found = split_over_replicas(rewrite), dict.fromkeys(devices, 0)
+    for name, variable in rewrite.item.variables.items():
+        node = rewrite.graph.nodes.get(variable.handle)
         if node is None:
             continue
-        sizes = split[name].sizes if name in split else ()
+        cut = split.get(name)
+        sizes = rewrite.of_own_replicas(cut.sizes) if cut is not None else ()
         for replica, device in enumerate(devices if node.span != ONCE else (node.device,)):
-            part = variable.nbytes // sum(sizes) * sizes[replica] if sizes else variable.nbytes
+            part = variable.nbytes // cut.extent * sizes[replica] if cut is not None else variable.nbytes
             found[device] = found.get(device, 0) + part
     return found

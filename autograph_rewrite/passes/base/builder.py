@@ -130,9 +130,8 @@ class FoldedBuilder:
             dtype: a numpy type.
             what: told after the builder's name.
         """
-        rewrite, each = self.rewrite, self.rewrite.plan.replicas_each
-        mine = contents[rewrite.task * each : (rewrite.task + 1) * each]
-        copies = rewrite.mesh.count(self.span) // each
+        rewrite, mine = self.rewrite, self.rewrite.of_own_replicas(contents)
+        copies = rewrite.mesh.count(self.span) // len(mine)
         raws = PerInstance(tuple(encode("tensor", np.asarray(one, dtype)) for one in mine for _ in range(copies)))
         made = Builder(rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
         return made.op("Const", value=raws, dtype=dtypes.from_numpy(np.dtype(dtype)))

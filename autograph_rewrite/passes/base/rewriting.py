@@ -319,6 +319,11 @@ class Rewrite:
         """Return the entries of this process's replicas, of a list that has one for every replica."""
         return entries[self.task * self.local : (self.task + 1) * self.local]
 
+    def of_own_replicas(self, entries: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of this process's replicas, of a list that has one for each replica."""
+        each = self.plan.replicas_each
+        return entries[self.task * each : (self.task + 1) * each]
+
     @property
     def captures(self) -> bool:
         """Whether variables live outside the graph, which then gets their handles as arguments."""

@@ -26,6 +26,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
 from autograph_rewrite.passes.variable_sharding.residence import Residences
+from autograph_rewrite.plan.parts.residence import shard_name
 
 INSTANCE_SUFFIX = "/instance"
 
@@ -129,9 +130,9 @@ def _run(rewrite: Rewrite) -> None:
     merge_instances(rewrite, reshards, rewrite.outputs)
     effects = merge_kept(rewrite, reshards, item.keep)
     moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
-    name_resources(rewrite)
-    hold_shards(rewrite)
     eliminate_dead_code(rewrite.graph, rewrite.roots)
+    hold_shards(rewrite)
+    name_resources(rewrite)
     rewrite.put(Merged(frozenset(common), spread, moved))
 
 
@@ -170,19 +171,34 @@ def name_resources(rewrite: Rewrite) -> None:
         attr = NAMED_RESOURCES.get(node.op)
         if attr is None or node.span == ONCE:
             continue
-        own = (node.attr(attr, b"") or b"").decode() or node.name
         micro = rewrite.micro if node.span == EACH else 1
-        count = rewrite.mesh.count(node.span)
-        names = [own if r == 0 else prefix(r, micro) + own for r in range(count)]
+        names = [resource_name(node, i, micro) for i in range(rewrite.mesh.count(node.span))]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))
 
 
+def resource_name(node: Node, instance: int, micro: int = 1) -> str:
+    """Return the resource name of one instance of a node in its process."""
+    own = (node.attr(NAMED_RESOURCES[node.op], b"") or b"").decode() or node.name
+    return own if instance == 0 else prefix(instance, micro) + own
+
+
 def hold_shards(rewrite: Rewrite) -> None:
-    """Let the handle on each replica be that of its shard, where variables are split over the replicas."""
+    """Let the handle on each replica be that of its shard, where variables are split over the replicas.
+
+    The shards of other processes get handles, too, which no step reads: sessions read the whole between steps.
+    """
     split = rewrite.get(Residences).of if rewrite.has(Residences) else {}
     for name, cut in split.items():
         variable = rewrite.item.variables[name]
         node = rewrite.graph.nodes.get(variable.handle)
-        if node is not None and node.op == "VarHandleOp":
-            shapes = [encode("shape", cut.shape(variable.shape or (), k)) for k in range(len(cut.sizes))]
-            node.set_raw_attr("shape", PerInstance(tuple(shapes)))
+        if node is None or node.op != "VarHandleOp":
+            continue
+        shapes = [encode("shape", cut.shape(variable.shape or (), k)) for k in range(len(cut.sizes))]
+        node.set_raw_attr("shape", PerInstance(tuple(rewrite.of_own_replicas(shapes))))
+        for replica, device in enumerate(rewrite.plan.devices):
+            process, at = divmod(replica, rewrite.plan.replicas_each)
+            if process != rewrite.task:
+                attrs = {key: node.attr(key) for key in ("dtype", "container")}
+                attrs |= {"shape": cut.shape(variable.shape or (), replica), "shared_name": resource_name(node, at)}
+                handle = Builder(rewrite.graph, shard_name(node.name, replica), node, ONCE).node("VarHandleOp", **attrs)
+                rewrite.settle(handle, device)

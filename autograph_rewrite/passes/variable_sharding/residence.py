@@ -45,7 +45,7 @@ from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
-from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,23 @@ def placeable(
         owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
         cuts: what is requested.
     """
-    if len(plan.processes) > 1 or plan.looped or plan.part_devices or plan.local_sgd is not None or plan.policies:
+    if plan.looped or plan.part_devices or plan.local_sgd is not None or plan.policies:
         return {}
-    if run_devices(plan) != plan.devices:  # replicas that share a memory run on its first device, shards are on all
+    if run_devices(plan) != plan.devices_of(0):  # replicas that share a memory run on its first device, shards are on all
         return {}
     groups: dict[str, list[str]] = {}
     for name, owner in owners.items():
         groups.setdefault(owner, []).append(name)
-    return {
+    found = {
         name: cuts[owner]
         for owner, names in groups.items()
         if not cuts[owner].is_on_server and cuts[owner].servers
         for name in names
         if all(_is_plain(graph.nodes[item.variables[one].handle]) for one in names)
     }
+    # In a job with servers everything crosses through stores, of which worker 0 takes for all.
+    stores = len(plan.processes) > 1 and any(one.servers for name, one in plan.residences.items() if name not in found)
+    return {} if stores else found
 
 
 class Ways(NamedTuple):
@@ -293,11 +296,6 @@ def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
     return [node for node in nodes if node not in gathers and not has(node.op, "constants")]
 
 
-def shards_of(cut: Sharded, handles: Sequence[str], devices: Sequence[str]) -> Shards:
-    """Return how a finished graph holds a variable that is split over the replicas."""
-    return Shards(cut.axis, cut.sizes, tuple(handles), tuple(devices))
-
-
 def _place(rewrite: Rewrite) -> None:
     """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
     graph, item, plan = rewrite.graph, rewrite.item, rewrite.plan
@@ -305,7 +303,8 @@ def _place(rewrite: Rewrite) -> None:
     found, said = place_variables(graph, item, chosen, plan.replicas, step_of(graph, item))
     rewrite.put(found)
     requests = (
-        residence.placed(one, residence.REPLICATED) if one.name in chosen else one for one in rewrite.plan.variables
+        residence.placed(replace(one, server=None), residence.REPLICATED) if one.name in chosen else one
+        for one in rewrite.plan.variables
     )
     rewrite.plan = replace(rewrite.plan, variables=tuple(requests), notes=(*rewrite.plan.notes, *said))
 

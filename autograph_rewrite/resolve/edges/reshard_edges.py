@@ -184,7 +184,8 @@ class _Edges:
             self.add(value, "replicated", reason)
         owner = self.owners.of(value)
         edge = replace(self._edge(value, target, reason), value=made.name, owner=owner)
-        self.found[made.name, target] = replace(edge, lowering="reduce_scatter") if scatters else edge
+        whole = replace(edge, from_=repr(REPLICATED))
+        self.found[made.name, target] = replace(edge, lowering="reduce_scatter") if scatters else whole
 
     def pad(self, padded: Mapping[str, tuple[int, ...]]) -> None:
         """Let processes tell each other how long outputs are, before they gather them."""

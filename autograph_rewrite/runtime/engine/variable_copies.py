@@ -54,9 +54,12 @@ class Copy:
             return join(self._shards, parts)
 
     def write(self, value: Any) -> Any:
-        """Return an op that gives the variable a value."""
+        """Return an op that gives the variable a value, but for the pieces that other workers write."""
         raw, writes = self._tf.raw_ops, []
-        for handle, part in zip(self.handles, self._parts(value), strict=True):
+        others = self._shards.elsewhere if self._shards is not None else ()
+        for number, (handle, part) in enumerate(zip(self.handles, self._parts(value), strict=True)):
+            if number in others:
+                continue
             with self._graph.device(handle.device):
                 if handle.dtype != self._tf.resource:
                     writes.append(raw.Assign(ref=handle, value=part, validate_shape=False).op)

@@ -263,7 +263,7 @@ class DistributedFunction(NotebookView):
     def _step(self, item: TrainingGraph) -> BoundStep | SessionStep:
         """Return what runs a rewritten item."""
         report = item.report
-        is_on_server = report is not None and report.member is not None and (report.homes or report.plan.is_driven)
+        is_on_server = report is not None and report.member is not None and (report.plan.homes or report.plan.is_driven)
         what = f"'{getattr(self, '__name__', 'step')}'"
         return SessionStep(item, self._mirrors) if is_on_server else BoundStep(item, self._mirrors, what, self._telling)
 

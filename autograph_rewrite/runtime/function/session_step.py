@@ -221,7 +221,7 @@ class SessionVariables:
 
         Where workers may be lost, as in an elastic job, each fetches everything with every step instead.
         """
-        on_workers = any("/job:worker/" in device for device in self._item.report.homes.values())
+        on_workers = any("/job:worker/" in device for device in self._item.report.plan.homes.values())
         return on_workers and not self._is_driven and JobMemory.here() is None
 
     def _start(self) -> None:
