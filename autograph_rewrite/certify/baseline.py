@@ -12,10 +12,10 @@ from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, sizes_of_shards
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.traversal import topological_order
-from autograph_rewrite.ir.types.opdefs import RESHARD, get_op
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE, get_op
 
 FORWARDS = frozenset(
-    ("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit", RESHARD)
+    ("Identity", "StopGradient", "Snapshot", "PreventGradient", "NextIteration", "Enter", "Exit", RESHARD, SHARD_ALIKE)
 )
 RENAMED = re.compile(r"(.*)/(?:instance|on_server)(?:_\d+)?")
 WHOLE = re.compile(r"(.*)/whole(?:_\d+)?")

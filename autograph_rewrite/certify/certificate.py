@@ -162,7 +162,7 @@ def _attrs(node: Node) -> dict[str, object]:
     return {key: raw for key, raw in node.attrs.items() if key not in PROVENANCE and key not in other}
 
 
-NOT_COMPARED = frozenset(("insert-reshards", "delegate-to-chief", "update-rows", "expand"))
+NOT_COMPARED = frozenset(("insert-reshards", "delegate-to-chief", "rows-of-shards", "update-rows", "expand"))
 """Passes after which the graph is not compared: a reshard is checked once it is lowered, and what the last ones do by
 `ir.verify.folded` and by execution."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.certify import local_indices
+from autograph_rewrite.certify.baseline import has_shards
 from autograph_rewrite.certify.factors import factors_of, judge
 from autograph_rewrite.certify.kernels import KERNELS
 from autograph_rewrite.certify.run_blocks import judge_by_running
@@ -37,7 +38,7 @@ from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import SEGMENTS, Claim, Claims, Dim, sizes_of_shards
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 
 # Contracts of tensor arrays and stacks: one per replica, and a read gives what was written.
 
@@ -142,7 +143,7 @@ def _is_flow(node: Node, index: int) -> bool:
 KEEP = frozenset(
     (
         "Identity", "StopGradient", "PreventGradient", "Snapshot", "DeepCopy", "Copy", "CopyHost", "Enter", "RefEnter",
-        "Exit", "RefExit", "NextIteration", "RefNextIteration", "RefIdentity", RESHARD,
+        "Exit", "RefExit", "NextIteration", "RefNextIteration", "RefIdentity", RESHARD, SHARD_ALIKE,
     )
 )  # fmt: skip
 """Ops that hand their first operand on as it is."""
@@ -233,6 +234,8 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return _kept(seen, 0, 0)
     if node.inputs and variable_ops.is_handle(node.inputs[0]) and seen.operands[0].kind == "split":
         return _of_shards(seen)
+    if node.op == "GatherV2" and has_shards(seen.operands[0]) and seen.results[0].kind == "partial":
+        return _found_in_shards(seen)
     if not node.inputs and node.output_dtypes[:1] == (dtypes.RESOURCE,) and seen.results[0].kind == "split":
         return _in_shards(node, seen.results[0])
     if not node.inputs and node.op not in TABLE:
@@ -254,18 +257,37 @@ def _of_shards(seen: Seen) -> str | None:
         return None if made[:3] == ("partial", 0, "all") else f"result 0 is claimed {said(made)}, of shards one by one"
     if node.op == "ReadVariableOp":
         return _kept(seen, 0, 0)
+    if node.op == "ResourceGather":
+        return _found_in_shards(seen)
     dense = variable_ops.dense_inputs(node) if variable_ops.is_update(node) else []
-    if not dense or variable_ops.updates_rows(node):
-        return "it has to read or write all of a variable, which is in shards"
+    if not dense and not variable_ops.updates_rows(node):
+        return "it has to read or write all of a variable, or rows of it, which is in shards"
+    columns = variable_ops.rows_argument(node.op) if held.dim else None
     rows = (held.shape or ())[held.dim : held.dim + 1]
     for index, claim in enumerate(seen.operands):
-        if index in dense or variable_ops.is_handle(node.inputs[index]):
+        if index == columns and claim.shape:  # of every row, each shard holds the same columns as of what is given
+            at = len(claim.shape) + held.dim - len(held.shape or ())
+            if (claim.kind, claim.dim) != ("split", at) or claim.shape[at : at + 1] != rows:
+                return f"input {index} is {said(claim)} of {claim.shape}, and the variable {said(held)} of {held.shape}"
+        elif index in dense or variable_ops.is_handle(node.inputs[index]):
             mine = (claim.shape or ())[held.dim : held.dim + 1]
             if claim[:3] != held[:3] or mine != rows or None in mine:
                 return f"input {index} is {said(claim)} of {claim.shape}, and the variable {said(held)} of {held.shape}"
         elif claim.kind != "replicated":
             return f"input {index} is {said(claim)}, and all shards have to be updated with the same"
     return None
+
+
+def _found_in_shards(seen: Seen) -> str | None:
+    """Return what is wrong with a lookup in shards: of all ids, each replica gives the rows that it has, else zeros."""
+    node, table, made = seen.node, seen.operands[0], seen.results[0]
+    if table.dim:  # columns: every replica has some of each row
+        return None if made.kind == "split" else f"result 0 is claimed {said(made)}, and has some columns of each row"
+    if node.op == "GatherV2" and seen.ints(2) != (0,) or node.attr("batch_dims", 0):
+        return "it does not look up rows"
+    if seen.operands[1].kind != "replicated":
+        return f"input 1 is {said(seen.operands[1])}, and every replica has to look for all rows"
+    return None if made[:3] == ("partial", 0, "sum") else f"result 0 is claimed {said(made)}, of rows that others have"
 
 
 def _in_shards(node: Node, claim: Claim) -> str | None:

@@ -115,6 +115,14 @@ def updates_rows(node: Node) -> bool:
     return node.op.startswith(_OF_ROWS)
 
 
+def rows_argument(op: str) -> int | None:
+    """Return the position of the rows that an update is given with their indices; None for another op."""
+    if not op.startswith(_OF_ROWS):
+        return None
+    names = [arg.name for arg in get_op(op).inputs]
+    return next((names.index(name) for name in ("grad", "updates") if name in names), None)
+
+
 def dense_inputs(update: Node) -> list[int]:
     """Return the positions of the inputs of an update that have the variable's shape."""
     return dense_arguments(update.op)

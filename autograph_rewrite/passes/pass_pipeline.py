@@ -46,6 +46,7 @@ from autograph_rewrite.passes.emit.update_rows import UPDATE_ROWS
 from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_ALONE, Alone
 from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
 from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES, LOCALIZE_KEPT_ROWS
+from autograph_rewrite.passes.localize.rows_of_shards import ROWS_OF_SHARDS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
 from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
 from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
@@ -133,7 +134,7 @@ CONVERSION: tuple[Pass, ...] = (
 )
 """Values are converted as the plan says, until the folded graph is complete."""
 
-PIPELINE: tuple[Pass, ...] = (*PLANNING, *CONVERSION, ASSIGN_DEVICES, UPDATE_ROWS, EXPAND)
+PIPELINE: tuple[Pass, ...] = (*PLANNING, *CONVERSION, ASSIGN_DEVICES, ROWS_OF_SHARDS, UPDATE_ROWS, EXPAND)
 
 
 RESOLVING = tuple(one for one in PLANNING if one not in (BIND_CAPTURES, CHECK_TRAINING))

@@ -150,7 +150,7 @@ def _newer_attrs(name: str) -> tuple[tuple[str, bytes], ...]:
     return tuple((key, one.default) for key, one in _read(shipped).attrs.items() if key in lacking and one.default)
 
 
-RESHARD, REGION, EFFECT = "ar.reshard", "ar.region", "ar.effect"
+RESHARD, SHARD_ALIKE, REGION, EFFECT = "ar.reshard", "ar.shard_alike", "ar.region", "ar.effect"
 
 
 def _own(name: str, result: Arg, attrs: Mapping[str, str], **defaults: Any) -> OpDef:
@@ -180,6 +180,14 @@ OWN: Mapping[str, OpDef] = {
         dim=0,
         shards=(),
     ),
+    SHARD_ALIKE: OpDef(
+        SHARD_ALIKE,
+        (Arg("value", 0, "T", "", "", is_ref=False), Arg("like", 0, "L", "", "", is_ref=False)),
+        (Arg("value", 0, "T", "", "", is_ref=False),),
+        {"T": Attr("T", "type", None), "L": Attr("L", "type", None)},
+        is_stateful=False,
+        type_attrs=("T", "L"),
+    ),
     REGION: _own(
         REGION,
         Arg("values", 0, "", "", "T", is_ref=False),
@@ -190,11 +198,13 @@ OWN: Mapping[str, OpDef] = {
 }
 """Ops that only a graph between two passes has.
 
-op           what it is
-ar.reshard   a value with other placements along some axes: of one edge of the plan, -1 where none is planned
-ar.region    where values go into (`border` "begin") or come out of ("end") a set of nodes that computes on what each
-             instance along some axes has, as if it were all there is; `exits`: sum, mean, first or keep, for each value
-ar.effect    a variable as what it waits for leaves it: who reads or writes it after that takes this handle
+op               what it is
+ar.reshard       a value with other placements along some axes: of one edge of the plan, -1 where none is planned
+ar.shard_alike   a value placed as another one is, dimension by dimension (JAX's `shard_alike`)
+ar.region        where values go into (`border` "begin") or come out of ("end") a set of nodes that computes on what
+                 each instance along some axes has, as if it were all there is; `exits`: sum, mean, first or keep, for
+                 each value
+ar.effect        a variable as what it waits for leaves it: who reads or writes it after that takes this handle
 """
 
 

@@ -1,13 +1,15 @@
 """Gathers and scatters: the indexed dimensions must be replicated, all others keep the split.
 
 A gather from a whole table by split indices is split like the indices. Its gradient scatters split updates by
-split indices into a whole table, which makes a partial result.
+split indices into a whole table, which makes a partial result. Of a table whose rows are in shards, each replica looks
+up what it holds, and has zeros for the rest: that is partial, too (`passes.localize.rows_of_shards`).
 """
 
 from __future__ import annotations
 
-from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, to_global, unit
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Shape, split
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, shards_of, to_global, unit
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice
 from autograph_rewrite.ops.rules.kernels import by_kernel
 from autograph_rewrite.ops.rules.signature import (
@@ -71,7 +73,10 @@ def place_gather(n: Op) -> Placed:
 
     A permutation of the batch is such: each replica picks its own examples out of all.
     """
-    placed, table, indices = place(n, _gather(n)), n.inputs[0], n.inputs[1]
+    table, indices = n.inputs[0], n.inputs[1]
+    if _is_of_rows_in_shards(n) and n.op == "GatherV2" and n.ints(2) == (0,):
+        return _rows_of_shards(n)
+    placed = place(n, _gather(n))
     if any(output.is_split for output in placed.outputs) or not table.placement.is_split or indices.placement.differs:
         return placed
     batch, shape = n.semantics.extent.units, indices.shape or ()
@@ -91,6 +96,16 @@ def place_gather(n: Op) -> Placed:
     )
 
 
+def _is_of_rows_in_shards(n: Op) -> bool:
+    """Return whether whole rows are looked up in shards of a variable, by the numbers that the whole has of them."""
+    table, is_number = n.inputs[0], n.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
+    return is_number and table.placement == split(0) and bool(shards_of(table.split_size)) and not n.attr("batch_dims", 0)
+
+
+def _rows_of_shards(n: Op) -> Placed:
+    return Placed((PARTIAL,), {i: REPLICATED for i in range(1, len(n.inputs)) if n.placement(i).differs})
+
+
 def _resource_gather(n: Op) -> Signature | None:
     """A variable cannot be sliced, so dimensions that its indices share with it are closed."""
     index_rank, variable, static = n.rank(1), variable_shape(n), n.static[0]
@@ -107,6 +122,8 @@ def place_resource_gather(n: Op) -> Placed:
     held, indices = n.placement(0), n.inputs[1]
     if not held.is_split:
         return place(n, _resource_gather(n))
+    if _is_of_rows_in_shards(n):
+        return _rows_of_shards(n)
     wanted: dict[int, Reshard] = {1: REPLICATED} if indices.placement.differs else {}
     columns = held.dim > 0 and indices.rank is not None and not n.attr("batch_dims", 0)
     return Placed((split((indices.rank or 0) + held.dim - 1) if columns else REPLICATED,), wanted)

@@ -9,7 +9,7 @@ The fact of a handle carries the variable's shape and placement, so that whoever
 from __future__ import annotations
 
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.variable_ops import dense_arguments
+from autograph_rewrite.ir.variable_ops import dense_arguments, rows_argument
 from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, scalar, whole
@@ -59,8 +59,12 @@ def _place_update(n: Op) -> Placed:
         return whole(n)
     dense = set(dense_arguments(n.op))
     wanted: dict[int, Reshard] = {}
+    rows = rows_argument(n.op) if held.placement.dim else None  # of columns, each shard has some of every row
     for i, fact in enumerate(n.inputs):
         if dtypes.base(fact.dtype) == dtypes.RESOURCE:
+            continue
+        if i == rows and fact.rank:
+            wanted[i] = block._replace(dim=fact.rank + held.placement.dim - len(held.shape or ()))
             continue
         if i not in dense:
             wanted |= {i: REPLICATED} if fact.placement.differs else {}

@@ -27,6 +27,7 @@ from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, written
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.training_graph import TrainingGraph
 
 GATHERED = "'{}' is gathered for the loop '{}', which reads it whole"
@@ -112,3 +113,35 @@ def _write_whole(node: Node, shape: Shape | None, dtype: int) -> None:
     alike = {key: node.attr(key) for key in node.attrs if key in declared and declared[key].kind != "type"}
     becomes = build.op(op, before, *others, what="elements", recorded=[shape], **alike)
     become(node, "AssignVariableOp", [handle, becomes], {"dtype": dtype})
+
+
+def read_whole_for_elements(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> None:
+    """Let lookups that take something else than rows by their numbers read all of a variable.
+
+    Args:
+        graph: edited; a flat graph.
+        item: whose variables are meant.
+        names: of the variables that will be cut.
+    """
+    for name in names:
+        variable = item.variables[name]
+        handle = graph.nodes.get(variable.handle)
+        for use in list(handle_uses(handle)) if handle is not None else ():
+            if has(use.node.op, "reads_rows") and not _takes_rows(use.node):
+                _read_whole(use.node, variable.shape)
+
+
+def _takes_rows(node: Node) -> bool:
+    is_number = node.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
+    return is_number and node.op == "ResourceGather" and not node.attr("batch_dims", 0)
+
+
+def _read_whole(node: Node, shape: Shape | None) -> None:
+    handle, ids = node.inputs
+    build, dtype = Builder.at(node, device=node.device), node.output_dtypes[0]
+    whole = build.op("ReadVariableOp", handle, what="read", controls=node.controls, recorded=[shape], dtype=dtype)
+    if node.op == "ResourceGatherNd":
+        become(node, "GatherNd", [whole, ids], {"Tparams": dtype})
+        return
+    first, batch_dims = build.const(np.int32(0)), node.attr("batch_dims", 0)
+    become(node, "GatherV2", [whole, ids, first], {"Tparams": dtype, "Taxis": dtypes.INT32, "batch_dims": batch_dims})

@@ -21,7 +21,9 @@ import numpy as np
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
+from autograph_rewrite.ir.mesh import PerInstance
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.traits import has
@@ -65,7 +67,10 @@ def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> boo
 
 def _stated_bytes(handle: Node) -> int:
     """Return the bytes of a variable as its own node states them; a shard has no other name."""
-    shape = handle.attr("shape", None) if handle.op == "VarHandleOp" else None
+    raw = handle.attrs.get("shape") if handle.op == "VarHandleOp" else None
+    if isinstance(raw, PerInstance):  # of shards: the first is the largest, or as large as all
+        raw = raw.raws[0]
+    shape = decode(raw) if raw is not None else None
     sizes = getattr(shape, "dims", shape)
     if not isinstance(sizes, (list, tuple)) or any(size is None or size < 0 for size in sizes):
         return 0

@@ -39,7 +39,7 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
@@ -217,6 +217,8 @@ class Reshards:
             if node.op == RESHARD:
                 self._place_asked(node)
                 continue
+            if node.op == SHARD_ALIKE:  # what it is like only says how
+                become(node, "Identity", node.inputs[:1], {})
             self._connect(node)
             if (early := read_early(self._rewrite, node)) is not None:
                 self._read_instead(node.output(), early)

@@ -23,23 +23,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate
-from autograph_rewrite.analysis.variable_uses import WRITE_ELEMENTS, obstacle, variable_uses
+from autograph_rewrite.analysis.variable_uses import obstacle, variable_uses
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ir.value import Use
-from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, updates_rows
+from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shard_symbol
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops, write_whole_values
+from autograph_rewrite.passes.canonicalize.whole_uses import (
+    GATHERED,
+    read_before_loops,
+    read_whole_for_elements,
+    write_whole_values,
+)
 from autograph_rewrite.passes.variable_sharding.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.residence import Sharded
@@ -121,7 +126,7 @@ def placeable(
         for owner, names in groups.items()
         if not cuts[owner].is_on_server and cuts[owner].servers
         for name in names
-        if all(_is_plain(graph.nodes[item.variables[one].handle]) for one in names)
+        if all(obstacle(graph.nodes[item.variables[one].handle], rewritten=True) is None for one in names)
     }
     # In a job with servers everything crosses through stores, of which worker 0 takes for all.
     stores = len(plan.processes) > 1 and any(one.servers for name, one in plan.residences.items() if name not in found)
@@ -145,13 +150,6 @@ class Ways(NamedTuple):
         return cls(cut.stage == 1, cut.stage == 3)
 
 
-def _is_plain(handle: Node) -> bool:
-    """Return whether no use of a variable takes rows of it, or writes some."""
-    uses = {use.node for use in handle_uses(handle)}
-    rows = any(has(node.op, "reads_rows") or (updates_rows(node) and node.op not in WRITE_ELEMENTS) for node in uses)
-    return not rows and obstacle(handle, rewritten=True) is None
-
-
 def place_variables(
     graph: Graph, item: TrainingGraph, chosen: Mapping[str, Sharded], replicas: int, step: set[Node]
 ) -> tuple[Residences, list[str]]:
@@ -167,6 +165,7 @@ def place_variables(
     """
     said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
     write_whole_values(graph, item, chosen)
+    read_whole_for_elements(graph, item, chosen)
     padded = {
         name: replace(cut, sizes=(*cut.sizes, *[0] * (replicas - len(cut.sizes)))) for name, cut in chosen.items()
     }
@@ -224,15 +223,37 @@ class _Asks:
             if node.op == "VariableShape":
                 shape = np.asarray(variable.shape, dtypes.numpy_dtype(node.output_dtypes[0]))
                 become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": shape})
+            elif has(node.op, "reads_rows"):
+                self._find_rows(node)
             elif has(node.op, "reads_whole"):
                 node.drop_attr("_output_shapes")  # that of the whole
                 value, anchors = node.output(), node.graph.anchors.values()
                 uses = [use for use in value.uses if not self._is_of_update(use.node)]
+                lookups = [use for use in uses if not cut.axis and use.index == 0 and self._looks_rows_up(use.node)]
+                for use in lookups:
+                    self._find_rows(use.node)
+                uses = [use for use in uses if use not in lookups]
                 if uses or value in anchors:
                     whole = _ask(value, "whole", uses, split(cut.axis), REPLICATED)
                     node.graph.move_anchors(value, whole)
                     found += [whole.node] if Ways.of(cut).gathers_on_use else []
         return found
+
+    def _looks_rows_up(self, node: Node) -> bool:
+        """Return whether an op takes rows of a table by their numbers, as `ResourceGather` does of a variable."""
+        is_gather = node.op == "GatherV2" and not node.attr("batch_dims", 0)
+        is_number = node.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
+        return is_gather and is_number and self._state.facts[node.inputs[2]].value == (0,)
+
+    def _find_rows(self, node: Node) -> None:
+        """Let each replica have the rows that it looks up, of what all replicas find together."""
+        found, anchors = node.output(), node.graph.anchors.values()
+        uses = list(found.uses)
+        if uses or found in anchors:
+            made = Builder.at(node).op(SHARD_ALIKE, found, node.inputs[1], what="rows")
+            node.graph.move_anchors(found, made)
+            for use in uses:
+                use.node.set_input(use.index, made)
 
     def _is_of_update(self, node: Node) -> bool:
         """Return whether a node is a part of an update: it comes after the gradients, and works on elements."""

@@ -22,7 +22,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
@@ -147,7 +147,7 @@ class _Edges:
         if node.op == RESHARD:
             self.add_asked(node, operand_reshards.get(0))
             return
-        for index, value in enumerate(node.inputs):
+        for index, value in enumerate(node.inputs[:1] if node.op == SHARD_ALIKE else node.inputs):
             reshard = operand_reshards.get(index)
             reason = f"{node.op} '{node.name}' reads it"
             if reshard is None:
