@@ -15,6 +15,7 @@ from autograph_rewrite.ir.control_flow import Frame
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.recorded_shapes import constant
 from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ir.variable_ops import is_handle, is_update, updates_rows
 from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes
 from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED
@@ -76,7 +77,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
         outputs: the shapes that it makes.
         nbytes: of all of them together.
     """
-    if has(node.op, "free") or is_view(node, inputs, outputs):
+    if has(node.op, "free") or node.op in OWN or is_view(node, inputs, outputs):  # what conversions cost, edges tell
         return NOTHING
     rule = rule_of(node.op)
     if rule is not None and rule.work is not None:

@@ -44,13 +44,18 @@ def _place(rewrite: Rewrite) -> None:
 
 
 def _added_up_over_shards(state: Propagation) -> set[Value]:
-    """Return the contributions that replicas make of shards of variables: once, and not for each micro-batch."""
-    return {
+    """Return the contributions that replicas make of shards of variables: once, and not for each micro-batch.
+
+    What they are added to is added up with them: in a loop over micro-batches nothing has the sum over all of them.
+    """
+    found = {
         node.output(index)
         for node, made in state.transfers.items()
         for index, fact in enumerate(made.outputs)
         if fact.placement.is_partial and any(shards_of(one.split_size) for one in made.inputs)
     }
+    readers = {use.node for value in found for use in value.uses}
+    return found | {value for node in readers for value in node.inputs if state.facts[value].placement.is_partial}
 
 
 def _share_a_device(plan: Plan) -> bool:

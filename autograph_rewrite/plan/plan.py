@@ -180,7 +180,7 @@ class Plan(PlanView):
     @property
     def gathers_for_each(self) -> bool:
         """Whether each micro-batch gathers for itself what the replicas share out, instead of once for all of them."""
-        return self.microbatches > 1 and len(self.processes) == 1 and self.mode == "mirrored"
+        return self.microbatches > 1 and not self.looped and len(self.processes) == 1 and self.mode == "mirrored"
 
     @property
     def looped(self) -> bool:

@@ -16,7 +16,7 @@ from autograph_rewrite.ir.format.parser import parse
 from autograph_rewrite.ir.format.printer import line, render
 from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.mesh import ANYWHERE, MICRO, MODEL, REPLICA, STAGE, Axis, Mesh
-from autograph_rewrite.ir.types.opdefs import EFFECT, OWN, REGION, RESHARD, get_op
+from autograph_rewrite.ir.types.opdefs import EFFECT, OWN, REGION, RESHARD, SHARD_ALIKE, get_op
 from autograph_rewrite.ir.types.placement import PARTIAL, REPLICATED, split
 from autograph_rewrite.ir.verify.folded import check_folded
 from autograph_rewrite.ir.verify.reshards import Reshard, reshard_of, unlowered
@@ -192,7 +192,7 @@ def test_a_node_with_a_place_is_no_node_of_a_graph_def() -> None:
 
 
 def test_ops_of_the_package_are_known_to_the_registry() -> None:
-    assert set(OWN) == {RESHARD, REGION, EFFECT}
+    assert set(OWN) == {RESHARD, SHARD_ALIKE, REGION, EFFECT}
     assert get_op(RESHARD) is OWN[RESHARD]
     assert ANYWHERE == {}
     assert all(map(mesh.is_axis, AXES))

@@ -312,8 +312,8 @@ class Rewrite:
 
     @property
     def mesh(self) -> Mesh:
-        """The instances of this process."""
-        return Mesh.of(self.plan.replicas_each, self.plan.microbatches)
+        """The instances of this process, of which a loop has one for each replica."""
+        return Mesh.of(self.plan.replicas_each, 1 if self.is_rolled else self.micro)
 
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries of this process's replicas, of a list that has one for every replica."""
@@ -339,7 +339,7 @@ class Rewrite:
         """How often a node with a replicated value runs."""
         if not self.mirrored:
             return ONCE
-        return PER_REPLICA if self.micro > 1 else EACH
+        return PER_REPLICA if self.micro > 1 and not self.is_rolled else EACH
 
     def taken(self, reader: Span, producer: Span) -> int:
         """Return how many instances of a producer in this process one instance of a reader stands for."""

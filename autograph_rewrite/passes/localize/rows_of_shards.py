@@ -3,7 +3,7 @@
     before   ResourceGather(w, ids)                    ids of rows of all shards
     after    places = Where(first <= ids < end)        which of them lie in the shard of this replica
              rows = ResourceGather(w, ids[places] - first)
-             ScatterNd(places, rows)                   zeros for the others, so that the sum over the replicas is all
+             UnsortedSegmentSum(rows, places)          zeros for the others, so that the sum over the replicas is all
 
     before   ResourceSparseApplyAdagrad(w, a, rate, dw, ids)
     after    ResourceSparseApplyAdagrad(w, a, rate, dw[places], ids[places] - first)
@@ -15,8 +15,6 @@ the last shard, whose kernel refuses it as that of the whole variable would.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
-
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
@@ -63,17 +61,15 @@ class RowsOfShards:
         readers, anchored = list(made.uses), made in self._rewrite.graph.anchors.values()
         places, local = self._own(node, ids, table)
         build = FoldedBuilder.of(self._rewrite, made, f"{node.name}/shard")
-        row = [dim for dim in (table.shape or ())[1:] if isinstance(dim, int)]
-        row_shape, axis = build.const(row, dtypes.INT64, "row"), build.numbers(0, "axis")
-
-        def shape_of(value: Value, what: str) -> Value:
-            counted = build.op("Shape", value, what=f"{what}/counted", out_type=dtypes.INT64)
-            return build.op("ConcatV2", counted, row_shape, axis, what=what, N=2)
-
-        node.set_input(1, local)
+        self._read(node, 1, local)
         node.drop_attr("_output_shapes")
-        each = build.op("ScatterNd", places, made, shape_of(self._flat(build, ids), "shape"), what="each")
-        rows = build.op("Reshape", each, shape_of(ids, "shape_of_rows"), what="rows")
+        line = build.op("Squeeze", places, what="line", squeeze_dims=[1])
+        rows = build.op("UnsortedSegmentSum", made, line, build.op("Size", ids, what="count"), what="rows")
+        if self._state.transfers[node].inputs[1].rank != 1:
+            row = build.numbers([dim for dim in (table.shape or ())[1:] if isinstance(dim, int)], "row")
+            counts = build.op("Shape", ids, what="counts")
+            shape = build.op("ConcatV2", counts, row, build.numbers(0, "axis"), what="shape", N=2)
+            rows = build.op("Reshape", rows, shape, what="in_shape")
         for reader, index in readers:
             reader.set_input(index, rows, reader.selects.get(index))
         if anchored:
@@ -84,7 +80,7 @@ class RowsOfShards:
         at, rows_at = names.index("indices"), rows_argument(node.op)
         ids = node.inputs[at]
         places, local = self._own(node, ids, table)
-        node.set_input(at, local)
+        self._read(node, at, local)
         if rows_at is None or self._state.transfers[node].inputs[rows_at].shape == ():
             return  # one number for all rows
         build = FoldedBuilder.of(self._rewrite, node.inputs[rows_at], f"{node.name}/shard", span=node.span)
@@ -104,11 +100,13 @@ class RowsOfShards:
 
     def _find(self, node: Node, ids: Value, sizes: tuple[int, ...]) -> tuple[Value, Value]:
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
-        kind: Any = dtypes.numpy_dtype(ids.dtype)
+        kind = np.int64
         starts = list(accumulate(sizes, initial=0))
         first, end, limits = starts[:-1], starts[1:], np.iinfo(kind)
         lowest, highest = [limits.min, *first[1:]], [*(one - 1 for one in end[:-1]), limits.max]
-        flat = self._flat(build, ids)
+        # GPUs have kernels for numbers of 64 bits, and compare and reshape those of 32 on the host.
+        wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
+        flat = build.op("Reshape", wide, build.numbers([-1], "line"), what="flat")
         inside = build.op(
             "LogicalAnd",
             build.op("GreaterEqual", flat, build.of_replicas(lowest, kind, "begin"), what="from"),
@@ -120,8 +118,9 @@ class RowsOfShards:
         return places, build.op("Sub", kept, build.of_replicas(first, kind, "first"), what="local")
 
     @staticmethod
-    def _flat(build: FoldedBuilder, ids: Value) -> Value:
-        return build.op("Reshape", ids, build.numbers([-1], "line"), what="flat")
+    def _read(node: Node, index: int, ids: Value) -> None:
+        node.set_input(index, ids)
+        node.set_attr("Tindices", ids.dtype)
 
 
 def _run(rewrite: Rewrite) -> None:

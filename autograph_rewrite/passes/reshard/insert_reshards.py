@@ -192,7 +192,7 @@ class Reshards:
         self._blocks_of: dict[Value, Blocks] = {blocks.source: blocks}
         self._whole: dict[Value, Value] = {}
         self._pieces: dict[tuple[Value, Slice, Value], Value] = {}
-        self._terms: dict[Value, Value] = {}
+        self._terms: dict[tuple[Value, Span], Value] = {}
         self._shards: dict[tuple[int, ...], Blocks] = {}
         self._predicates: dict[Value, Value] = {}
         self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
@@ -426,9 +426,10 @@ class Reshards:
     def _term(self, value: Value, reader: Node) -> Value:
         """Return the whole value on replica 0 and zeros elsewhere: a sum of one term."""
         source = self.whole(value, reader)
-        if source not in self._terms:
-            self._terms[source] = self._add(source, Conversion(value, PARTIAL, REPLICATED, self._blocks), EACH)
-        return self._terms[source]
+        key = source, PER_REPLICA if reader.span == PER_REPLICA else EACH
+        if key not in self._terms:
+            self._terms[key] = self._add(source, Conversion(value, PARTIAL, REPLICATED, self._blocks), key[1])
+        return self._terms[key]
 
     def _add(self, source: Value, conversion: Conversion, span: Span) -> Value:
         """Add the `ar.reshard` of a conversion.

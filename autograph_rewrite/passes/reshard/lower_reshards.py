@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
@@ -128,7 +128,7 @@ class LoweredReshards:
             rewrite.slices[block] = source
             return block
         if asked.wanted == PARTIAL:
-            return term(rewrite, source)
+            return term(rewrite, source, node.span)
         if asked.edge is not None and asked.edge.from_ == "single":
             return reduce_between_processes(exchange, source, "sum", changing=True)
         if value in rewrite.state.whole_inputs:
@@ -180,11 +180,14 @@ class LoweredReshards:
         return rows_between(self._rewrite, whole, value.node.name, dim, limits)
 
 
-def term(rewrite: Rewrite, source: Value) -> Value:
-    """Return the value on replica 0 and zeros elsewhere: a sum of one term."""
-    build = FoldedBuilder.of(rewrite, source, span=EACH)
-    first = [index == 0 for index in range(rewrite.replicas)]
-    mine = rewrite.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
+def term(rewrite: Rewrite, source: Value, span: Span) -> Value:
+    """Return the value in the first instance of all, and zeros in the others: a sum of one term."""
+    build = FoldedBuilder.of(rewrite, source, span=span)
+    if span == PER_REPLICA:
+        mine = build.of_replicas([index == 0 for index in range(rewrite.plan.replicas)], np.bool_, "is_first")
+    else:
+        first = [index == 0 for index in range(rewrite.replicas)]
+        mine = rewrite.const_each(first, np.bool_, name=f"{build.name}/is_first", near=source)
     zeros = build.op("ZerosLike", source, what="zeros")
     return build.op("SelectV2", mine, source, zeros, what="term")
 

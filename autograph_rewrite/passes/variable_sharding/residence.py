@@ -114,7 +114,7 @@ def placeable(
         owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
         cuts: what is requested.
     """
-    if plan.looped or plan.part_devices or plan.local_sgd is not None or plan.policies:
+    if plan.part_devices or plan.local_sgd is not None:
         return {}
     if run_devices(plan) != plan.devices_of(0):  # replicas that share a memory run on its first device, shards are on all
         return {}
@@ -151,7 +151,7 @@ class Ways(NamedTuple):
 
 
 def place_variables(
-    graph: Graph, item: TrainingGraph, chosen: Mapping[str, Sharded], replicas: int, step: set[Node]
+    graph: Graph, item: TrainingGraph, plan: Plan, chosen: Mapping[str, Sharded], step: set[Node]
 ) -> tuple[Residences, list[str]]:
     """Ask for the whole of variables, and for shards of gradients, where they are read; return where variables live.
 
@@ -160,20 +160,20 @@ def place_variables(
     Args:
         graph: edited.
         chosen: how variables are cut, slots among them.
-        replicas: how many there are.
         step: the nodes that one step runs.
     """
     said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
     write_whole_values(graph, item, chosen)
     read_whole_for_elements(graph, item, chosen)
     padded = {
-        name: replace(cut, sizes=(*cut.sizes, *[0] * (replicas - len(cut.sizes)))) for name, cut in chosen.items()
+        name: replace(cut, sizes=(*cut.sizes, *[0] * (plan.replicas - len(cut.sizes)))) for name, cut in chosen.items()
     }
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     asks = _Asks(propagate(graph, {}, Semantics()), step, {node: padded[name] for node, name in handles.items()})
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
-    gather_on_use(graph, wholes)
+    if not plan.looped:  # nothing may wait for what a loop has made in it, and is read there again
+        gather_on_use(graph, wholes)
     facts = {node.output(): _fact(padded[name], item.variables[name]) for node, name in handles.items()}
     return Residences(padded, facts), said
 
@@ -321,7 +321,7 @@ def _place(rewrite: Rewrite) -> None:
     """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
     graph, item, plan = rewrite.graph, rewrite.item, rewrite.plan
     chosen = rewrite.get(Chosen).of
-    found, said = place_variables(graph, item, chosen, plan.replicas, step_of(graph, item))
+    found, said = place_variables(graph, item, plan, chosen, step_of(graph, item))
     rewrite.put(found)
     requests = (
         residence.placed(replace(one, server=None), residence.REPLICATED) if one.name in chosen else one
