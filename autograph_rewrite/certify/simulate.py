@@ -39,6 +39,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, REPLICA, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import VARYING
 
 MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
@@ -97,7 +98,8 @@ class Simulation:
                 self._run_once(part)
         for node in self._order:
             found = self.matches[node]
-            if found is not None and VARYING not in found.attrs:  # which state the number of one device
+            # VARYING: these state the number of one device. What nobody reads, a constant has taken the place of.
+            if found is not None and VARYING not in found.attrs and not _is_dead(node):
                 self._compare(node, found)
 
     def _run_once(self, nodes: Sequence[Node]) -> None:
@@ -394,6 +396,13 @@ class Simulation:
             changed[read.dim] = sample.size(read.size, instance, name)
             return changed
         return whole
+
+
+def _is_dead(node: Node) -> bool:
+    """Return whether nothing needs a node, so that the last pass leaves it out."""
+    anchors = {value.node for value in node.graph.anchors.values()}
+    is_read = node.control_users or any(value.uses for value in node.read_outputs)
+    return is_pure(node.op) and not is_read and node not in anchors
 
 
 def _constant(node: Node, instance: int) -> Any:

@@ -32,6 +32,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.device_names import short
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
+from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
 from autograph_rewrite.plan.parts.names import exchanged_bytes
@@ -113,6 +114,9 @@ def simulate(
         hardware, folded = Hardware(machine or Machine(), network_of(cluster)), fold(flat, plan, batch)
         counts = counted(folded, plan, hardware, batch)
         found = simulated(folded, plan, hardware, batch=batch, counts=counts)
+        if plan.has_shards_of_replicas:  # what is handed over for them is found with the placements of their handles
+            edges = plan.edges or pass_pipeline.resolve(flat, plan, batch).edges
+            found = replace(found, exchanged_bytes=exchanged_bytes(edges))
         return SimulatedStep(plan, folded, counts, hardware, batch, found)
 
     try:

@@ -182,6 +182,11 @@ class Plan(PlanView):
         """Whether each micro-batch gathers for itself what the replicas share out, instead of once for all of them."""
         return self.microbatches > 1 and not self.looped and len(self.processes) == 1 and self.mode == "mirrored"
 
+    @cached_property
+    def has_shards_of_replicas(self) -> bool:
+        """Whether variables, or their slots or updates, are split over the replicas."""
+        return any(request.over_replicas for request in self.variables)
+
     @property
     def looped(self) -> bool:
         """Whether one loop in the graph runs the micro-batches."""

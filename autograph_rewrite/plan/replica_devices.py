@@ -21,7 +21,7 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
         return plan.model.devices[task * each : (task + 1) * each]
     if plan.pipeline is not None:
         return plan.pipeline.devices
-    if plan.mode == "shared" and all(parse(device).kind == "CPU" for device in devices):
+    if plan.mode == "shared" and not plan.has_shards_of_replicas and all(parse(one).kind == "CPU" for one in devices):
         return (devices[0],) * len(devices)
     return devices
 

@@ -56,6 +56,16 @@ def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None 
     raise_if_any(check(plan, item, available_devices), error=PlanError, title=plan.source.name)
 
 
+def require_edges(plan: Plan, item: ItemLike) -> None:
+    """Refuse edges that do not fit; the rest of the plan has been checked, and passes have edited its requests since.
+
+    Raises:
+        PlanError: with every problem.
+    """
+    findings = chain.from_iterable(check(plan, item) for check in EDGE_CHECKS)
+    raise_if_any([plan.source.fault(*one) for one in findings], error=PlanError, title=plan.source.name)
+
+
 @dataclass(frozen=True)
 class Checked:
     """What a check looks at."""

@@ -48,7 +48,7 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
         return resolved
     given = with_shards_as_one(given, resolved, item)
     _require_the_same_edges(given, resolved)
-    verify.require(replace(given, graph_digest=""), item)
+    verify.require_edges(replace(given, graph_digest=""), item)
     faults = [given.source.fault(*finding) for finding in (*_lowerings(given, resolved), *_buckets(given, state))]
     raise_if_any(faults, error=PlanError, title=given.source.name)
     return given if given.batch in (0, resolved.batch) else _counted(given, resolved)

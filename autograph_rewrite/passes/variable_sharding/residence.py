@@ -47,9 +47,9 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
 )
 from autograph_rewrite.passes.variable_sharding.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
+from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
@@ -100,9 +100,10 @@ def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: C
 
 @dataclass(frozen=True)
 class Chosen:
-    """How variables are cut that stay one node, slots among them."""
+    """How variables are cut that stay one node, slots among them, and which slots cannot be cut, and why."""
 
     of: Mapping[str, Sharded]
+    whole: Mapping[str, str] = field(default_factory=dict)
 
 
 def placeable(
@@ -115,8 +116,6 @@ def placeable(
         cuts: what is requested.
     """
     if plan.part_devices or plan.local_sgd is not None:
-        return {}
-    if run_devices(plan) != plan.devices_of(0):  # replicas that share a memory run on its first device, shards are on all
         return {}
     groups: dict[str, list[str]] = {}
     for name, owner in owners.items():
@@ -320,11 +319,12 @@ def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
 def _place(rewrite: Rewrite) -> None:
     """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
     graph, item, plan = rewrite.graph, rewrite.item, rewrite.plan
-    chosen = rewrite.get(Chosen).of
+    chosen, whole = rewrite.get(Chosen).of, rewrite.get(Chosen).whole
     found, said = place_variables(graph, item, plan, chosen, step_of(graph, item))
+    said += [stays_whole(*one) for one in whole.items()]
     rewrite.put(found)
     requests = (
-        residence.placed(replace(one, server=None), residence.REPLICATED) if one.name in chosen else one
+        replace(residence.placed(one, residence.REPLICATED), server=None, stage=one.stage) if one.name in chosen else one
         for one in rewrite.plan.variables
     )
     rewrite.plan = replace(rewrite.plan, variables=tuple(requests), notes=(*rewrite.plan.notes, *said))

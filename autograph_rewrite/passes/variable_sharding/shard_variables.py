@@ -160,19 +160,20 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
     return replace(plan, variables=tuple(requests))
 
 
-def _placed(rewrite: Rewrite) -> dict[str, Sharded]:
+def _placed(rewrite: Rewrite) -> Chosen:
     graph, item = rewrite.graph, rewrite.item
     cuts = {name: one for name, one in rewrite.plan.residences.items() if isinstance(one, Sharded)}
-    owners = owners_of(item, propagate(graph, {}, Semantics()), step_of(graph, item), cuts).of
-    return placeable(item, graph, rewrite.plan, owners, cuts)
+    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step_of(graph, item), cuts)
+    found = placeable(item, graph, rewrite.plan, owners, cuts)
+    return Chosen(found, whole if cuts.keys() <= found.keys() else {})
 
 
 def _shard(rewrite: Rewrite) -> None:
     """Shard variables, their slots and their updates."""
     known = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else rewrite.item.variables
     placed = _placed(rewrite)
-    rewrite.put(Chosen(placed))
-    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan, placed)
+    rewrite.put(placed)
+    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan, placed.of)
     rewrite.put(gathered)
     rewrite.put(WholeVariables(in_pieces(known, item.variables)))  # the model axis may have cut others
     rewrite.item = replace(item, variables=shard_variables(item.variables))

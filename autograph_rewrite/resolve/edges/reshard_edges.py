@@ -435,7 +435,7 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
         if mirrored and wire in wire_types.COLLECTIVE_TYPES and not _is_hierarchical(plan, options):
             return "micro_reduce" if plan.microbatches > 1 else "collective_reduce"
         return by_hosts(plan, fact)
-    if mirrored and _gathers_shards(plan, fact):
+    if plan.replicas > 1 and _gathers_shards(plan, fact):
         return "all_gather"
     if (
         mirrored
