@@ -256,7 +256,9 @@ def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
             handles = [shard_name(node.name, k) for k in range(len(cut.sizes))]
             handles[first : first + each] = mine
             others = [k for k in range(len(handles)) if k not in range(first, first + each)]
-            shards = Shards(cut.axis, cut.sizes, tuple(handles), rewrite.plan.devices, elsewhere=tuple(others))
+            layout, devices = rewrite.get(ReplicaLayout), list(rewrite.plan.devices)
+            devices[first : first + each] = [layout.device(node, i) for i in range(each)]
+            shards = Shards(cut.axis, cut.sizes, tuple(handles), tuple(devices), elsewhere=tuple(others))
             found[name] = replace(found[name], handle=mine[0], shards=shards)
     return found
 
@@ -330,15 +332,17 @@ def held_bytes(rewrite: Rewrite) -> dict[str, int]:
 
     Unknown dimensions count as 1.
     """
-    devices = run_devices(rewrite.plan, rewrite.task)
-    split, found = split_over_replicas(rewrite), dict.fromkeys(devices, 0)
+    layout, split = rewrite.get(ReplicaLayout), split_over_replicas(rewrite)
+    found = dict.fromkeys(run_devices(rewrite.plan, rewrite.task), 0)
     for name, variable in rewrite.item.variables.items():
         node = rewrite.graph.nodes.get(variable.handle)
         if node is None:
             continue
         cut = split.get(name)
         sizes = rewrite.of_own_replicas(cut.sizes) if cut is not None else ()
-        for replica, device in enumerate(devices if node.span != ONCE else (node.device,)):
+        instances = range(layout.mesh.count(node.span))
+        devices = [node.device] if node.span == ONCE else [layout.device(node, i) for i in instances]
+        for replica, device in enumerate(devices):
             part = variable.nbytes // cut.extent * sizes[replica] if cut is not None else variable.nbytes
             found[device] = found.get(device, 0) + part
     return found

@@ -55,9 +55,6 @@ def roll_micro_batches(graph: Graph, mesh: Mesh, slices: Mapping[Value, Value], 
     all_of_it = Cluster(FORWARD, 0)
     loop = Loop(graph, [prefix(r) for r in range(mesh.size(REPLICA))], mesh.size(MICRO))
     LoopBodies(graph, {FORWARD: loop}).fill(order, unconditional, lambda _: all_of_it, mesh)
-    for node in graph:
-        if node.span == PER_REPLICA:
-            node.set_span(EACH)  # as the loop has it now: an instance for each replica
     require_closed(graph)
 
 
@@ -308,6 +305,9 @@ class LoopBodies:
         for node in order:
             if node.span != EACH and node.name in self._graph.nodes:
                 self._read_behind(node, unconditional, mesh.size(REPLICA))
+        for node in self._graph:
+            if node.span == PER_REPLICA:
+                node.set_span(EACH)  # as the loop has it now: an instance for each replica
 
     def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
         """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.

@@ -115,8 +115,6 @@ def placeable(
         owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
         cuts: what is requested.
     """
-    if plan.part_devices or plan.local_sgd is not None:
-        return {}
     groups: dict[str, list[str]] = {}
     for name, owner in owners.items():
         groups.setdefault(owner, []).append(name)
