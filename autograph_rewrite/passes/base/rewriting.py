@@ -48,6 +48,7 @@ from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.passes.base.anchors import anchor_outputs, digest_nodes, outputs_of
 from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
+from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -226,6 +227,8 @@ class Rewrite:
         names += item.keep
         for variable in item.variables.values():
             names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
+            if self.plan.has_shards_of_replicas and self.processes > 1:  # sessions read those of other processes
+                names += [shard_name(variable.handle, k) for k in range(self.plan.replicas)]
         return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
 
     # ------------------------------------------------------------------------------- once every node has its span

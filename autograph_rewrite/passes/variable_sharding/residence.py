@@ -127,7 +127,7 @@ def placeable(
     }
     # In a job with servers everything crosses through stores, of which worker 0 takes for all.
     stores = len(plan.processes) > 1 and any(one.servers for name, one in plan.residences.items() if name not in found)
-    return {} if stores else found
+    return found
 
 
 class Ways(NamedTuple):
