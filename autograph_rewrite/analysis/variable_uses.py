@@ -17,6 +17,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
 from autograph_rewrite.ir.recorded_shapes import Shape, constant
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order
@@ -410,6 +411,21 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
         if not (has(node.op, "forwards_handle") or _is_known(node, index, cut)):
             return Obstacle(f"{node.op} needs the whole variable", node)
     return None
+
+
+def require_cuttable(name: str, handle: Node, cut: Collection[Node]) -> None:
+    """Refuse a variable that is used in a way that no shard of it could be.
+
+    Args:
+        handle: the node that gives its handle.
+        cut: the handles of all variables that are cut the same way.
+
+    Raises:
+        GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
+    """
+    found = obstacle(handle, cut)
+    if found is not None:
+        raise GraphError(f"'{name}' cannot be cut into shards: {found.reason}", node=found.node, hint="leave it whole")
 
 
 class ReadInLoop(NamedTuple):

@@ -283,7 +283,7 @@ def _found_in_shards(seen: Seen) -> str | None:
     node, table, made = seen.node, seen.operands[0], seen.results[0]
     if table.dim:  # columns: every replica has some of each row
         return None if made.kind == "split" else f"result 0 is claimed {said(made)}, and has some columns of each row"
-    if node.op == "GatherV2" and seen.ints(2) != (0,) or node.attr("batch_dims", 0):
+    if (node.op == "GatherV2" and seen.ints(2) != (0,)) or node.attr("batch_dims", 0):
         return "it does not look up rows"
     if seen.operands[1].kind != "replicated":
         return f"input 1 is {said(seen.operands[1])}, and every replica has to look for all rows"

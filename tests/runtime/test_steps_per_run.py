@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
-from autograph_rewrite.errors import GraphError, PassError, PlanError
+from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.runtime.keras_model import stacked
 
 v1 = tf.compat.v1
@@ -296,12 +296,6 @@ def test_a_plan_whose_steps_are_led_from_outside_is_refused(given: dict[str, Any
     cluster = {"workers": ["a:1", "b:1"]} | ({"ps": ["c:1"]} if "parameter" in why else {})
     with pytest.raises(PlanError, match=f"steps_per_run is 3, but {why}"):
         ar.build_plan(item(), {"devices": ["CPU:0"], "cluster": cluster, "steps_per_run": EACH, **given})
-
-
-def test_stages_that_cannot_read_a_variable_from_its_shards_say_so() -> None:
-    more = {"pipeline": {"stages": 2, "microbatches": 2}, "devices": [f"CPU:{i}" for i in range(4)]}
-    with pytest.raises(PassError, match="a variable that is joined from its shards once for all micro-batches"):
-        ar.rewrite(item(), {"strategy": {"name": "FSDP"}, **more})
 
 
 def test_ar_verify_compares_single_steps() -> None:

@@ -20,8 +20,8 @@ import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.mesh import PerInstance
+from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.device_names import parse

@@ -1,4 +1,4 @@
-"""Rows of shards: lookups and updates by the numbers that a whole variable has of its rows, on the shard of each replica.
+"""Rows of shards: lookups and updates by the row numbers of a whole variable, on the shard of each replica.
 
     before   ResourceGather(w, ids)                    ids of rows of all shards
     after    places = Where(first <= ids < end)        which of them lie in the shard of this replica
@@ -15,10 +15,10 @@ the last shard, whose kernel refuses it as that of the whole variable would.
 from __future__ import annotations
 
 from itertools import accumulate
+
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op

@@ -53,7 +53,6 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlock
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.reshard.global_sizes import read_early
-from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_for_each
 from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -73,8 +72,6 @@ def assign_spans(rewrite: Rewrite) -> None:
     devices = run_devices(rewrite.plan, rewrite.task)
     if len(set(devices)) > 1 or parse(devices[0]).kind != "CPU":
         _enter_where_it_is_carried(order)
-    if rewrite.plan.gathers_for_each and rewrite.has(GatheredOnUse):
-        gather_for_each(rewrite.graph, rewrite.get(GatheredOnUse))
     for node in (*order, *reversed(order)):
         if node.op == "NoOp" and _stands_between_instances(node):
             node.set_span(EACH)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, notes
+from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
@@ -45,7 +46,7 @@ from autograph_rewrite.passes.tensor_parallel.placements import (
     sums_by_rows,
 )
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.handle_uses import Uses
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
 from autograph_rewrite.passes.variable_sharding.residence import step_of
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.variable_uses import obstacle
-from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import Shape
@@ -31,21 +29,6 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
-
-
-def require_cuttable(name: str, handle: Node, cut: set[Node]) -> None:
-    """Refuse a variable that is used in a way that no shard of it could be.
-
-    Args:
-        handle: the node that gives its handle.
-        cut: the handles of all variables that are cut the same way.
-
-    Raises:
-        GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
-    """
-    found = obstacle(handle, cut)
-    if found is not None:
-        raise GraphError(f"'{name}' cannot be cut into shards: {found.reason}", node=found.node, hint="leave it whole")
 
 
 class Uses:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate
-from autograph_rewrite.analysis.variable_uses import obstacle, variable_uses
+from autograph_rewrite.analysis.variable_uses import obstacle, require_cuttable, variable_uses
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import REPLICA
@@ -98,38 +98,6 @@ def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: C
     return Owners({name: found[name] for name in item.variables if name in found}, whole)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """How variables are cut that stay one node, slots among them, and which slots cannot be cut, and why."""
-
-    of: Mapping[str, Sharded]
-    whole: Mapping[str, str] = field(default_factory=dict)
-
-
-def placeable(
-    item: TrainingGraph, graph: Graph, plan: Plan, owners: Mapping[str, str], cuts: Mapping[str, Sharded]
-) -> dict[str, Sharded]:
-    """Return the variables, slots among them, that can be split over the replicas as one node.
-
-    Args:
-        owners: whose request says how a variable is kept: its own, or that of the variable that it is a slot of.
-        cuts: what is requested.
-    """
-    groups: dict[str, list[str]] = {}
-    for name, owner in owners.items():
-        groups.setdefault(owner, []).append(name)
-    found = {
-        name: cuts[owner]
-        for owner, names in groups.items()
-        if not cuts[owner].is_on_server and cuts[owner].servers
-        for name in names
-        if all(obstacle(graph.nodes[item.variables[one].handle], rewritten=True) is None for one in names)
-    }
-    # In a job with servers everything crosses through stores, of which worker 0 takes for all.
-    stores = len(plan.processes) > 1 and any(one.servers for name, one in plan.residences.items() if name not in found)
-    return found
-
-
 class Ways(NamedTuple):
     """What a stage of ZeRO asks for.
 
@@ -148,7 +116,7 @@ class Ways(NamedTuple):
 
 
 def place_variables(
-    graph: Graph, item: TrainingGraph, plan: Plan, chosen: Mapping[str, Sharded], step: set[Node]
+    graph: Graph, item: TrainingGraph, plan: Plan, asked: Mapping[str, Sharded]
 ) -> tuple[Residences, list[str]]:
     """Ask for the whole of variables, and for shards of gradients, where they are read; return where variables live.
 
@@ -156,16 +124,24 @@ def place_variables(
 
     Args:
         graph: edited.
-        chosen: how variables are cut, slots among them.
-        step: the nodes that one step runs.
+        asked: how variables are cut, without their slots.
+
+    Raises:
+        GraphError: a variable is used in a way that no shard of it could be.
     """
+    step = step_of(graph, item)
+    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked)
+    chosen = {name: asked[owner] for name, owner in owners.items()}
     said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
+    said += [stays_whole(*one) for one in whole.items()]
     write_whole_values(graph, item, chosen)
     read_whole_for_elements(graph, item, chosen)
     padded = {
         name: replace(cut, sizes=(*cut.sizes, *[0] * (plan.replicas - len(cut.sizes)))) for name, cut in chosen.items()
     }
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
+    for node, name in handles.items():
+        require_cuttable(name, node, handles.keys())
     asks = _Asks(propagate(graph, {}, Semantics()), step, {node: padded[name] for node, name in handles.items()})
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
@@ -316,20 +292,18 @@ def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
 
 def _place(rewrite: Rewrite) -> None:
     """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
-    graph, item, plan = rewrite.graph, rewrite.item, rewrite.plan
-    chosen, whole = rewrite.get(Chosen).of, rewrite.get(Chosen).whole
-    found, said = place_variables(graph, item, plan, chosen, step_of(graph, item))
-    said += [stays_whole(*one) for one in whole.items()]
+    plan = rewrite.plan
+    found, said = place_variables(rewrite.graph, rewrite.item, plan, _asked(rewrite))
     rewrite.put(found)
     requests = (
-        replace(residence.placed(one, residence.REPLICATED), server=None, stage=one.stage) if one.name in chosen else one
-        for one in rewrite.plan.variables
+        replace(residence.placed(one, residence.REPLICATED), server=None, stage=one.stage) if one.stage else one
+        for one in plan.variables
     )
-    rewrite.plan = replace(rewrite.plan, variables=tuple(requests), notes=(*rewrite.plan.notes, *said))
+    rewrite.plan = replace(plan, variables=tuple(requests), notes=(*plan.notes, *said))
 
 
-def _has_split(rewrite: Rewrite) -> bool:
-    return rewrite.has(Chosen) and bool(rewrite.get(Chosen).of)
+def _asked(rewrite: Rewrite) -> dict[str, Sharded]:
+    return {name: one for name, one in rewrite.plan.residences.items() if isinstance(one, Sharded) and one.stage}
 
 
-PLACE_VARIABLES = Pass("place-variables", _place, _has_split, gives=(Residences,))
+PLACE_VARIABLES = Pass("place-variables", _place, lambda rewrite: bool(_asked(rewrite)), gives=(Residences,))

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
+from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ops.rules.base import Semantics
@@ -22,10 +23,9 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops, write_whole_values
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.handle_uses import Uses, require_cuttable
+from autograph_rewrite.passes.variable_sharding.handle_uses import Uses
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
-from autograph_rewrite.passes.variable_sharding.regather import GatheredOnUse, gather_on_use
-from autograph_rewrite.passes.variable_sharding.residence import Chosen, owners_of, placeable, step_of
+from autograph_rewrite.passes.variable_sharding.residence import owners_of, step_of
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.notes import stays_whole
@@ -36,24 +36,17 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 PASS = "shard-variables"
 
 
-def shard_variables_of(
-    graph: Graph, item: TrainingGraph, plan: Plan, placed: Collection[str] = ()
-) -> tuple[TrainingGraph, Plan, GatheredOnUse]:
-    """Cut the variables of which the plan wants it.
-
-    Returns the item and the request with shards instead of them, and which of them are gathered where they are used.
+def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
+    """Cut the variables of which the plan wants it; return the item and the request with shards instead of them.
 
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
-        placed: the variables that stay one node (`passes.variable_sharding.residence`).
 
     Raises:
         GraphError: a variable cannot be cut.
     """
-    cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded) and name not in placed}
-    if not cuts:
-        return item, plan, GatheredOnUse()
+    cuts = _asked(plan)
     read = read_before_loops(graph, item, cuts)
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
@@ -79,9 +72,7 @@ def shard_variables_of(
         for handle, made in uses.handles.items():
             name = by_handle[handle]
             shards[name] = Shards(cuts[name].axis, sizes, tuple(node.name for node in made), cuts[name].servers)
-    gathered = GatheredOnUse(tuple(shards[name].handles[0] for name in owners if cuts[name].stage == 3))
-    gather_on_use(graph, [graph.nodes[handle] for handle in gathered.handles])
-    return *in_shards(graph, item, plan, shards, cuts, owners), gathered
+    return in_shards(graph, item, plan, shards, cuts, owners)
 
 
 def in_shards(
@@ -160,27 +151,17 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
     return replace(plan, variables=tuple(requests))
 
 
-def _placed(rewrite: Rewrite) -> Chosen:
-    graph, item = rewrite.graph, rewrite.item
-    cuts = {name: one for name, one in rewrite.plan.residences.items() if isinstance(one, Sharded)}
-    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step_of(graph, item), cuts)
-    found = placeable(item, graph, rewrite.plan, owners, cuts)
-    return Chosen(found, whole if cuts.keys() <= found.keys() else {})
+def _asked(plan: Plan) -> dict[str, Sharded]:
+    """Return how variables are cut into parts; those that are split over the replicas stay one node (`residence`)."""
+    return {name: one for name, one in plan.residences.items() if isinstance(one, Sharded) and not one.stage}
 
 
 def _shard(rewrite: Rewrite) -> None:
     """Shard variables, their slots and their updates."""
     known = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else rewrite.item.variables
-    placed = _placed(rewrite)
-    rewrite.put(placed)
-    item, rewrite.plan, gathered = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan, placed.of)
-    rewrite.put(gathered)
+    item, rewrite.plan = shard_variables_of(rewrite.graph, rewrite.item, rewrite.plan)
     rewrite.put(WholeVariables(in_pieces(known, item.variables)))  # the model axis may have cut others
     rewrite.item = replace(item, variables=shard_variables(item.variables))
 
 
-def _has_shards(rewrite: Rewrite) -> bool:
-    return any(request.sizes for request in rewrite.plan.variables)
-
-
-SHARD_VARIABLES = Pass("shard-variables", _shard, _has_shards, gives=(WholeVariables, GatheredOnUse))
+SHARD_VARIABLES = Pass("shard-variables", _shard, lambda rewrite: bool(_asked(rewrite.plan)), gives=(WholeVariables,))
