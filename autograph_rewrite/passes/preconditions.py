@@ -22,8 +22,8 @@ def require_no_servers(plan: Plan) -> None:
     """
     several = plan.microbatches > 1 and len(plan.processes) > 1
     driven = plan.is_driven or (plan.pipeline is not None and not _lives_here(plan))
-    if plan.homes and (several or driven):
-        name, home = next(iter(plan.homes.items()))
+    if plan.server_homes and (several or driven):
+        name, home = next(iter(plan.server_homes.items()))
         what = "micro-batches in several processes"
         if driven:
             parts = "stages" if plan.pipeline is not None else "model axes"
@@ -38,7 +38,7 @@ def require_no_servers(plan: Plan) -> None:
 
 def _lives_here(plan: Plan) -> bool:
     """Return whether the process that trains holds all variables."""
-    return {process_of(home) for home in plan.homes.values()} <= set(plan.processes)
+    return {process_of(home) for home in plan.server_homes.values()} <= set(plan.processes)
 
 
 def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> None:

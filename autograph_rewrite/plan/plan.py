@@ -248,6 +248,11 @@ class Plan(PlanView):
                 homes |= {shard_name(name, k): server for k, server in enumerate(one.servers)}
         return homes
 
+    @cached_property
+    def server_homes(self) -> dict[str, str]:
+        """The homes that are servers, and not the replicas over which a variable is split."""
+        return replace(self, variables=tuple(one for one in self.variables if not one.over_replicas)).homes
+
     @property
     def is_asynchronous(self) -> bool:
         """Whether each worker updates variables by itself, with the gradients of its own part of the batch."""

@@ -93,7 +93,7 @@ def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
     if plan.steps_per_run < 0:
         yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
     # not parsed: a device that is misspelt is another check's finding
-    jobs = {home.split("/")[1].partition(":")[2] for home in plan.homes.values() if home.startswith("/job:")}
+    jobs = {home.split("/")[1].partition(":")[2] for home in plan.server_homes.values() if home.startswith("/job:")}
     if plan.steps_per_run < 2 or not (plan.is_driven or jobs):
         return
     if plan.pipeline is not None:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -392,13 +392,33 @@ class ShardBlocks(Blocks):
     def _limits(self) -> list[int]:
         return list(accumulate(self._sizes, initial=0))
 
+    def _own(self, name: str, entries: Sequence[int]) -> Value:
+        """Return each replica's entry of a list that has one for each: a shard is that of all its micro-batches."""
+        span = PER_REPLICA if self._rewrite.micro > 1 else EACH
+        return FoldedBuilder.of(self._rewrite, self.source, SCOPE, span=span).of_replicas(entries, np.int32, name)
+
     def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
-        return self._own(name, [self._limits[i // self._rewrite.micro + offset] for i in range(self._rewrite.replicas)])
+        return self._own(name, self._limits[offset:][: len(self._sizes)])
+
+    @cached_property
+    def _of_processes(self) -> list[int]:
+        each = self._rewrite.plan.replicas_each
+        return [sum(self._sizes[first : first + each]) for first in range(0, len(self._sizes), each)]
+
+    @cached_property
+    def part(self) -> Value:
+        """The size of the shards of this process together (scalar, runs once)."""
+        return self._const("size", self._of_processes[self._rewrite.task])
+
+    @cached_property
+    def parts(self) -> Value:
+        """That of each process (vector, runs once)."""
+        return self._vector("parts", self._of_processes)
 
     @cached_property
     def count(self) -> Value:
         """The size of this replica's shard (scalar, each)."""
-        return self._own("count", [size for size in self._sizes for _ in range(self._rewrite.micro)])
+        return self._own("count", self._sizes)
 
 
 # Integers among floating-point numbers: halves of 16 bits, which float32 holds, and adds zeros to, without rounding.

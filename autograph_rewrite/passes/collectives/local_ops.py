@@ -51,7 +51,7 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
 
 def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
     """Join the blocks of this process's replicas on its first device."""
-    if rewrite.local == 1:
+    if rewrite.taken(ONCE, value.node.span) == 1:
         return rewrite.once(value)
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
     if not dim or rank is None or not rewrite.plan.looped:

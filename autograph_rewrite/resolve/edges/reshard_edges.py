@@ -439,7 +439,7 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
         return "all_gather"
     if (
         mirrored
-        and plan.microbatches == 1
+        and (plan.microbatches == 1 or shards_of(fact.split_size))
         and can_gather_collectively(fact, rows_of_unit(fact.split_size), plan.devices)
     ):
         return "collective_gather"

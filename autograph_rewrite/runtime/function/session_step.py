@@ -93,7 +93,7 @@ def without_shards(plan: Plan) -> Plan:
     Raises:
         PlanError: the servers do not wait for all workers, which would compute something else.
     """
-    found = {request.name for request in plan.variables if request.sizes and request.servers}
+    found = {one.name for one in plan.variables if one.sizes and one.servers and not one.over_replicas}
     if not found or max(plan.microbatches, plan.steps_per_run) < 2:
         return plan
     if plan.is_asynchronous:
