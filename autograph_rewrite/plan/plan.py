@@ -184,8 +184,12 @@ class Plan(PlanView):
 
     @cached_property
     def has_shards_of_replicas(self) -> bool:
-        """Whether variables, or their slots or updates, are split over the replicas."""
-        return any(request.over_replicas for request in self.variables)
+        """Whether variables, or their slots or updates, are split over the replicas, which update their shards.
+
+        In a job with servers nothing crosses between workers but by them: there each shard is on a server, too.
+        """
+        by_servers = len(self.processes) > 1 and bool(self.server_homes)
+        return any(request.over_replicas for request in self.variables) and not by_servers
 
     @property
     def looped(self) -> bool:

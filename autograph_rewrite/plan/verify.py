@@ -103,7 +103,7 @@ def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
     elif "ps" in jobs:
         where, without = "variables are on parameter servers", "use a strategy without servers"
     else:
-        where, without = "shards of variables are on several workers", "use a strategy that splits none over workers"
+        where, without = "variables are on single workers", "use a strategy that places none on a worker"
     message = f"steps_per_run is {plan.steps_per_run}, but {where}, and each step is led from outside of the graph"
     yield Finding(("steps_per_run",), message, f"leave steps_per_run out, or {without}")
 

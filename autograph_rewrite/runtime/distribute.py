@@ -158,6 +158,7 @@ class Rewriter:
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
         self.devices = self._own_devices()
+        self._is_of_model_in_job = False
 
     @property
     def member(self) -> Membership | None:
@@ -196,6 +197,7 @@ class Rewriter:
         """Return what this worker does differently with a model; None where there is only one process."""
         if self.member is None:
             return None
+        self._is_of_model_in_job = True
         given = self._job.given
         splits = isinstance(given, Plan) or given.input == "global"
         whole = ("train",) if given.is_driven else ()
@@ -219,6 +221,8 @@ class Rewriter:
             if bucket_order:
                 notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # edges that are given keep their buckets
                 plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)
+            if self._is_of_model_in_job:  # each process takes its part of each batch outside of the graph
+                plan = replace(plan, steps_per_run=min(plan.steps_per_run, 1))
             if self.member is not None:
                 plan = without_shards(plan)
             plan = plan.of_step(training=training)

@@ -204,12 +204,10 @@ def test_sharding_that_splits_some_variables_only_names_the_others() -> None:
         ar.rewrite(looped(partly=True), {**given, "semantics": {"strict": True}})
 
 
-@pytest.mark.parametrize("name", ["FSDP", "PartitionedPS", "UnevenPartitionedPS", "partition"])
+@pytest.mark.parametrize("name", ["PartitionedPS", "UnevenPartitionedPS"])
 def test_micro_batches_in_a_job_say_that_they_reach_no_shards_of_other_processes(name: str) -> None:
     """As `ar.distribute` does in a job."""
-    given = {"devices": ["CPU:0"], "microbatches": 2, "cluster": WORKERS | (SERVER if "PS" in name else {})}
-    split = {"variables": [{"match": "w", "partition": {"over": "data"}}]}
-    given |= split if name == "partition" else {"strategy": {"name": name}}
+    given = {"devices": ["CPU:0"], "microbatches": 2, "cluster": WORKERS | SERVER, "strategy": {"name": name}}
     w = tf.Variable(tf.ones([8, 8]), name="w")
 
     def step(x: Any) -> Any:

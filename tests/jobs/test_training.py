@@ -117,6 +117,13 @@ PROGRAMS = (
 )
 READS = ("read_between", "read_by_functions", "written_between", "original_between", "read_in_fit")
 MORE_READS = ("read_between", "written_between")
+IN_PARTS = (
+    "mlp_in_micro_batches",
+    "language_model_in_micro_batches",
+    "masked_in_micro_batches",
+    "steps_of_a_session",
+    "steps_of_a_function",
+)
 SHARDED = ("fit", "callbacks", "several_shapes", "two_models", "kept_in_a_branch", "in_a_branch_v1_there")
 MORE_PROGRAMS = (
     "clipped_proxies",
@@ -164,6 +171,7 @@ JOBS = {
     ),
     "fsdp": Kind(2, ("mlp_adam_mirrored", "language_model_mirrored", "custom_loop", *SHARDED, *READS), 0, "FSDP"),
     "fsdp of three": Kind(3, ("clipped", "accumulated", "looped", *SHARDED, *MORE_READS), 0, "FSDP"),
+    "fsdp in parts": Kind(2, (*IN_PARTS, "mlp_next_to_a_server"), 0, "FSDP"),
     "fsdp, launched": Kind(2, ("read_late",), 0, "FSDP", is_launched=True),
     "programs": Kind(2, PROGRAMS, 1, "PS"),
     "more_programs": Kind(3, MORE_PROGRAMS, 2, "PSLoadBalancing"),
@@ -176,11 +184,11 @@ JOBS = {
     "steps": Kind(2, STEPS),
     "pipelines of three": Kind(3, PIPELINES),
 }
-JOBS_IN_SHARDS = ("served shards", "fsdp", "fsdp of three", "fsdp, launched")
+JOBS_IN_SHARDS = ("served shards", "fsdp", "fsdp in parts", "fsdp of three", "fsdp, launched")
 LEGACY = Kind(2, ("callbacks", "per_worker", "resumed", "weighted", "recompiled"))
 """Models that are built of `tf.keras`; batches of other sizes are other traces, which draw anew on one device."""
 REFERENCES = {
-    "graphs": GRAPHS,
+    "graphs": (*GRAPHS, "mlp_next_to_a_server"),
     "models": ("fit", "two_inputs"),
     "models with callbacks": ("callbacks", "per_worker"),
     "models that go on": ("resumed", "dataset", "written_files"),

@@ -287,7 +287,7 @@ def test_batches_that_follow_each_other_with_one_shape_are_stacked() -> None:
     ("given", "why"),
     [
         ({"strategy": {"name": "PS"}}, "variables are on parameter servers"),
-        ({"strategy": {"name": "FSDP"}}, "shards of variables are on several workers"),
+        ({"strategy": {"name": "PartitionedPS"}}, "variables are on single workers"),
         ({"pipeline": {"stages": 2, "microbatches": 2}}, "the stages are in several processes"),
         ({"mesh": {"model": 2}, "sharding": [{"match": "w", "split": [1, 2]}]}, "the model axis goes through"),
     ],

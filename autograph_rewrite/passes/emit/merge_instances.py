@@ -17,16 +17,23 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PerInstance, Select, prefix
 from autograph_rewrite.ir.replace_op import take_name
+from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.variable_ops import handle_node
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.facts.placement import LOCAL, Fact
 from autograph_rewrite.ops.rules.base import OWN_VALUE
+from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
+from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
 from autograph_rewrite.passes.variable_sharding.residence import Residences
+from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.parts.residence import shard_name
+from autograph_rewrite.plan.replica_devices import HOST
 
 INSTANCE_SUFFIX = "/instance"
 
@@ -132,6 +139,7 @@ def _run(rewrite: Rewrite) -> None:
     moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])
     eliminate_dead_code(rewrite.graph, rewrite.roots)
     hold_shards(rewrite)
+    begin_together(rewrite)
     name_resources(rewrite)
     rewrite.put(Merged(frozenset(common), spread, moved))
 
@@ -202,3 +210,36 @@ def hold_shards(rewrite: Rewrite) -> None:
                 attrs |= {"shape": cut.shape(variable.shape or (), replica), "shared_name": resource_name(node, at)}
                 handle = Builder(rewrite.graph, shard_name(node.name, replica), node, ONCE).node("VarHandleOp", **attrs)
                 rewrite.settle(handle, device)
+
+
+# Begin together: between two steps each worker may read shards of the others, which may have begun the next one.
+#
+#     before   decay ──► AssignVariableOp(w: split(0))              waits for nobody
+#     after    CollectiveReduceV2 among the processes ──^──► AssignVariableOp(w: split(0))
+#
+# An update that waits for a gradient waits for all workers already.
+
+
+def begin_together(rewrite: Rewrite) -> None:
+    """Let updates of shards that wait for no other process wait until all of them have begun."""
+    split = rewrite.get(Residences).of if rewrite.has(Residences) else {}
+    if rewrite.processes == 1 or not split:
+        return
+    graph, order = rewrite.graph, topological_order(rewrite.graph)
+    handles = {graph.nodes.get(rewrite.item.variables[name].handle) for name in split}
+    meetings = marks_before(order, {node: 1 for node in order if is_collective(node.op)})
+    writes = (node for node in order if has(node.op, "writes") and handle_node(node.inputs[0]) in handles)
+    early = [node for node in writes if not meetings[node]]
+    if not early:
+        return
+    plan, build = rewrite.plan, Builder(graph, "autograph_begin", early[0], ONCE)
+    hosts = [f"{process}{HOST}" for process in plan.processes]  # no accelerator's queue of collectives waits for it
+    group = salted(group_key(hosts), f"begin {plan.digest()}")
+    keys = [build.const(number, dtypes.INT32, what)
+            for what, number in (("size", len(hosts)), ("group", group), ("instance", 1))]  # fmt: skip
+    ready = build.const([1.0], dtypes.FLOAT, "ready")
+    all_ready = build.op("CollectiveReduceV2", ready, *keys, what="all", merge_op="Add", final_op="Id")
+    for value in (ready, *keys, all_ready):
+        rewrite.settle(value.node, hosts[rewrite.task])
+    for node in early:
+        node.add_control(all_ready.node)

@@ -303,6 +303,8 @@ def _place(rewrite: Rewrite) -> None:
 
 
 def _asked(rewrite: Rewrite) -> dict[str, Sharded]:
+    if not rewrite.plan.has_shards_of_replicas:
+        return {}
     return {name: one for name, one in rewrite.plan.residences.items() if isinstance(one, Sharded) and one.stage}
 
 

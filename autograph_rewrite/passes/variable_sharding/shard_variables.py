@@ -153,7 +153,9 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
 
 def _asked(plan: Plan) -> dict[str, Sharded]:
     """Return how variables are cut into parts; those that are split over the replicas stay one node (`residence`)."""
-    return {name: one for name, one in plan.residences.items() if isinstance(one, Sharded) and not one.stage}
+    placed = plan.has_shards_of_replicas
+    cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
+    return {name: one for name, one in cuts.items() if not (placed and one.stage)}
 
 
 def _shard(rewrite: Rewrite) -> None:

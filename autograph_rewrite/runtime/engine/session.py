@@ -32,10 +32,10 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
 )
 from autograph_rewrite.runtime.engine.step_observers import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
-from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, is_apart
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
 from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
-from autograph_rewrite.runtime.job.exchanges import Rendezvous, abandon, replica_means
+from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, abandon, replica_means
 from autograph_rewrite.runtime.job.job_memory import require_alike
 from autograph_rewrite.runtime.job.own_loop import OwnLoop, keep_steps, kept_loop
 from autograph_rewrite.runtime.job.parameter_server import serve_if_server
@@ -318,7 +318,13 @@ class DistributedSession:
         """Set many variables in one run, by original name, as `write_variable` does."""
         writes = [self._variables.writes(name, value) for name, value in values.items()]
         fed = {source: value for _, feeds in writes for source, value in feeds.items()}
+        meeting = None
+        if self._member is not None and any(map(is_apart, map(self.item.variables.get, values))):
+            meeting = Rendezvous(self._member, self.item.report.plan.timeout_seconds)
+            meeting.meet(WRITE)  # none of them still reads what is in the shards of this one
         self.run_ops([ops for ops, _ in writes], fed)
+        if meeting is not None:
+            meeting.meet(WRITE)  # each has written its shards before one reads those of others
         if self._digest is not None:
             self._digest.wrote({name: v for name, v in values.items() if name not in self.item.state})
 

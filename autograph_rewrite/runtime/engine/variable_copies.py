@@ -23,6 +23,11 @@ def _instances(item: TrainingGraph, handle: str) -> tuple[str, ...]:
     return (item.layout.instances(handle) if item.layout is not None else ()) or (handle,)
 
 
+def is_apart(variable: Variable | None) -> bool:
+    """Return whether other workers hold shards of a variable, each of which writes its own."""
+    return variable is not None and variable.shards is not None and bool(variable.shards.elsewhere)
+
+
 class Copy:
     """Adds to a graph what reads and writes one copy of a variable as a whole.
 

@@ -37,12 +37,12 @@ from autograph_rewrite.plan.replica_devices import moved
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.native import Reader
 from autograph_rewrite.runtime.engine.session import DistributedSession
-from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, is_apart
 from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
 from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
 from autograph_rewrite.runtime.job.digests import adopt_from_chief, described, session_name, written_between
-from autograph_rewrite.runtime.job.exchanges import stay_for_others
+from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, stay_for_others
 from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
@@ -70,7 +70,8 @@ def with_proxies(plan: Plan) -> Plan:
     def shared(request: VariableRequest) -> VariableRequest:
         if request.server is not None:
             return replace(request, server=replace(request.server, proxy=True, lookups=lookups))
-        return replace(request, server=Server(lookups=True)) if request.over_replicas else request
+        is_part = request.over_replicas and not plan.has_shards_of_replicas
+        return replace(request, server=Server(lookups=True)) if is_part else request
 
     return replace(plan, variables=tuple(map(shared, plan.variables)))
 
@@ -207,6 +208,8 @@ class SessionVariables:
         self._names = {id(one): name for name, one in self._served.items()}
         self._holders = mirrors.held
         self._held = self._holders.others(self._served)
+        # What lies on several workers is read when the step has ended on all of them.
+        self._apart = [name for name in self._reads if is_apart(item.variables[name])]
         self._fixed = [name for name in self._variables if name not in self._served]
         self._values = _reader([self._variables[name] for name in self._fixed])
         self._lock = threading.RLock()
@@ -342,6 +345,9 @@ class SessionVariables:
         new = self._changes(changed)
         if new:
             self.began.wait()  # what is on the server they may still read
+            if any(written_between(name) in changed and is_apart(self._item.variables[name]) for name in new):
+                report = self._item.report  # others may still read the shards that are here
+                Rendezvous(report.member, report.plan.timeout_seconds).meet(WRITE)
             self._hand_over(new)
         written = [self._item.variables[name] for name in new if written_between(name) in changed]
         self._written = {piece.handle for variable in written for piece in pieces_of(variable)}
@@ -383,7 +389,15 @@ class SessionVariables:
     @property
     def fetches(self) -> dict[str, Any]:
         """What a step reads when it is done, by name."""
-        return {name: read for name, read in self._reads.items() if name not in self._served or name in self._held}
+        return {name: read for name, read in self._reads.items() if self._comes_back(name) and name not in self._apart}
+
+    @property
+    def brought_back(self) -> set[str]:
+        """The variables that are read after every step, whether somebody asks for them or not."""
+        return {name for name in self._reads if self._comes_back(name)}
+
+    def _comes_back(self, name: str) -> bool:
+        return name not in self._served or name in self._held
 
     def after_step(self, names: Iterable[str], values: Sequence[Any]) -> None:
         """Give the user's variables what a step has left.
@@ -395,6 +409,7 @@ class SessionVariables:
         self._give(list(names), values)
         held = self._holders.others(self._served)
         late = [name for name in held - self._held if self._served[name].source is self]
+        late += [name for name in self._apart if self._comes_back(name) and name not in late]
         self._held = held
         if late:
             self._bring(late)

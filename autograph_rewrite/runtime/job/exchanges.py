@@ -32,6 +32,9 @@ NUMBERS = 2**24
 """How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
 
 
+WRITE = "write variables whose shards they hold"
+
+
 class Rendezvous:
     """Exchanges of one job. All workers must make the same ones in the same order.
 

@@ -103,6 +103,12 @@ def in_micro_batches(case: Case, form: str = "unrolled") -> Case:
     return lambda job: case(replace(job, more=more))
 
 
+def on_a_server(name: str, case: Case) -> Case:
+    """Return a case in which a server keeps one variable, whatever the strategy does with the others."""
+    more = {"variables": [{"match": name, "synchronizer": "ps"}]}
+    return lambda job: case(replace(job, more=more))
+
+
 def contrastive() -> Mapping[str, Any]:
     """Compare every example with every other one: the batch is wanted whole."""
     x = placeholder("x", None, 4)
@@ -199,6 +205,7 @@ CASES: dict[str, Case] = {
     "masked": zoo("masked", "momentum", "mirrored", 2),
     "cond_v1": zoo("cond_v1", "adam", "shared", 2),
     "mlp_in_micro_batches": in_micro_batches(zoo("mlp", "adam", "mirrored", 2)),
+    "mlp_next_to_a_server": on_a_server("hidden_1/w", zoo("mlp", "adam")),
     "masked_in_micro_batches": in_micro_batches(zoo("masked", "momentum"), "loop"),
     "language_model_in_micro_batches": in_micro_batches(zoo("language_model", "adagrad", "mirrored", 2), "loop"),
     "contrastive_in_micro_batches": in_micro_batches(small(contrastive, mode="mirrored", replicas=2)),

@@ -97,7 +97,7 @@ def fetched(function: Any) -> set[str]:
     """Return which variables the step of a distributed function brings back."""
     (traced,) = function._traces
     assert isinstance(traced.step, SessionStep)
-    return set(traced.step._variables.fetches)
+    return traced.step._variables.brought_back
 
 
 def carried(function: Any) -> set[str]:

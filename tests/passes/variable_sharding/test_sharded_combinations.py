@@ -210,8 +210,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], type[RewriteError], str]] = {
     "stages, a copy on each replica": ("FSDP", STAGES, ConfigError, "stages hold one copy of each variable"),
     "replicas that train alone": ("FSDP", {"local_sgd": {"period": 2}}, ConfigError, "not with the strategy FSDP"),
     "components in micro-batches": ("FSDP", {**POLICY, "microbatches": 2}, ConfigError, "a component of 'w0'"),
-    "steps per run in a job": ("FSDP", {**JOB, "steps_per_run": 3}, PlanError, "shards of variables are on several"),
-    "micro-batches in a job": ("FSDP", {**JOB, **MICRO["unrolled"]}, PlanError, "micro-batches in several processes"),
+    "steps per run, on workers": ("PartitionedPS", {**JOB, "steps_per_run": 3}, PlanError, "on single workers"),
     "both in a job, on servers": ("PartitionedPS", {**JOB, **MICRO["loop"]}, PlanError, "micro-batches in several"),
 }
 
