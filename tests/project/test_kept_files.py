@@ -16,7 +16,7 @@ PLANS = sorted(path.name for path in (*KEPT.glob("*.yaml"), *KEPT.glob("*.pb")))
 
 def is_of_parts(name: str) -> bool:
     """Return whether a plan has an edge for each shard of what is one variable over the replicas today."""
-    return name.startswith("shards_mirrored")
+    return name.startswith("shards")
 
 
 def test_no_name_option_or_key_that_users_have_is_gone() -> None:

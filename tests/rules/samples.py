@@ -34,6 +34,7 @@ NOT_RUN: dict[str, str] = {
     **samples_linalg.NOT_RUN,
     **samples_lists.NOT_RUN,
     "ar.reshard": "no op of TensorFlow: see tests/passes/variable_sharding/test_residence.py",
+    "ar.shard_alike": "no op of TensorFlow: see tests/passes/localize/test_rows_of_shards.py",
     **dict.fromkeys(
         (op for op, rule in TABLE.items() if rule.family in families("control")), "runs inside frames: see test_control"
     ),

@@ -132,4 +132,4 @@ def _has_shards(rewrite: Rewrite) -> bool:
     return rewrite.has(Residences) and bool(rewrite.get(Residences).of)
 
 
-ROWS_OF_SHARDS = Pass("rows-of-shards", _run, _has_shards, needs=(ReplicaLayout, Residences))
+ROWS_OF_SHARDS = Pass("rows-of-shards", _run, _has_shards, needs=(ReplicaLayout,))

@@ -21,6 +21,7 @@ from autograph_rewrite.ir.mesh import EACH, ONCE, PROCESS, SERVER
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before, topological_order, users
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import MERGES, SWITCHES, has
@@ -383,7 +384,7 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
                 continue  # a push waits for what a branch or loop makes of its reads, not for the reads
             if levels[read] and not any(runs.is_before(update, read) for update in updates):
                 awaited = [push for push in pushes if any(runs.is_before(push, update) for update in updates)]
-                _require_before(read, awaited, levels)
+                levels[read] = _early_enough(read, awaited, levels)
             for push in own:
                 if levels[read] <= levels[push] and runs.may_wait(push, read):
                     push.add_control(read)
@@ -392,19 +393,25 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
                     node.add_control(read)
 
 
-def _require_before(read: Node, awaited: Sequence[Node], levels: Mapping[Node, int]) -> None:
-    """Make sure that a read comes before one of the pushes that the update of its variable waits for.
+def _early_enough(read: Node, awaited: Sequence[Node], levels: Mapping[Node, int]) -> int:
+    """Return the level of a read that comes before one of the pushes that the update of its variable waits for.
 
-    Raises:
-        PassError: it does not.
+    What only delays it, as the program's order of statements does, goes where it would come later.
     """
     latest = max((levels[push] for push in awaited), default=levels[read])
-    if levels[read] > latest:
+    if levels[read] <= latest:
+        return levels[read]
+    for control in list(read.controls):
+        if levels[control] > latest and is_pure(control.op):
+            read.remove_control(control)
+    level = max((levels[one] for one in dependencies(read)), default=0)
+    if level > latest:
         raise PassError(
             f"'{read.name}' reads a variable after all that this worker adds to its update, which may be done by then",
             node=read,
             hint="read the variable earlier in the step, or use strategy AllReduce",
         )
+    return level
 
 
 def _levels(order: Iterable[Node], pushes: set[Node]) -> dict[Node, int]:
