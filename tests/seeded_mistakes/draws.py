@@ -52,6 +52,20 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "balanced3": _strategy("PSLoadBalancing", 3, "mirrored"),
     "parallax3": _strategy("Parallax", 3, "mirrored"),
 }
+
+
+def _over_data(stage: int) -> dict[str, Any]:
+    return {"variables": [{"match": ".*", "partition": {"over": "data", "stage": stage}}]}
+
+
+SHARD_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "shards_zero1": _all_reduce(3, "mirrored") | _over_data(1),
+    "shards_zero2_micro": _all_reduce(2, "mirrored", microbatches=2) | _over_data(2),
+    "shards_fsdp3": _strategy("FSDP", 3, "shared"),
+    "shards_fsdp_loop": _strategy("FSDP", 2, "mirrored", microbatches=2, accumulation={"form": "loop"}),
+}
+"""Of variables that are split over the replicas."""
+SHARDED = (("mlp", "adam"), ("language_model", "adagrad"), ("transformer", "momentum"), ("masked", "rmsprop"))
 STAGED_CONFIG = {"devices": ["CPU:0"]}
 HEAVY = ("lstm_v1", "lstm_v2", "gru_v1", "gru_v2")  # graphs that take long; few configurations of them are enough
 
@@ -63,7 +77,7 @@ class Draw:
     Attributes:
         program: of the zoo, of `programs`, or `staged/` and a name of `tests.support.staged`.
         optimizer: what it is trained with, where that is a choice.
-        config: a name of `CONFIGS`, or `pipeline` and the number of stages.
+        config: a name of `CONFIGS` or `SHARD_CONFIGS`, or `pipeline` and the number of stages.
     """
 
     program: str
@@ -98,7 +112,7 @@ class Draw:
     def settings(self) -> dict[str, Any]:
         """The configuration as its user gives it."""
         if not self.is_staged:
-            return {**CONFIGS[self.config], "timeout_seconds": TIMEOUT_SECONDS}
+            return {**CONFIGS, **SHARD_CONFIGS}[self.config] | {"timeout_seconds": TIMEOUT_SECONDS}
         form = {"form": "loop"} if self.config == "pipeline_loop" else {}
         pipeline = {"stages": 2, "microbatches": 4, "boundaries": _staged(self.program)[1][1:2], **form}
         return {**STAGED_CONFIG, "pipeline": pipeline, "timeout_seconds": TIMEOUT_SECONDS}
@@ -139,6 +153,9 @@ def draws() -> Iterator[Draw]:
                 continue
             yield Draw(program, optimizers[at % len(optimizers)], config)
             at += 1
+    for program, optimizer in SHARDED:
+        for config in SHARD_CONFIGS:
+            yield Draw(program, optimizer, config)
     for program in PROGRAMS:
         for config in CONFIGS:
             yield Draw(program, "own", config)

@@ -299,19 +299,36 @@ def _homes(job: Job) -> dict[int, str]:
 
 def variables_are_alike(job: Job) -> Iterator[Fault]:
     """A variable has one type and shape on all ranks, and two of them share their storage everywhere or nowhere."""
-    handles = [node for graph in job.graphs for node in graph if has(node.op, "variables")]
-    named: dict[str, dict[Node, str]] = {}
-    for node in handles:
+    each = [[node for node in graph if has(node.op, "variables")] for graph in job.graphs]
+    of = {node: name for handles in each for node, name in _names(handles).items()}
+    in_shards = {name for node, name in of.items() if name != common_name(node.name)}
+    named: dict[tuple[str, str], dict[Node, str]] = {}
+    for node, name in of.items():
         kind = f"{dtypes.dtype_name(node.attr('dtype'))}{shape_text(node.attr('shape'))}"
-        named.setdefault(common_name(node.name), {})[node] = kind
-    for name, kinds in named.items():
+        where = device_specs.canonical(node.device) if name in in_shards else ""
+        named.setdefault((name, where), {})[node] = kind
+    for (name, _), kinds in named.items():
         if len(set(kinds.values())) > 1:
             yield Fault(f"the variable '{name}' is {job.sides(kinds)}", odd_one(kinds), SAME_PLAN)
-    yield from _aliases(job, handles)
+    yield from _aliases(job, of)
 
 
-def _aliases(job: Job, handles: Iterable[Node]) -> Iterator[Fault]:
-    """Yield the pairs of handles that mean one variable here and two elsewhere."""
+def _names(handles: Iterable[Node]) -> dict[Node, str]:
+    """Return the variable of each handle of a rank, whose shards on other ranks are called `w/part_1`."""
+    own = {node: common_name(node.name) for node in handles}
+    names, found = set(own.values()), {}
+    for node, name in own.items():
+        whole, _, number = name.rpartition("/part_")
+        found[node] = whole if number.isdigit() and whole in names else name
+    return found
+
+
+def _aliases(job: Job, handles: Mapping[Node, str]) -> Iterator[Fault]:
+    """Yield the pairs of handles that mean one variable here and two elsewhere.
+
+    Args:
+        handles: with the names of their variables.
+    """
     stored: dict[tuple[object, ...], list[Node]] = {}
     for node in handles:
         process = device_specs.process(node.device)
@@ -328,7 +345,7 @@ def _aliases(job: Job, handles: Iterable[Node]) -> Iterator[Fault]:
     for pair, ranks in pairs.items():
         one, other = seen[pair]
         if job.rank(one) != job.rank(other):
-            wrong = common_name(one.name) != common_name(other.name)
+            wrong = handles[one] != handles[other]
         else:
             wrong = any(_both(graph, pair) and rank not in ranks for rank, graph in enumerate(job.graphs))
         if wrong:

@@ -202,6 +202,13 @@ def test_a_shard_is_on_the_device_of_its_stage_in_its_replica() -> None:
     }
 
 
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_graphs_of_a_job_whose_shards_are_uneven_fit_together(workers: int) -> None:
+    cluster = {"workers": [f"h{i}:1" for i in range(workers)]}
+    given = {"devices": ["CPU:0", "CPU:1"], "cluster": cluster, "strategy": {"name": "FSDP"}}
+    assert ar.verify(item(), given, steps=1).ok
+
+
 FOUR = {"devices": [f"CPU:{i}" for i in range(4)]}
 STAGES = {"pipeline": {"stages": 2, "microbatches": 2}}
 JOB = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"]}}
