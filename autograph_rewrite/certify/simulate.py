@@ -96,10 +96,11 @@ class Simulation:
                 self._run_loop(part)
             else:
                 self._run_once(part)
+        anchored = {value.node for node in self._order[:1] for value in node.graph.anchors.values()}
         for node in self._order:
             found = self.matches[node]
             # VARYING: these state the number of one device. What nobody reads, a constant has taken the place of.
-            if found is not None and VARYING not in found.attrs and not _is_dead(node):
+            if found is not None and VARYING not in found.attrs and (node in anchored or not _is_dead(node)):
                 self._compare(node, found)
 
     def _run_once(self, nodes: Sequence[Node]) -> None:
@@ -399,10 +400,9 @@ class Simulation:
 
 
 def _is_dead(node: Node) -> bool:
-    """Return whether nothing needs a node, so that the last pass leaves it out."""
-    anchors = {value.node for value in node.graph.anchors.values()}
+    """Return whether no node needs one, so that the last pass leaves it out."""
     is_read = node.control_users or any(value.uses for value in node.read_outputs)
-    return is_pure(node.op) and not is_read and node not in anchors
+    return is_pure(node.op) and not is_read
 
 
 def _constant(node: Node, instance: int) -> Any:

@@ -20,7 +20,7 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
-from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, COMMON, Dim, Sym, is_local, is_open, segments, shards_of
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import reduce_between_processes
@@ -93,6 +93,8 @@ class _Sizes:
             coef, rest = (entry, []) if isinstance(entry, int) else (entry.coef, [*entry.factors])
             if batch is not None and segments(entry):
                 coef, rest = sum(segments(entry)), [BLOCK]
+            if batch is not None and isinstance(entry, Sym) and shards_of(entry):  # the size of the whole is known
+                coef, rest = entry.coef * sum(shards_of(entry)), []
             products.setdefault(tuple(rest), [0] * len(self._entries))[i] = coef
         factors_of_all = {factor for factors in products for factor in factors}
         sources = {factor: self._source(factor) for factor in factors_of_all - {BLOCK}}

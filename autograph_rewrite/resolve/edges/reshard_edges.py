@@ -427,7 +427,7 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
         return "local_size"
     crosses = len(plan.processes) > 1
     if fact.is_local:
-        counted = any(rows_per_example(entry) is None for entry in fact.value or () if is_local(entry))
+        counted = any(rows_of_unit(entry) is None for entry in fact.value or () if is_local(entry))
         return "host_reduce" if crosses and counted else "global_size"
     mirrored = plan.mode == "mirrored" and plan.replicas > 1
     if fact.placement.is_partial:
