@@ -125,7 +125,9 @@ class LoweredReshards:
             return cut_shard(rewrite, source, asked.wanted, node)
         if isinstance(asked.wanted, Slice):
             block = self._piece(source, value, asked.wanted, asked.blocks)
-            rewrite.slices[block] = source
+            # In a job, an input is this process's part of the batch, and another whole is that of all processes.
+            if rewrite.processes == 1 or self.asked.is_of_input(value, asked.wanted):
+                rewrite.slices[block] = source
             return block
         if asked.wanted == PARTIAL:
             return term(rewrite, source, node.span)
