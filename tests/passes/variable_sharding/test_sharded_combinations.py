@@ -177,6 +177,10 @@ def test_gradients_of_shards_on_every_replica_are_compressed_and_near(
         assert np.abs(got[f"w{at}"] - exact[f"w{at}"]).max() < 2 * moved
 
 
+def test_gathers_of_variables_are_no_work_that_is_not_divided() -> None:
+    assert ar.rewrite(item(), config("FSDP")).report.covered.share > 0.999
+
+
 SCHEDULES: dict[str, dict[str, Any]] = {"gpipe": {}, "1f1b": {"schedule": "1f1b"}, "loop": {"form": "loop"}}
 
 
