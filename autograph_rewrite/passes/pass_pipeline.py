@@ -67,10 +67,10 @@ from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
-from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences
+from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences, split_over_replicas
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.parts.notes import Note
-from autograph_rewrite.plan.parts.residence import Sharded, shard_name
+from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
@@ -239,11 +239,6 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
         inputs=own_inputs(item, rewrite.plan, state, task),
         variables=variables,
     )
-
-
-def split_over_replicas(rewrite: Rewrite) -> Mapping[str, Sharded]:
-    """Return how the variables are cut that are split over the replicas."""
-    return rewrite.get(Residences).of if rewrite.has(Residences) else {}
 
 
 def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:

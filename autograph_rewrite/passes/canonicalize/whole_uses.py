@@ -13,7 +13,7 @@ variable reads its handle, and that cannot be cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, written
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.training_graph import TrainingGraph
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 GATHERED = "'{}' is gathered for the loop '{}', which reads it whole"
 
@@ -96,12 +96,18 @@ def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) 
         item: whose variables are meant.
         names: of the variables that will be cut.
     """
+    for node, variable in _users(graph, item, names):
+        if node.op in WRITE_ELEMENTS:
+            _write_whole(node, variable.shape, dtypes.NUMBERS[variable.dtype])
+
+
+def _users(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> Iterator[tuple[Node, Variable]]:
+    """Yield what uses the handles of variables, each with the variable; it may be edited meanwhile."""
     for name in names:
         variable = item.variables[name]
         handle = graph.nodes.get(variable.handle)
         for use in list(handle_uses(handle)) if handle is not None else ():
-            if use.node.op in WRITE_ELEMENTS:
-                _write_whole(use.node, variable.shape, dtypes.NUMBERS[variable.dtype])
+            yield use.node, variable
 
 
 def _write_whole(node: Node, shape: Shape | None, dtype: int) -> None:
@@ -123,12 +129,9 @@ def read_whole_for_elements(graph: Graph, item: TrainingGraph, names: Iterable[s
         item: whose variables are meant.
         names: of the variables that will be cut.
     """
-    for name in names:
-        variable = item.variables[name]
-        handle = graph.nodes.get(variable.handle)
-        for use in list(handle_uses(handle)) if handle is not None else ():
-            if has(use.node.op, "reads_rows") and not _takes_rows(use.node):
-                _read_whole(use.node, variable.shape)
+    for node, variable in _users(graph, item, names):
+        if has(node.op, "reads_rows") and not _takes_rows(node):
+            _read_whole(node, variable.shape)
 
 
 def _takes_rows(node: Node) -> bool:

@@ -30,7 +30,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
-from autograph_rewrite.passes.variable_sharding.residence import Residences
+from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.replica_devices import HOST
@@ -195,7 +195,7 @@ def hold_shards(rewrite: Rewrite) -> None:
 
     The shards of other processes get handles, too, which no step reads: sessions read the whole between steps.
     """
-    split = rewrite.get(Residences).of if rewrite.has(Residences) else {}
+    split = split_over_replicas(rewrite)
     for name, cut in split.items():
         variable = rewrite.item.variables[name]
         node = rewrite.graph.nodes.get(variable.handle)
@@ -222,7 +222,7 @@ def hold_shards(rewrite: Rewrite) -> None:
 
 def begin_together(rewrite: Rewrite) -> None:
     """Let updates of shards that wait for no other process wait until all of them have begun."""
-    split = rewrite.get(Residences).of if rewrite.has(Residences) else {}
+    split = split_over_replicas(rewrite)
     if rewrite.processes == 1 or not split:
         return
     graph, order = rewrite.graph, topological_order(rewrite.graph)

@@ -30,7 +30,7 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.passes.variable_sharding.residence import Residences
+from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
 
 
 class RowsOfShards:
@@ -40,12 +40,11 @@ class RowsOfShards:
         self._rewrite, self._state = rewrite, rewrite.get(Propagation)
         self._found: dict[tuple[Value, tuple[int, ...], frozenset[str]], tuple[Value, Value]] = {}
 
-    def run(self) -> int:
-        """Rewrite the graph; return how many nodes it has changed."""
-        nodes = [node for node in self._rewrite.graph if self._table(node) is not None]
-        for node in nodes:
-            (self._update if updates_rows(node) else self._lookup)(node, self._table(node))  # type: ignore[arg-type]
-        return len(nodes)
+    def run(self) -> None:
+        """Rewrite the graph."""
+        tables = [(node, table) for node in self._rewrite.graph if (table := self._table(node)) is not None]
+        for node, table in tables:
+            (self._update if updates_rows(node) else self._lookup)(node, table)
 
     def _table(self, node: Node) -> Fact | None:
         """Return what is known of the shards whose rows a node reads or writes; None where it does not."""
@@ -128,8 +127,6 @@ def _run(rewrite: Rewrite) -> None:
     RowsOfShards(rewrite).run()
 
 
-def _has_shards(rewrite: Rewrite) -> bool:
-    return rewrite.has(Residences) and bool(rewrite.get(Residences).of)
-
-
-ROWS_OF_SHARDS = Pass("rows-of-shards", _run, _has_shards, needs=(ReplicaLayout,))
+ROWS_OF_SHARDS = Pass(
+    "rows-of-shards", _run, lambda rewrite: bool(split_over_replicas(rewrite)), needs=(ReplicaLayout,)
+)

@@ -66,6 +66,11 @@ class Residences:
     facts: Mapping[Value, Fact] = field(default_factory=dict)
 
 
+def split_over_replicas(rewrite: Rewrite) -> Mapping[str, Sharded]:
+    """Return how the variables are cut that are split over the replicas."""
+    return rewrite.get(Residences).of if rewrite.has(Residences) else {}
+
+
 def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
     """Return the nodes that one step runs."""
     roots = [graph.nodes[name] for name in item.targets if name in graph.nodes]
