@@ -141,8 +141,8 @@ def _original(before: Graph, copy: Node) -> Node:
     Raises:
         VerifyError: there is none, or it has an effect.
     """
-    name = copy.attr(ORIGIN_ATTR, b"").decode()
-    original = before.nodes.get(name) or before.nodes.get(_copied_name(copy))
+    name = copy.attr(ORIGIN_ATTR, b"").decode()  # of a part, that of the whole, which another node may have by now
+    original = before.nodes.get(_copied_name(copy)) or before.nodes.get(name)
     if original is None:
         raise VerifyError(f"'{copy.name}' is a copy of nothing", node=copy)
     if get_op(copy.op).is_stateful:

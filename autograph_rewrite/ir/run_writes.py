@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, Graph, Node
 from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.variable_ops import written
@@ -22,6 +22,7 @@ from autograph_rewrite.ir.variable_ops import written
 Written = Mapping[str, frozenset[str]]
 """The variables that a run of each node writes, by the names of the node and of their handles; no node without any."""
 _SHARD = re.compile(r"/part_\d+$")
+_PARTS = re.compile(r"(/part_\d+)+$")
 _NONE: frozenset[str] = frozenset()
 
 
@@ -100,3 +101,10 @@ def original_name(name: str, original: Container[str]) -> str:
     while found not in original and _SHARD.search(found):  # of a shard, again
         found = _SHARD.sub("", found)
     return found if found in original else name
+
+
+def name_of_whole(node: Node) -> str:
+    """Return the name of the original node of which a node makes a part; where one has that name still, its own."""
+    whole = _PARTS.sub("", node.name)
+    is_part = whole != node.name and node.attr(ORIGIN_ATTR, b"").decode() == whole
+    return whole if is_part and whole not in node.graph.nodes else node.name

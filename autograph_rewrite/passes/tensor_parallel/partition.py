@@ -140,6 +140,7 @@ class Exchanges:
         return found
 
 
+READ_BY_NONE = "the placement of '{}' on the model axis does nothing: no output, update or initialiser reads it"
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 
 
@@ -156,14 +157,16 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
         GraphError: a variable is used in a way that no block of it could be.
         PassError: under `strict`, an op reads blocks for which it has no rule.
     """
-    model = plan.model
-    assert model is not None
+    assert plan.model is not None
+    read_by_none = [one.name for one in plan.model.shardings if not _is_there(one.name, graph, item)]
+    there = tuple(one for one in plan.model.shardings if one.name not in read_by_none)
+    model, unused = replace(plan.model, shardings=there), [READ_BY_NONE.format(name) for name in read_by_none]
     devices = run_devices(plan, task)
     if plan.mode == "shared":
         devices = devices[: model.size]
     read = read_before_loops(graph, item, [one.name for one in model.shardings if one.split])
     gathered = [f"model axis: {GATHERED.format(*one)}" for one in read]
-    plan = replace(plan, notes=(*plan.notes, *gathered, *_assign(graph, item, model)))
+    plan = replace(plan, notes=(*plan.notes, *unused, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts))
@@ -187,6 +190,11 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
     return item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
+
+
+def _is_there(name: str, graph: Graph, item: TrainingGraph) -> bool:
+    """Return whether a step has what is placed by hand: what nothing reads has been dropped."""
+    return name in item.variables or name.partition(":")[0] in graph.nodes
 
 
 def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequence[str]) -> dict[str, Variable]:

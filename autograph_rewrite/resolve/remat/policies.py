@@ -31,7 +31,8 @@ from autograph_rewrite.analysis.networks import groups
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.limits import first_match, matches
 from autograph_rewrite.errors import PlanError
-from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, Node
+from autograph_rewrite.ir.run_writes import name_of_whole
 from autograph_rewrite.load.marks import AGAIN_SCOPE, CHECKPOINT_ATTR, CHECKPOINTS, SEGMENT_ATTR, names_given
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import Remat
@@ -128,7 +129,7 @@ def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
     found: list[Node] = []
     matched: set[int] = set()
     for node in acts.forward:
-        known = (node.name, *names_given(node.name))
+        known = (node.name, name := name_of_whole(node), *names_given(name))
         hits = {i for i, pattern in enumerate(remat.names) if any(matches(pattern, name) for name in known)}
         if hits:
             matched |= hits
@@ -151,7 +152,8 @@ def _collection(acts: Activations, remat: Remat) -> Parts:
 def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collection[int], what: str) -> None:
     for i, pattern in enumerate(patterns):
         if i not in matched:
-            names = [node.name for node in acts.forward]
+            given = ((name_of_whole(node), node.attr(ORIGIN_ATTR)) for node in acts.forward)
+            names = list(dict.fromkeys(name for name, origin in given if origin in (None, name.encode())))
             names = names if what == "tensor" else sorted({name.rpartition("/")[0] for name in names} - {""})
             key = "names" if what == "tensor" else "scopes"
             raise PlanError(

@@ -27,6 +27,7 @@ from autograph_rewrite.diagnostics.limits import first_match
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
+from autograph_rewrite.ir.run_writes import name_of_whole
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
@@ -200,7 +201,9 @@ def _forward_stages(
     if pipeline.boundaries:
         return _behind(graph, work, pipeline.boundaries)
     if pipeline.names:
-        return _following(work, {node: i for node in work if (i := first_match(pipeline.names, node.name)) is not None})
+        return _following(
+            work, {node: i for node in work if (i := first_match(pipeline.names, name_of_whole(node))) is not None}
+        )
     if pipeline.assign == "device":
         return _following(work, _by_device(work, variable_dependent_nodes(state.order), pipeline.stages))
     return _balanced(state, work, pipeline.stages, alike=alike)
@@ -208,24 +211,27 @@ def _forward_stages(
 
 def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
     """Begin a new stage behind each boundary."""
-    cuts = [_boundary(graph, name) for name in boundaries]
     inside = set(work)
+    parts: dict[str, list[Node]] = {}
+    for node in work:
+        parts.setdefault(name_of_whole(node), []).append(node)
+    cuts = [parts.get(name.partition(":")[0]) or [_boundary(graph, name)] for name in boundaries]
     stages = dict.fromkeys(work, 0)
     for i, (name, cut) in enumerate(zip(boundaries, cuts, strict=True)):
-        if cut not in inside:
+        if cut[0] not in inside:
             raise PlanError(
                 f"the boundary '{name}' is not on the way from the batch to the loss",
                 hint="name a tensor that the loss is computed from",
             )
         for earlier, other in zip(boundaries[:i], cuts[:i], strict=True):
-            if cut is other or cut in ancestors([other], controls=False):
+            if not ancestors(other, controls=False).isdisjoint(cut):
                 raise PlanError(
                     f"the boundary '{name}' (stage {i + 1} begins there) lies before '{earlier}' (stage "
                     f"{boundaries.index(earlier) + 1}): an edge would lead back",
                     hint="list boundaries in the order from the batch to the loss",
                 )
-        for node in descendants([cut], controls=False):
-            if node in inside and node is not cut:
+        for node in descendants(cut, controls=False):
+            if node in inside and node not in cut:
                 stages[node] = max(stages[node], i + 1)
     return _following(work, stages, strict=False)
 
@@ -734,13 +740,14 @@ _COPY = re.compile(rf"{COPIES}/\d+/(.+)")
 def trained_nodes(plan: Plan, state: Propagation) -> set[Node]:
     """Return the gradients of variables, as the edges of a plan name them.
 
-    A gradient that variables have in pieces, cut in another way than it is, belongs to none of them: it is what is
-    named as one, leads to an update, and to no other gradient. Where replicas share their variables and gather what
-    gradients are computed from, no edge names any: it is the updates.
+    A gradient that variables have in pieces, cut in another way than it is, belongs to none of them: it is named as one
+    or made of such values, leads to an update, and to no other gradient. Where replicas share their variables and
+    gather what gradients are computed from, no edge names any: it is the updates.
     """
     found = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner != STEP}
     others = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner == STEP} - found
-    others = {node for node in others if is_named_gradient(node.name)}
+    if others:  # an optimizer may hand its gradients through nodes of its own names
+        others &= descendants([node for node in state.order if is_named_gradient(node.name)], controls=False)
     if found and others:
         updating = ancestors([node for node in state.order if is_update(node)], controls=False)
         found |= others & updating - ancestors(found, controls=False)

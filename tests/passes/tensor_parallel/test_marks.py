@@ -69,3 +69,68 @@ def test_a_tensor_that_is_assigned_is_made_on_its_device() -> None:
     (node,) = [node for node in item.graph_def.node if node.name.endswith("autograph_sharding/assign-1")]
     assert node.device.endswith("CPU:1")
     assert ar.verify(item_of(lambda w: w, lambda h: ar.assign(h, 1)), MESH).ok
+
+
+@pytest.mark.parametrize("mark", [lambda h: ar.split(h, [1, 2]), ar.replicate, lambda h: ar.assign(h, 1)])
+def test_a_mark_of_what_no_step_reads_does_nothing_and_that_is_said(mark: Any) -> None:
+    weights = tf.Variable(FIRST, name="weights")
+
+    def step(x: Any) -> Any:
+        mark(tf.tanh(x @ weights))  # an output that this step does not use
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ weights) ** 2)
+        weights.assign_sub(0.1 * tape.gradient(loss, weights))
+        return loss
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None, models.WIDTH], tf.float64))
+    assert any("no output, update or initialiser reads it" in note for note in ar.rewrite(item, MESH).report.plan.notes)
+    report = ar.verify(item, MESH)
+    assert report.ok, report
+
+
+COLUMNS = {**MESH, "sharding": [{"match": "w.", "split": [1, 2]}]}
+
+
+def four_layers(optimizer: bool = False) -> ar.GraphItem:
+    """Return the item of a step of four square layers, with a name for what each gives: h0 to h3."""
+    layers = [tf.Variable(np.random.default_rng(i).normal(size=(4, 4)), name=f"w{i}") for i in range(4)]
+    adam = tf.keras.optimizers.Adam(0.01) if optimizer else None
+    if adam is not None:
+        adam.build(layers)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for i, layer in enumerate(layers):
+                x = ar.checkpoint_name(tf.tanh(x @ layer), f"h{i}")
+            loss = tf.reduce_mean(x**2)
+        gradients = tape.gradient(loss, layers)
+        if adam is not None:
+            adam.apply_gradients(list(zip(gradients, layers, strict=True)))
+        else:
+            for layer, gradient in zip(layers, gradients, strict=True):
+                layer.assign_sub(0.1 * gradient)
+        return loss
+
+    return ar.GraphItem.from_function(step, tf.TensorSpec([None, 4], tf.float64))
+
+
+def test_remat_keeps_what_a_name_means_also_where_devices_hold_parts_of_it() -> None:
+    item = four_layers()
+    config = {**COLUMNS, "remat": {"policy": "names", "names": ["h[02]"]}}
+    (segment,) = ar.rewrite(item, config).report.recomputed.segments
+    assert set(segment.kept) == {"checkpoint_name/h0/part_0", "checkpoint_name/h0/part_1"}
+    report = ar.verify(item, config)
+    assert report.ok, report
+    with pytest.raises(ar.RewriteError, match="matches as a whole") as refused:
+        ar.rewrite(item, {**COLUMNS, "remat": {"policy": "names", "names": ["h9"]}})
+    assert "/part_" not in str(refused.value)
+
+
+@pytest.mark.parametrize("where", [{}, {"boundaries": ["checkpoint_name/h0"]}, {"boundaries": ["checkpoint_name/h1"]}])
+def test_stages_begin_after_a_tensor_of_which_devices_hold_parts(where: dict[str, Any]) -> None:
+    """The gradients of two of the layers come in rows, and their variables are in columns."""
+    stages = {"stages": 2, "microbatches": 2, **where}
+    devices = [f"CPU:{i}" for i in range(4)]
+    config = {**COLUMNS, "devices": devices, "strategy": {"name": "Pipeline"}, "pipeline": stages}
+    report = ar.verify(four_layers(optimizer=True), config, batch=4)
+    assert report.ok, report
