@@ -134,5 +134,6 @@ def test_a_copy_of_a_draw_would_be_another_mask(monkeypatch: pytest.MonkeyPatch)
     assert_same(item, rewritten(item, ONE, EVERY), SMALL)
     monkeypatch.setattr(activations, "is_pure", lambda op: True)
     monkeypatch.setattr(segments, "worth_repeating", lambda acts, nodes: nodes)
-    with pytest.raises(VerifyError, match=r"random_uniform.* is not what"):
-        rewritten(item, ONE, EVERY)
+    apart = {**TWO, "semantics": {"random": "independent"}}  # where each replica draws what it needs itself
+    with pytest.raises(VerifyError, match=r"random_uniform.* runs a second time"):
+        rewritten(item, apart, EVERY)
