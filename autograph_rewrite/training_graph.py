@@ -52,6 +52,7 @@ class Shards:
             replica's device, or the first, has all of them.
         within: how each piece is cut again, None where it is not; empty: none is.
         elsewhere: the numbers of the pieces of other workers, each of which writes its own.
+        copies: the handles that each replica has, where the pieces are the instances of one node.
     """
 
     axis: int
@@ -60,6 +61,7 @@ class Shards:
     devices: tuple[str, ...] = ()
     within: tuple[Shards | None, ...] = ()
     elsewhere: tuple[int, ...] = ()
+    copies: tuple[tuple[str, ...], ...] = ()
 
     @property
     def count(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.along_model import is_along_model
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, sizes_of_shards
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import ONCE
@@ -57,7 +58,7 @@ class Baseline:
         for node in topological_order(graph):
             for value in node.read_outputs:
                 types[value.name] = value.dtype
-            if node.op in FORWARDS and node.inputs and node.op != "NextIteration":
+            if node.op in FORWARDS and node.inputs and node.op != "NextIteration" and not is_along_model(node):
                 source = node.inputs[0].name
                 same[node.output().name] = same.get(source, source)
         for name in claims.values:
@@ -73,11 +74,11 @@ class Baseline:
         claim = self.claims.values.get(node.name)
         if node.op in FORWARDS & kernels.KERNELS.keys() and node.span == ONCE and claim and claim.differs:
             return None  # it hands on what it reads, whole by now
-        if found is not None and found.op == node.op and not self._stands_for_merged(node, found):
+        if found is not None and _is_lowered(node, found) and not self._stands_for_merged(node, found):
             return found
         renamed = RENAMED.fullmatch(node.name)
         found = self.nodes.get(renamed[1]) if renamed else None
-        return found if found is not None and found.op == node.op else None
+        return found if found is not None and _is_lowered(node, found) else None
 
     def match_whole(self, node: Node) -> Node | None:
         """Return the claimed node of which a node looks like a copy that runs once, for the whole batch."""
@@ -90,7 +91,12 @@ class Baseline:
     def _stands_for_merged(self, node: Node, found: Node) -> bool:
         """Return whether a node took the name of one that is called otherwise now."""
         renamed = (node.graph.nodes.get(f"{node.name}/{suffix}") for suffix in ("instance", "on_server"))
-        return any(one is not None and one.op == found.op for one in renamed)
+        return any(one is not None and _is_lowered(one, found) for one in renamed)
+
+
+def _is_lowered(node: Node, found: Node) -> bool:
+    """Return whether a node is a claimed one, or what a claimed exchange among devices has been lowered to."""
+    return node.op == found.op or is_along_model(found)
 
 
 def _made_of_shards(nodes: Iterable[Node], claims: Claims) -> frozenset[str]:

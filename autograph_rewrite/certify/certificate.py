@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from autograph_rewrite.certify.along_model import check_written
 from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.certify.check_claims import check_claims
 from autograph_rewrite.certify.order import (
@@ -235,6 +236,24 @@ class Certificate:
         with self._noting("as propagation left it", "what is claimed of values"):
             self.not_covered |= dict.fromkeys(check_claims(topological_order(copy), claims))
 
+    def placed(self, graph: Graph, claims: Claims) -> None:
+        """Check what is claimed of values among the devices of a replica, before their program is written.
+
+        Raises:
+            VerifyError: a claim does not hold.
+        """
+        with self._noting("as propagation left it on the model axis", "what is claimed of values on the model axis"):
+            self.not_covered |= dict.fromkeys(check_claims(topological_order(graph), claims))
+
+    def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
+        """Compare the program of one device with the graph that it is written of.
+
+        Raises:
+            VerifyError: a node reads something else than its claims say.
+        """
+        with self._noting("as the program of one device", "the program of one device"):
+            self.not_covered |= dict.fromkeys(check_written(before, graph, claims))
+
     @contextmanager
     def _noting(self, where: str, what: str) -> Iterator[None]:
         """Tell an error of the rewrite where it is; note one of the certificate itself as what is not covered."""
@@ -282,11 +301,12 @@ class Certificate:
         for batch in batches(claims):
             known = self._baseline
             sample = Sample(claims, known.types, known.same, batch, known.lengths, known.of_replicas)
-            simulation = Simulation(self._baseline, sample, order, looped=self._looped)
-            simulation.run()
-            if after not in UNMERGED:
-                simulation.outputs(graph.anchors)
-            self.not_covered |= simulation.not_covered
+            for device in range(claims.model):
+                simulation = Simulation(self._baseline, sample, order, looped=self._looped, device=device)
+                simulation.run()
+                if after not in UNMERGED:
+                    simulation.outputs(graph.anchors)
+                self.not_covered |= simulation.not_covered
 
     def _check_accesses(self, after: str, graph: Graph) -> None:
         baseline, claimed = self._baseline, self._claimed

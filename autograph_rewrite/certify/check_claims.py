@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.certify import local_indices
+from autograph_rewrite.certify.along_model import is_along_model, judge_reshard
 from autograph_rewrite.certify.baseline import has_shards
 from autograph_rewrite.certify.factors import factors_of, judge
 from autograph_rewrite.certify.kernels import KERNELS
 from autograph_rewrite.certify.run_blocks import judge_by_running
 from autograph_rewrite.certify.samples import TooLargeError
 from autograph_rewrite.certify.seen import (
+    BLOCK,
     Seen,
     is_local,
     is_named_after,
@@ -230,6 +232,8 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return _judge_axes(seen, folded=folded)
     if (special := SPECIAL.get(node.op)) is not None:
         return special(seen)
+    if is_along_model(node):
+        return judge_reshard(seen)
     if node.op in KEEP:
         return _kept(seen, 0, 0)
     if node.inputs and variable_ops.is_handle(node.inputs[0]) and seen.operands[0].kind == "split":
@@ -237,7 +241,7 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
     if node.op == "GatherV2" and has_shards(seen.operands[0]) and seen.results[0].kind == "partial":
         return _found_in_shards(seen)
     if not node.inputs and node.output_dtypes[:1] == (dtypes.RESOURCE,) and seen.results[0].kind == "split":
-        return _in_shards(node, seen.results[0])
+        return _in_shards(node, seen.results[0], seen.batch)
     if not node.inputs and node.op not in TABLE:
         wrong = next((claim for claim in seen.results if claim.differs or claim.zero), None)
         return f"it reads nothing, and is claimed {said(wrong)}" if wrong else None
@@ -290,14 +294,19 @@ def _found_in_shards(seen: Seen) -> str | None:
     return None if made[:3] == ("partial", 0, "sum") else f"result 0 is claimed {said(made)}, of rows that others have"
 
 
-def _in_shards(node: Node, claim: Claim) -> str | None:
-    """Return what is wrong with the shards of a variable, by its handle."""
+def _in_shards(node: Node, claim: Claim, units: int | None) -> str | None:
+    """Return what is wrong with the shards of a variable, by its handle.
+
+    Args:
+        units: that all blocks along the axis have together, where that is known.
+    """
     size = (claim.shape or ())[claim.dim] if claim.dim < len(claim.shape or ()) else None
     sizes = sizes_of_shards(size[1][0]) if isinstance(size, tuple) and size[0] == 1 and len(size[1]) == 1 else ()
-    if not sizes:
+    is_counted = isinstance(size, tuple) and size[1] == (BLOCK,) and units is not None
+    if not sizes and not is_counted:
         return f"the variable is claimed {said(claim)}, and nothing says of which sizes"
     stated, whole = node.attrs.get("shape") and node.attr("shape"), list(claim.shape or ())
-    whole[claim.dim] = sum(sizes)
+    whole[claim.dim] = sum(sizes) or (size[0] * (units or 0) if isinstance(size, tuple) else 0)
     if node.op == "VarHandleOp" and tuple(whole) != stated:
         return f"its shards {sizes} make a variable of the shape {tuple(whole)}, and it has {stated}"
     return None

@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.certify.along_model import is_along_model
 from autograph_rewrite.certify.baseline import Baseline
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
@@ -263,7 +264,7 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
             raise VerifyError(f"'{node.name}' runs once for all micro-batches, which differ", node=node)
         _check_writes(node)
         op = get_op(node.op)
-        if differs or node.span == ONCE or not op.is_stateful:
+        if differs or node.span == ONCE or not op.is_stateful or is_along_model(found):
             continue
         handles = [kind for kind in node.input_dtypes if kind == dtypes.RESOURCE]
         if not handles and node.op not in ("VarHandleOp", "NoOp") and not node.op.startswith(OF_REPLICA):

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.along_model import check_lowered, is_along_model, is_exchange
 from autograph_rewrite.certify.baseline import Baseline, Leaf
 from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
 from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
@@ -36,7 +37,7 @@ from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, REPLICA, Mesh, PerInstance, Select
+from autograph_rewrite.ir.mesh import EACH, MODEL, ONCE, REPLICA, Mesh, PerInstance, Select
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import is_pure
@@ -67,14 +68,18 @@ class Simulation:
         sample: data.
         order: the nodes, producers first.
         looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
+        device: which of the devices of each replica is simulated, where they run one program.
     """
 
-    def __init__(self, baseline: Baseline, sample: Sample, order: Sequence[Node], *, looped: bool = False) -> None:
+    def __init__(
+        self, baseline: Baseline, sample: Sample, order: Sequence[Node], *, looped: bool = False, device: int = 0
+    ) -> None:
         self._baseline, self._sample, self._order = baseline, sample, order
         self._micro = baseline.claims.micro if looped else 1
         self._copies = sample.instances // self._micro  # of each EACH node
         parts = 1 if looped else baseline.claims.micro
         self._mesh = Mesh.of(self._copies // parts, parts)
+        self._all, self._device = Mesh.of(self._copies // parts, parts, model=baseline.claims.model), device
         self._held: dict[Value, Any] = {}
         self._loops: dict[Node, Loop] = {}  # by original node in it
         self.matches = {node: baseline.match(node) for node in order}
@@ -184,13 +189,15 @@ class Simulation:
 
     def _results(self, node: Node) -> Sequence[Any]:
         """Return for each output the data, a list for EACH nodes."""
+        if is_exchange(node, self._all):
+            raise UnknownError("what the devices of a replica exchange")
         if node.op in COLLECTIVES:
             return [self._collective(node)]
         if node.op == "NoOp":
             return ()
         instances = range(self._count(node))
         per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
-        if node.span == ONCE:
+        if not node.span & EACH:
             return per_instance[0]
         return [list(each) for each in zip(*per_instance, strict=True)]
 
@@ -208,7 +215,8 @@ class Simulation:
 
     def _of_instance(self, node: Node, instance: int, items: Sequence[Any]) -> Sequence[Any]:
         if node.op == "Const":
-            return [_constant(node, instance)]
+            at = self._mesh.coordinates(node.span, instance) | {MODEL: self._device}
+            return [_constant(node, self._all.number(self._all.whole(node.span), at))]
         if not items:
             raise NoKernelError(node.op)
         if node.op in LISTS:
@@ -260,7 +268,7 @@ class Simulation:
         return self._sample.own(item.name, instance if item.instance is None else item.instance)
 
     def _collective(self, node: Node) -> Any:
-        if node.span == ONCE:  # the only member of its process
+        if not node.span & EACH:  # the only member of its process
             return self._at(node.inputs[0], 0)
         value = node.inputs[0]
         own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
@@ -276,6 +284,9 @@ class Simulation:
         return [joined] * len(own)
 
     def _compare(self, node: Node, found: Node) -> None:
+        if is_along_model(found) and node.op != found.op:
+            self._check_lowered(node, found)
+            return
         if len(node.inputs) != len(found.inputs):
             raise VerifyError(
                 f"'{node.name}' reads {len(node.inputs)} values, the original {len(found.inputs)}", node=node
@@ -323,6 +334,19 @@ class Simulation:
             for instance, item in enumerate(held)
         )
 
+    def _check_lowered(self, node: Node, reshard: Node) -> None:
+        """Check what the devices of a replica make of a value that they convert."""
+        name = reshard.inputs[0].name
+        try:
+            read = self._baseline.claims.reads.get((reshard.name, 0), OWN)
+            shape = np.shape(self._expected(name, read, 0))
+            source = check_lowered(node, reshard, shape, self._all)
+            held = self._held.get(source)
+            if not self._is_read_as_it_is(held, self._wanted(reshard.inputs[0], read)):
+                self._same_data(node, f"what '{node.name}' converts", held, name, read)
+        except UnknownError as error:
+            self.not_covered[f"what devices exchange at '{reshard.name}': {error}"] = None
+
     def _compare_attributes(self, node: Node, found: Node) -> None:
         may_differ = any(text.startswith("random") for text in self._baseline.claims.inexact)
         for key in {*node.attrs, *found.attrs}:
@@ -358,7 +382,7 @@ class Simulation:
                 self.data(item, self._index(item.name if isinstance(item, Leaf) else "", i))
                 for item, i in zip(items, instances, strict=True)
             ]
-            if read.kind == "partial" and node.span != ONCE:
+            if read.kind == "partial" and node.span & EACH:
                 good = alike(sum(actual[1:], np.asarray(actual[0])), self._sample.whole(name))
             else:
                 expected = [self._expected(name, read, i) for i in instances]

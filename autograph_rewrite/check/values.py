@@ -38,12 +38,14 @@ class Tap(NamedTuple):
         tensors: the instances in the other graph.
         placement: how they combine; replicated ones are all the same.
         segments: of blocks, if they have some.
+        firsts: the numbers of the instances that are put together; empty: all.
     """
 
     name: str
     tensors: tuple[str, ...]
     placement: Placement = REPLICATED
     segments: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
 
     def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
         """Return how far the instances are from the original's value; of replicated ones, the worst.
@@ -53,7 +55,7 @@ class Tap(NamedTuple):
             allowed: which error is none.
         """
         if self.placement.differs:
-            got = [assemble(Fetch(self.tensors, self.placement, self.segments), got)]
+            got = [assemble(Fetch(self.tensors, self.placement, self.segments, firsts=self.firsts), got)]
         found = [deviation(one, expected, allowed.rtol, allowed.atol) for one in got]
         return max(found, key=lambda one: one.error)
 
@@ -119,7 +121,7 @@ def tap(item: TrainingGraph, value: Value) -> Tap | None:
         return None
     if len(view.tensors) > 1 and not view.placement.differs and not _is_replicated(item, value):
         return None
-    return Tap(name, view.tensors, view.placement, view.segments)
+    return Tap(name, view.tensors, view.placement, view.segments, view.firsts)
 
 
 def _is_replicated(item: TrainingGraph, value: Value) -> bool:
@@ -140,6 +142,8 @@ def _is_replicated(item: TrainingGraph, value: Value) -> bool:
 #
 # Passes of the user's own run among those whose results one device can run.
 
+CUTS = "partition-model"
+"""The pass that writes the program of one device of a model axis."""
 CONVERTS = "assign-spans"
 """The first pass after which one device cannot run the graph: nodes are those of several replicas."""
 MEANS_BLOCKS = frozenset(
@@ -207,6 +211,14 @@ class FirstRefusal:
     def begin(self, graph: Graph, targets: Sequence[str]) -> None:
         """Take the normalised original."""
         self.certificate.begin(graph, targets)
+
+    def placed(self, graph: Graph, claims: Claims) -> None:
+        """Take the graph whose values placements among the devices of a replica are claimed of."""
+        self._note(CUTS, lambda: self.certificate.placed(graph, claims))
+
+    def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
+        """Take the program of one device, with the graph that it is written of."""
+        self._note(CUTS, lambda: self.certificate.written(before, graph, claims))
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
         """Take the graph that placements are claimed of."""

@@ -107,6 +107,8 @@ def simulate(
     flat = normalise_original(item)
     stage("simulating a step")
     require(replace(neutral(plan), edges=()), flat)
+    if plan.model is not None and plan.mode == "mirrored":
+        plan = replace(plan, edges=())  # they are of the program of one device, and devices are priced one by one
     wrong = [plan.source.fault(*finding) for one in VARIABLE_CHECKS for finding in one(plan, flat)]
     raise_if_any(wrong, error=PlanError, title=plan.source.name)
 

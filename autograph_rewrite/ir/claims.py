@@ -120,6 +120,7 @@ class Claims:
         carriers: nodes that hand a converted value to the next iteration.
         inexact: what the configuration lets differ from one device.
         stated: what the user has said of ops, by op type.
+        model: how many devices of each replica run one program, each of its blocks.
     """
 
     values: Mapping[str, Claim]
@@ -134,6 +135,7 @@ class Claims:
     carriers: frozenset[str] = frozenset()
     inexact: Sequence[str] = field(default_factory=tuple)
     stated: Mapping[str, Stated] = field(default_factory=dict)
+    model: int = 1
 
 
 class Certifier(Protocol):
@@ -141,6 +143,12 @@ class Certifier(Protocol):
 
     def begin(self, graph: Graph, targets: Sequence[str]) -> None:
         """Take the normalised original."""
+
+    def placed(self, graph: Graph, claims: Claims) -> None:
+        """Take the graph whose values placements among the devices of a replica are claimed of."""
+
+    def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
+        """Take the program of one device, with the graph that it is written of and what is claimed of that."""
 
     def claimed(self, graph: Graph, claims: Claims) -> None:
         """Take the graph that placements are claimed of."""

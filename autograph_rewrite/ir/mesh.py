@@ -21,9 +21,9 @@ from typing import NamedTuple
 from autograph_rewrite.ir.types.placement import AXES, MICRO, MODEL, PROCESS, REPLICA, SERVER, SHARD, STAGE
 
 __all__ = [
-    "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_REPLICA", "PROCESS", "REPLICA", "SERVER",
-    "SHARD", "STAGE", "WITHIN", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span", "common_name",
-    "is_axis", "is_rarer", "prefix", "word",
+    "ANYWHERE", "AXES", "EACH", "MICRO", "MODEL", "OFTEN", "ONCE", "PER_MODEL", "PER_REPLICA", "PROCESS", "REPLICA",
+    "SERVER", "SHARD", "STAGE", "WITHIN", "WORDS", "Axis", "Mesh", "PerInstance", "Place", "Select", "Span",
+    "common_name", "is_axis", "is_rarer", "prefix", "word",
 ]  # fmt: skip
 
 Span = frozenset[str]
@@ -32,6 +32,8 @@ of that of the job."""
 ONCE: Span = frozenset()
 PER_REPLICA: Span = frozenset((REPLICA,))
 EACH: Span = frozenset((REPLICA, MICRO))
+PER_MODEL: Span = frozenset((MODEL,))
+"""Once for all replicas, on each of the devices that run what a replica runs."""
 Place = Mapping[str, int | tuple[int, ...]]
 """Where a node stands along axes on which it has no instances, `stage=1`; of each of its own instances, where they are
 in several places: the server of each block of a variable. What one worker runs for the whole job is on process 0."""
@@ -57,7 +59,7 @@ def is_axis(name: str) -> bool:
 
 def is_rarer(reader: Span, producer: Span) -> bool:
     """Return whether a reader stands for several instances of a producer, and has to choose one or read all."""
-    return not producer <= reader
+    return not producer <= (reader | PER_MODEL if REPLICA in reader else reader)
 
 
 WITHIN = frozenset((STAGE, MODEL))
@@ -94,20 +96,31 @@ class Mesh:
         axes: major to minor.
         devices: of each stage and logical device of each replica, major to minor.
         shared: the devices that all replicas share, by their coordinate.
+        along: the axes of a replica's devices that all run what the replica runs; a span that has replica has them.
     """
 
     axes: tuple[Axis, ...]
     devices: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    along: Span = ONCE
 
     @classmethod
-    def of(cls, replicas: int, micro: int = 1, places: Iterable[Axis] = ()) -> Mesh:
+    def of(cls, replicas: int, micro: int = 1, places: Iterable[Axis] = (), *, model: int = 1) -> Mesh:
         """Return the mesh of some replicas with so many micro-batches each, which follow one another.
 
         Args:
             places: the axes on which nodes have coordinates.
+            model: how many devices of a replica run one program, each of its blocks.
         """
-        return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
+        if model == 1:
+            return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
+        others = (axis for axis in places if axis.name != MODEL)
+        axes = (Axis(REPLICA, replicas), Axis(MODEL, model), Axis(MICRO, micro), *others)
+        return cls(axes, along=frozenset((MODEL,)))
+
+    def whole(self, span: Span) -> Span:
+        """Return a span with the axes of the devices that run what a replica runs."""
+        return span | self.along if REPLICA in span else span
 
     def size(self, name: str) -> int:
         """Return how many coordinates an axis has."""
@@ -115,6 +128,7 @@ class Mesh:
 
     def count(self, span: Span) -> int:
         """Return how many instances a node of this span has."""
+        span = self.whole(span)
         return math.prod(size for name, size in self.axes if name in span)
 
     def read(self, reader: Span, instance: int, producer: Span, select: Select | None) -> list[int]:
@@ -123,7 +137,7 @@ class Mesh:
         Args:
             select: how the reader chooses along the axes that it lacks.
         """
-        at, wanted = self.coordinates(reader, instance), [0]
+        at, wanted, producer = self.coordinates(reader, instance), [0], self.whole(producer)
         for name, size in self.axes:
             if name in producer:
                 own = (at[name],) if name in at else range(size if select is Select.ALL else 1)
@@ -133,7 +147,7 @@ class Mesh:
 
     def coordinates(self, span: Span, instance: int) -> dict[str, int]:
         """Return where an instance lies along each axis of its span."""
-        at = {}
+        at, span = {}, self.whole(span)
         for name, size in reversed(self.axes):
             if name in span:
                 instance, at[name] = divmod(instance, size)
@@ -141,7 +155,7 @@ class Mesh:
 
     def within(self) -> list[dict[str, int]]:
         """Return the places in a replica, the minor axis first."""
-        span = WITHIN & {name for name, _ in self.axes}
+        span = (WITHIN - self.along) & {name for name, _ in self.axes}
         return [self.coordinates(span, i) for i in range(self.count(span))]
 
     def device(self, at: Mapping[str, int]) -> str:

@@ -22,7 +22,6 @@ from autograph_rewrite.ir.variable_ops import written
 Written = Mapping[str, frozenset[str]]
 """The variables that a run of each node writes, by the names of the node and of their handles; no node without any."""
 _SHARD = re.compile(r"/part_\d+$")
-_PARTS = re.compile(r"(/part_\d+)+$")
 _NONE: frozenset[str] = frozenset()
 
 
@@ -105,6 +104,8 @@ def original_name(name: str, original: Container[str]) -> str:
 
 def name_of_whole(node: Node) -> str:
     """Return the name of the original node of which a node makes a part; where one has that name still, its own."""
-    whole = _PARTS.sub("", node.name)
+    whole = node.name
+    while _SHARD.search(whole):
+        whole = _SHARD.sub("", whole)
     is_part = whole != node.name and node.attr(ORIGIN_ATTR, b"").decode() == whole
     return whole if is_part and whole not in node.graph.nodes else node.name

@@ -64,6 +64,7 @@ from autograph_rewrite.passes.reshard.insert_reshards import (
 )
 from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
+from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
@@ -230,6 +231,8 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
     variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
     if rewrite.has(Residences):
         variables = in_shards(rewrite, variables)
+    if rewrite.has(ModelBlocks):
+        variables = in_blocks(rewrite, variables)
     return replace(
         item,
         source=EncodedGraph(rewrite.get(Expanded).data),
@@ -255,6 +258,20 @@ def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
             devices[first : first + each] = [layout.device(node, i) for i in range(each)]
             shards = Shards(cut.axis, cut.sizes, tuple(handles), tuple(devices), elsewhere=tuple(others))
             found[name] = replace(found[name], handle=mine[0], shards=shards)
+    return found
+
+
+def in_blocks(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables, those in blocks on the devices of replicas with the nodes that give their handles."""
+    found, layout, common = dict(variables), rewrite.get(ReplicaLayout), rewrite.get(Merged).common
+    for name, cut in rewrite.get(ModelBlocks).of.items():
+        if (node := rewrite.graph.nodes.get(found[name].handle)) is not None:
+            instances = range(layout.mesh.count(node.span))
+            handles = [instance_name(node, i, common) for i in instances]
+            copies = tuple(tuple(handles[i : i + rewrite.along]) for i in instances[:: rewrite.along])
+            devices = tuple(layout.device(node, i) for i in instances)
+            shards = Shards(cut.axis, cut.sizes, copies[0], devices, copies=copies)
+            found[name] = replace(found[name], handle=copies[0][0], shards=shards)
     return found
 
 
@@ -316,6 +333,7 @@ def _layout(rewrite: Rewrite) -> Layout:
         state=(state.facts, state.raw),
         converted=rewrite.converted,
         writes=_run_writes(rewrite),
+        blocked=rewrite.get(ModelBlocks).values if rewrite.has(ModelBlocks) else frozenset(),
     )
 
 

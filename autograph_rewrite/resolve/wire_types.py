@@ -57,6 +57,13 @@ def may_change(fact: Fact) -> bool:
     return fact.shape is None or not all(isinstance(dim, int) for dim in fact.shape)
 
 
+def are_in_order(devices: Sequence[str]) -> bool:
+    """Return whether devices stand in the order in which TensorFlow puts the members of a collective."""
+    parsed = [parse(device) for device in devices]
+    ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
+    return ordered == sorted(ordered)
+
+
 def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequence[str]) -> bool:
     """Return whether CollectiveGatherV2 can carry the value; it puts its members in the order of the devices.
 
@@ -64,9 +71,7 @@ def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequen
         per_example: rows for each example, where that is known.
         devices: of the members, in the order of replicas.
     """
-    parsed = [parse(device) for device in devices]
-    ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
-    if ordered != sorted(ordered):
+    if not are_in_order(devices):
         return False
     return fact.dtype in GATHER_TYPES and fact.placement.dim == 0 and per_example is not None and fact.rank is not None
 

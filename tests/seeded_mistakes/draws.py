@@ -65,6 +65,23 @@ SHARD_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "shards_fsdp_loop": _strategy("FSDP", 2, "mirrored", microbatches=2, accumulation={"form": "loop"}),
 }
 """Of variables that are split over the replicas."""
+
+
+def _along(data: int, **more: Any) -> dict[str, Any]:
+    """Return a mesh with a model axis whose devices run one program."""
+    columns, rows = r"(hidden|hidden_0|layer_\d/inner)/w|words", r"(hidden_1|layer_\d/outer)/w"
+    sharding = [{"match": columns, "split": [1, 2]}, {"match": rows, "split": [2, 1], "optional": True}]
+    return _all_reduce(2 * data, "mirrored", mesh={"data": data, "model": 2}, sharding=sharding, **more)
+
+
+ALONG_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "along_one": _along(1),
+    "along_two": _along(2),
+    "along_micro": _along(2, microbatches=2),
+    "along_micro_one": _along(1, microbatches=3),
+}
+"""Of a model axis whose devices run one program, each of its blocks."""
+ALONG = (("mlp", "adam"), ("language_model", "adagrad"), ("transformer", "momentum"))
 SHARDED = (("mlp", "adam"), ("language_model", "adagrad"), ("transformer", "momentum"), ("masked", "rmsprop"))
 STAGED_CONFIG = {"devices": ["CPU:0"]}
 HEAVY = ("lstm_v1", "lstm_v2", "gru_v1", "gru_v2")  # graphs that take long; few configurations of them are enough
@@ -77,7 +94,7 @@ class Draw:
     Attributes:
         program: of the zoo, of `programs`, or `staged/` and a name of `tests.support.staged`.
         optimizer: what it is trained with, where that is a choice.
-        config: a name of `CONFIGS` or `SHARD_CONFIGS`, or `pipeline` and the number of stages.
+        config: a name of `CONFIGS`, `SHARD_CONFIGS` or `ALONG_CONFIGS`, or `pipeline` and the number of stages.
     """
 
     program: str
@@ -112,7 +129,7 @@ class Draw:
     def settings(self) -> dict[str, Any]:
         """The configuration as its user gives it."""
         if not self.is_staged:
-            return {**CONFIGS, **SHARD_CONFIGS}[self.config] | {"timeout_seconds": TIMEOUT_SECONDS}
+            return {**CONFIGS, **SHARD_CONFIGS, **ALONG_CONFIGS}[self.config] | {"timeout_seconds": TIMEOUT_SECONDS}
         form = {"form": "loop"} if self.config == "pipeline_loop" else {}
         pipeline = {"stages": 2, "microbatches": 4, "boundaries": _staged(self.program)[1][1:2], **form}
         return {**STAGED_CONFIG, "pipeline": pipeline, "timeout_seconds": TIMEOUT_SECONDS}
@@ -155,6 +172,9 @@ def draws() -> Iterator[Draw]:
             at += 1
     for program, optimizer in SHARDED:
         for config in SHARD_CONFIGS:
+            yield Draw(program, optimizer, config)
+    for program, optimizer in ALONG:
+        for config in ALONG_CONFIGS:
             yield Draw(program, optimizer, config)
     for program in PROGRAMS:
         for config in CONFIGS:

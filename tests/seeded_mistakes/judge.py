@@ -55,6 +55,14 @@ class Refusals:
         """Take the original."""
         self.certificate.begin(graph, targets)
 
+    def placed(self, graph: Graph, claims: Claims) -> None:
+        """Take the claims of values along the model axis."""
+        self.certificate.placed(graph, claims)
+
+    def written(self, before: Graph, graph: Graph, claims: Claims) -> None:
+        """Take the program of one device."""
+        self.certificate.written(before, graph, claims)
+
     def claimed(self, graph: Graph, claims: Claims) -> None:
         """Take the claims."""
         self.certificate.claimed(graph, claims)

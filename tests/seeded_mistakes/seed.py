@@ -82,6 +82,7 @@ def spoil(mistake: Mistake, certificate: Certifier | None = None, *, let_through
         if name != mistake.boundary or said:
             return
         instances = plan.replicas if name == "roll-loop" else plan.instances
+        instances *= plan.model.size if plan.model is not None else 1
         bench = Bench(graph, draw.flat, instances, random.Random(str(mistake)))
         if sentence := attempt(mistake.kind, bench):
             said.append(sentence)

@@ -159,7 +159,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     blocks: dict[str, tuple[str, ...]] = {}
     model_edges: tuple[EdgePlan, ...] = ()
     if plan.model is not None:
-        item, plan = partition(graph, item, plan)
+        _, item, plan = partition(graph, item, plan, alike=False)
         model_edges = plan.model_edges
         cut = {name: one for name, one in item.variables.items() if one.shards is not None}
         blocks = {name: tuple(piece.name for piece in pieces_of(one)) for name, one in cut.items()}
@@ -206,7 +206,7 @@ def cut_model(item: TrainingGraph, plan: Plan) -> tuple[dict[str, int], tuple[Ed
     Raises:
         RewriteError: something cannot be cut so.
     """
-    made, cut = partition(_step_graph(item), item, plan)
+    _, made, cut = partition(_step_graph(item), item, plan, alike=False)
     shards = {name: one.shards for name, one in made.variables.items() if one.shards is not None}
     return {name: one.axis for name, one in shards.items()}, cut.model_edges
 

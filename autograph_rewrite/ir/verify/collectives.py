@@ -153,7 +153,8 @@ def members_are_complete(job: Job) -> Iterator[Fault]:
         names.setdefault((job.rank(node), common_name(node.name)), node)
     for group in job.found:
         count = len(group.members) * job.each
-        if count != group.group_size:
+        is_within = len(group.members) == group.group_size  # the devices of one replica, which are in one process
+        if count != group.group_size and not is_within:
             problem = f"{group.name} has {count} members; it needs {group.group_size} ({_census(job, group, names)})"
             yield Fault(problem, group.members[0], "every rank must have as many members; " + SAME_PLAN)
         yield from _disagreement(job, group, "group size", lambda node: (keys_of(node) or (0,))[0])

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
-from autograph_rewrite.ops.facts.placement import REPLICATED, split
+from autograph_rewrite.ir.types.placement import REPLICA
+from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
 from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, block_of, first_value, like_first, whole
 
 
 def _place(n: Op) -> Placed:
     """A value is asked for whole, or as shards."""
+    if not is_over_replicas(n):
+        return _place_elsewhere(n)
     shards = tuple(n.attr("shards", ()))
     if not shards:
         return whole(n)
     return Placed((split(n.attr("dim")),), {0: Slice(n.attr("dim"), 1, shards=shards)})
+
+
+def is_over_replicas(n: Op) -> bool:
+    """Return whether a reshard is along the axis of the batch, and not among the devices of a replica."""
+    return REPLICA.encode() in n.attr("over")
+
+
+def _place_elsewhere(n: Op) -> Placed:
+    """Along another axis, elements are moved or added: what is split along another dimension, or a sum, stays so."""
+    placement, is_cut = n.placement(0), bool(n.attr("shards", ()))
+    if placement.is_split and not (is_cut and placement.dim == n.attr("dim")):
+        return Placed((placement,))
+    texts = n.attr("before"), n.attr("after")
+    others = [text for text in texts if b"partial" in text and b"partial(sum)" not in text]
+    if placement.is_partial and placement.op == "sum" and not others:
+        return Placed((placement,))
+    return whole(n)
+
+
+def _shape(n: Op) -> tuple[Shape | None, ...]:
+    shape, sizes, dim = n.shape(0), tuple(n.attr("shards", ())), n.attr("dim")
+    if is_over_replicas(n) or not sizes or shape is None:
+        return (shape,)
+    size = sum(sizes) if b"split" in n.attr("before") else sizes[0]
+    return ((*shape[:dim], size, *shape[dim + 1 :]),)
 
 
 def _alike(n: Op) -> Placed:
@@ -25,6 +53,6 @@ def _alike(n: Op) -> Placed:
 
 
 RULES: dict[str, Rule] = {
-    RESHARD: Rule(_place, like_first, first_value),
+    RESHARD: Rule(_place, _shape, lambda n: first_value(n) if is_over_replicas(n) else (None,)),
     SHARD_ALIKE: Rule(_alike, like_first),
 }

@@ -14,7 +14,7 @@ import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import REPLICA, PerInstance, Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -86,7 +86,7 @@ class FoldedBuilder:
         return replace(self, span=self.rewrite.common_span).op(op, *inputs, what=what, **attrs)
 
     def gather(self, op: str, value: Value, *others: Value, what: str, **attrs: Any) -> Value:
-        """Add a node that runs once and reads all instances of `value`; return its first output.
+        """Add a node that runs once for all replicas and reads all instances of `value`; return its first output.
 
         Args:
             op: op type, such as AddN or ConcatV2.
@@ -95,8 +95,9 @@ class FoldedBuilder:
             what: told after the builder's name.
             **attrs: by name, decoded.
         """
-        count = self.rewrite.taken(ONCE, value.node.span)
-        return replace(self, span=ONCE).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
+        span = self.rewrite.of_all
+        count = self.rewrite.taken(span, value.node.span)
+        return replace(self, span=span).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
     def from_all(self, op: str, value: Value, *others: Value, what: str, select: Select, **attrs: Any) -> Value:
         """Add a node on every device that reads what all devices hold; return its first output.
@@ -131,8 +132,9 @@ class FoldedBuilder:
             what: told after the builder's name.
         """
         rewrite, mine = self.rewrite, self.rewrite.of_own_replicas(contents)
-        copies = rewrite.mesh.count(self.span) // len(mine)
-        raws = PerInstance(tuple(encode("tensor", np.asarray(one, dtype)) for one in mine for _ in range(copies)))
+        mesh = rewrite.mesh
+        at = [mesh.coordinates(self.span, i)[REPLICA] for i in range(mesh.count(self.span))]
+        raws = PerInstance(tuple(encode("tensor", np.asarray(mine[replica], dtype)) for replica in at))
         made = Builder(rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
         return made.op("Const", value=raws, dtype=dtypes.from_numpy(np.dtype(dtype)))
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read, Stated
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
-from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym
+from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
 from autograph_rewrite.ops.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
 from autograph_rewrite.ops.rules.registered import registered
@@ -17,13 +18,14 @@ from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
 
 
-def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claims:
+def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan, *, model: int = 1) -> Claims:
     """Return the claims of a finished propagation.
 
     Args:
         state: the placements.
         outputs: the declared outputs.
         plan: which is carried out; its edges are resolved.
+        model: how many devices of each replica run one program.
     """
     values = {value.name: _claim(state, value) for value in state.facts}
     carried = _carried(state)
@@ -48,6 +50,7 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan) -> Claim
         frozenset(node.name for node in carried),
         tuple(_inexact(state, plan)),
         {op: Stated(one.factors, one.linear, one.additive) for op, one in registered().items()},
+        model,
     )
 
 
@@ -79,7 +82,8 @@ def _read(state: Propagation, node: Node, index: int, value: Value, carried: Map
     if value.node in carried:
         return OWN
     if reshard is None and value in state.whole_inputs:
-        reshard = Slice(state.whole_inputs[value], 1)
+        of_batch = state.semantics.extent.axis == REPLICA
+        reshard = Slice(state.whole_inputs[value], 1 if of_batch else unit(state.facts[value].split_size) or 1)
     elif reshard is None and value in state.reduced:
         reshard = REPLICATED
     return _as_read(reshard)

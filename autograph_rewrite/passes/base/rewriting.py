@@ -9,7 +9,7 @@ A result that no pass has found yet is an error that names the pass to run first
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,10 +27,13 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import (
     ANYWHERE,
     EACH,
+    MICRO,
     MODEL,
     ONCE,
+    PER_MODEL,
     PER_REPLICA,
     PROCESS,
+    REPLICA,
     SERVER,
     STAGE,
     Axis,
@@ -127,6 +130,7 @@ class Rewrite:
         asked: what the plan asked for of each variable.
         nodes_before: how many nodes there were.
         is_rolled: whether micro-batches are iterations of a loop by now.
+        along: how many devices of a replica run its program, each of its blocks; 1: one, or each what it is put on.
         verified: the graph's edits when it was verified last; -1: never.
         records: what each pass took.
         began: when, on the clock of `time.perf_counter`.
@@ -142,6 +146,7 @@ class Rewrite:
     asked: tuple[VariableRequest, ...] = ()
     nodes_before: int = 0
     is_rolled: bool = False
+    along: int = 1
     verified: int = -1
     records: list[PassRecord] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
@@ -316,7 +321,7 @@ class Rewrite:
     @property
     def mesh(self) -> Mesh:
         """The instances of this process, of which a loop has one for each replica."""
-        return Mesh.of(self.plan.replicas_each, 1 if self.is_rolled else self.micro)
+        return Mesh.of(self.plan.replicas_each, 1 if self.is_rolled else self.micro, model=self.along)
 
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries of this process's replicas, of a list that has one for every replica."""
@@ -343,6 +348,13 @@ class Rewrite:
         if not self.mirrored:
             return ONCE
         return PER_REPLICA if self.micro > 1 and not self.is_rolled else EACH
+
+    @property
+    def of_all(self) -> Span:
+        """How often there is what ordinary ops make of all replicas: once, or on each device of a model axis."""
+        if self.along == 1:
+            return ONCE
+        return PER_MODEL if self.plan.replicas_each > 1 else self.common_span
 
     def taken(self, reader: Span, producer: Span) -> int:
         """Return how many instances of a producer in this process one instance of a reader stands for."""
@@ -406,10 +418,10 @@ class Rewrite:
             self._place = before
 
     def once(self, value: Value) -> Value:
-        """Return the first replica's value as one that is made once."""
-        if value.node.span == ONCE:
+        """Return the first replica's value as one that is made once for all."""
+        if value.node.span in (ONCE, self.of_all):
             return value
-        return self.add("Identity", [value], Site(f"{value.node.name}/once", ONCE, value.node)).output()
+        return self.add("Identity", [value], Site(f"{value.node.name}/once", self.of_all, value.node)).output()
 
     def of_replica(self, value: Value) -> Value:
         """Return a value that all instances have alike as one that each replica has: its first micro-batch's."""
@@ -446,8 +458,38 @@ class Rewrite:
             near: the value that it is read with.
         """
         arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
-        raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
+        raws = self.each([raw_attrs.encode("tensor", array) for array in arrays])
         return self._const(arrays[0].dtype, raws, name, near, EACH)
+
+    def each(self, raws: Sequence[bytes]) -> PerInstance:
+        """Return attributes of the instances of an EACH node, of which the devices of a replica have the same."""
+        mesh = self.mesh
+        at = [mesh.coordinates(EACH, i) for i in range(mesh.count(EACH))]
+        return PerInstance(tuple([raws[one[REPLICA] * mesh.size(MICRO) + one[MICRO]] for one in at]))
+
+    def const_at(
+        self,
+        content: Callable[[Mapping[str, int]], Any],
+        dtype: Any,
+        *,
+        name: str,
+        near: Value,
+        span: Span | None = None,
+    ) -> Value:
+        """Add a constant that differs between instances.
+
+        Args:
+            content: of a coordinate.
+            dtype: a numpy type.
+            span: how often it runs; None: as often as `near`.
+        """
+        mesh, span = self.mesh, near.node.span if span is None else span
+        at = [mesh.coordinates(span, i) for i in range(mesh.count(span))]
+        arrays = [np.asarray(content(one), dtype=dtype) for one in at]
+        if len(arrays) == 1:
+            return self._const(arrays[0].dtype, arrays[0], name, near, span)
+        raws = PerInstance(tuple(raw_attrs.encode("tensor", array) for array in arrays))
+        return self._const(arrays[0].dtype, raws, name, near, span)
 
     def _const(self, dtype: np.dtype[Any], content: Any, name: str, near: Value, span: Span) -> Value:
         node = Builder(self.graph, name, near.node, span).node("Const", value=content, dtype=from_numpy(dtype))

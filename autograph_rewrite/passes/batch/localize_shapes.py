@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import EACH, PerInstance
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
 from autograph_rewrite.ops.rules.base import PINNED
@@ -44,7 +44,7 @@ def localize_shapes(rewrite: Rewrite) -> None:
             continue
         batch, parts = rewrite.state.semantics.extent.units, (rewrite.replicas, rewrite.processes)
         shapes = shapes_of_blocks(stated, dim - left_out, batch, *parts)
-        node.set_raw_attr(name, PerInstance(tuple(encode("shape", shape) for shape in rewrite.own(shapes))))
+        node.set_raw_attr(name, rewrite.each([encode("shape", shape) for shape in rewrite.own(shapes)]))
 
 
 def _state_part_shapes(rewrite: Rewrite) -> None:

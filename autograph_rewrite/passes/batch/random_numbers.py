@@ -14,7 +14,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import EACH, PerInstance
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
@@ -120,7 +120,7 @@ def _give_own_seed(rewrite: Rewrite, node: Node) -> None:
         return
     # Two zeros would mean: no seed.
     seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(rewrite.replicas)]
-    node.set_raw_attr("seed2", PerInstance(tuple(encode("int", seed) for seed in rewrite.own(seeds))))
+    node.set_raw_attr("seed2", rewrite.each([encode("int", seed) for seed in rewrite.own(seeds)]))
 
 
 def _give_own_key(rewrite: Rewrite, node: Node, index: int) -> None:

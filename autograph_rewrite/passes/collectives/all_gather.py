@@ -85,7 +85,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     )
     if per_example is not None or has_rows_of_each_example(blocked.fact.split_size):
         where = blocks.restored_rows(joined, dim) if per_example is None else blocks.all_rows("restored", per_example)
-        restored = rows_at(rewrite, joined, where, dim, "restored", ONCE)
+        restored = rows_at(rewrite, joined, where, dim, "restored", joined.node.span)
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
     if edge is not None and edge.owner != STEP and _another_is_unordered(rewrite, edge):

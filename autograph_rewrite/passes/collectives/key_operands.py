@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.plan.parts.collective_keys import KEYS
+from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key
 from autograph_rewrite.plan.parts.messages import EdgePlan
+
+KEY_BITS = 30
+"""How many bits an instance key has whose upper half says that it follows from a size."""
 
 
 def collective_attrs(rewrite: Rewrite, edge: EdgePlan) -> dict[str, Any]:
@@ -63,10 +67,19 @@ class Keys:
         """
         members = rewrite.processes if edge.lowered.crosses else rewrite.plan.replicas
         size = self._number("size", members, near)
-        group = self._number("group", salted(edge.group_key, self._salt), near)
+        group = self._group(edge, near)
         if not changing:
             return [size, group, self._number("instance", edge.instance_key, near)]
         return [size, group, self._key_of_size(self._row[edge.instance_key], near)]
+
+    def _group(self, edge: EdgePlan, near: Value) -> Value:
+        """Return the key of the group that meets; each device of a model axis meets its like in the other replicas."""
+        plan = self._rewrite.plan
+        if self._rewrite.along == 1:
+            return self._number("group", salted(edge.group_key, self._salt), near)
+        groups = [group_key(plan.members(edge.lowered.crosses, device)) for device in range(self._rewrite.along)]
+        keys, name = [salted(group, self._salt) for group in groups], f"{near.node.name}/group"
+        return self._rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near)
 
     def _number(self, what: str, number: int, near: Value) -> Value:
         # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.
@@ -79,6 +92,7 @@ class Keys:
     def _key_of_size(self, row: int, near: Value) -> Value:
         build = FoldedBuilder.of(self._rewrite, near, f"{near.node.name}/key")
         size = build.op("Size", near, what="size")
-        bounded = build.op("BitwiseAnd", size, self._number("mask", 2 ** (30 - self._bits) - 1, near), what="bounded")
+        mask = self._number("mask", 2 ** (KEY_BITS - self._bits) - 1, near)
+        bounded = build.op("BitwiseAnd", size, mask, what="bounded")
         spread = build.op("Mul", bounded, self._number("rows", 2**self._bits, near), what="spread")
-        return build.op("AddV2", spread, self._number("row", 2**30 + row, near), what="instance")
+        return build.op("AddV2", spread, self._number("row", 2**KEY_BITS + row, near), what="instance")

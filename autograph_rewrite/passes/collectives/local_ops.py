@@ -36,9 +36,10 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
         role: of the edge, where a value has several.
         span: how often there is a result: ONCE, or once for each REPLICA.
     """
+    span = rewrite.of_all if span == ONCE else span
     count = rewrite.taken(span, value.node.span)
     if count == 1:
-        return rewrite.once(value) if span == ONCE else value
+        return rewrite.once(value) if span == rewrite.of_all else value
 
     build = FoldedBuilder.of(rewrite, value, name, span=span)
     if op == "sum":
@@ -51,7 +52,7 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
 
 def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
     """Join the blocks of this process's replicas on its first device."""
-    if rewrite.taken(ONCE, value.node.span) == 1:
+    if rewrite.taken(rewrite.of_all, value.node.span) == 1:
         return rewrite.once(value)
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
     if not dim or rank is None or not rewrite.plan.looped:

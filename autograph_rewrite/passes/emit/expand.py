@@ -31,7 +31,7 @@ from typing import NamedTuple
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.format.serde import frame
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, REPLICA, PerInstance, Select, prefix
+from autograph_rewrite.ir.mesh import EACH, MODEL, ONCE, PER_MODEL, PER_REPLICA, REPLICA, PerInstance, Select, prefix
 from autograph_rewrite.ir.types import wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.verify.reshards import unlowered
@@ -47,13 +47,16 @@ _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.d
 class Instance(NamedTuple):
     """What tells one instance from another: name prefixes (of nodes with common and with own values) and device.
 
-    Where replicas have micro-batches, what runs once on each replica has prefixes of its own.
+    Where replicas have micro-batches, what runs once on each replica has prefixes of its own; so has what runs once for
+    all replicas on each device of a model axis.
     """
 
     common: bytes
     own: bytes
     replica_common: bytes
     replica_own: bytes
+    model_common: bytes
+    model_own: bytes
     device: bytes
 
 
@@ -68,7 +71,7 @@ class _Record(NamedTuple):
     tail: Tail
 
 
-_ONCE, _COMMON, _OWN, _REPLICA_COMMON, _REPLICA_OWN = range(5)  # kinds of name prefix
+_ONCE, _COMMON, _OWN, _REPLICA_COMMON, _REPLICA_OWN, _MODEL_COMMON, _MODEL_OWN = range(7)  # kinds of name prefix
 
 
 def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
@@ -95,11 +98,11 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
         else:
             alike[run.cell(node)][node not in common].append(node)
     for devices, of_cell in zip(run.cells, alike, strict=True):
-        instances = _instances(devices, run.micro)
+        instances = _instances(devices, run)
         for nodes in of_cell:
             parts += _copies(_Records(common, nodes, tails, run), instances)
     cells = [
-        (_instances(devices, run.micro), nodes, _Records(common, nodes, tails, run))
+        (_instances(devices, run), nodes, _Records(common, nodes, tails, run))
         for devices, nodes in zip(run.cells, special, strict=True)
     ]
     for i in range(len(run)):
@@ -118,11 +121,14 @@ def _differs(node: Node) -> bool:
     return PerInstance in map(type, node._attrs.values())
 
 
-def _instances(devices: Sequence[str], micro: int) -> list[Instance]:
-    found = []
+def _instances(devices: Sequence[str], run: ReplicaLayout) -> list[Instance]:
+    found, micro = [], run.micro
     for i, device in enumerate(devices):
         own, replica = prefix(i, micro).encode(), prefix(i // micro).encode() if micro > 1 else b""
-        found.append(Instance(own if i else b"", own, replica if i >= micro else b"", replica, device.encode()))
+        at = run.mesh.coordinates(EACH, i).get(MODEL, 0)
+        model = prefix(at).encode() if MODEL in run.mesh.along else b""
+        common = own if i else b"", replica if i >= micro else b"", model if at else b""
+        found.append(Instance(common[0], own, common[1], replica, common[2], model, device.encode()))
     return found
 
 
@@ -263,7 +269,12 @@ def _type_of(node: Node) -> bytes:
     return wire.write_attrs({"T": encode("type", node.attr("T"))})
 
 
-_KINDS = {ONCE: (_ONCE, _ONCE), PER_REPLICA: (_REPLICA_OWN, _REPLICA_COMMON), EACH: (_OWN, _COMMON)}
+_KINDS = {
+    ONCE: (_ONCE, _ONCE),
+    PER_REPLICA: (_REPLICA_OWN, _REPLICA_COMMON),
+    EACH: (_OWN, _COMMON),
+    PER_MODEL: (_MODEL_OWN, _MODEL_COMMON),
+}
 
 
 def _kind(node: Node, common: set[Node]) -> int:
@@ -278,9 +289,9 @@ def _copies(records: _Records, instances: Sequence[Instance]) -> list[bytes]:
         if records.uses_common and not instance.common:  # replica 0 of common nodes has no prefix to replace
             parts.append(_block(records, instance))
             continue
-        key = (len(instance.own), len(instance.replica_common), len(instance.replica_own), len(instance.device))
+        key = tuple(map(len, instance[1:]))
         if key not in templates:
-            own, *others = map(_token, ("name", "replica", "replica", "device"), key)
+            own, *others = map(_token, ("name", "replica", "replica", "model", "model", "device"), key)
             token = Instance(own, own, *others)
             is_clean = _is_clean(records, token)
             templates[key] = (token, _block(records, token).split(own) if is_clean else [])
@@ -398,8 +409,16 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
         totals[-1] = name
     if len(totals) > 1:
-        parts.append(in_chunks(node, totals, controls))
+        whole = node if node.span == ONCE else Named(instance_name(node, replica, common), run.device(node, replica))
+        parts.append(in_chunks(node, totals, controls, of=whole))
     return b"".join(parts)
+
+
+class Named(NamedTuple):
+    """What an instance is called, and where it is."""
+
+    name: str
+    device: str
 
 
 # Sums and gathers of very many replicas, in chunks of at most 200, as TensorFlow's TPU strategy takes them.
@@ -414,7 +433,13 @@ DROPPED = frozenset(("_class", "_output_shapes"))
 """Attributes that no instance has: every node has a device, and shapes were those of the whole batch."""
 
 
-def in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axis: Sequence[bytes] = ()) -> bytes:
+def in_chunks(
+    node: Node,
+    terms: Sequence[bytes],
+    controls: Sequence[bytes],
+    axis: Sequence[bytes] = (),
+    of: Node | Named | None = None,
+) -> bytes:
     """Encode an AddN or a ConcatV2 that runs once, of any number of values.
 
     Args:
@@ -422,24 +447,26 @@ def in_chunks(node: Node, terms: Sequence[bytes], controls: Sequence[bytes], axi
         terms: names of the values.
         controls: what it waits for.
         axis: of a ConcatV2, the name of its axis.
+        of: what says its name and device; None: itself.
     """
+    of = node if of is None else of
     op = node.op.encode()
     kept = {key: raw for key, raw in node._attrs.items() if key not in ("N", *DROPPED) and isinstance(raw, bytes)}
 
     def added(name: str, values: Sequence[bytes]) -> bytes:
         attrs = wire.write_attrs(kept | {"N": encode("int", len(values))})
-        return wire.write_node(name.encode(), op, [*values, *axis, *controls], node.device.encode(), attrs)
+        return wire.write_node(name.encode(), op, [*values, *axis, *controls], of.device.encode(), attrs)
 
     parts: list[bytes] = []
     level = 0
     while len(terms) > INPUT_LIMIT:
         chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
-        names = [f"{node.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
+        names = [f"{of.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
         if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
             names[-1] = chunks.pop()[0]
         parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
         terms, level = names, level + len(names)
-    return b"".join([*parts, added(node.name, terms)])
+    return b"".join([*parts, added(of.name, terms)])
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh
-from autograph_rewrite.ir.traversal import descendants, levels, topological_order
+from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh, Select
+from autograph_rewrite.ir.traversal import descendants, levels, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
 from autograph_rewrite.ir.types.device_specs import canonical
@@ -47,13 +47,15 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
-    is_whole = not plan.part_devices
-    mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places), devices)
+    is_whole = not plan.part_devices or rewrite.along > 1
+    if rewrite.along > 1:
+        wait_for_members(graph)
+    mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places, model=rewrite.along), devices)
     stay_at_tables(rewrite, _host(devices[0]))
     for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
         rewrite.settle(node, _host(devices[0]))
     order = sequence_micro_batches(graph, micro) if stages is None else order_stages(rewrite, stages, mesh, micro)
-    if mesh.size(MODEL) > 1:
+    if mesh.size(MODEL) > 1 and MODEL not in mesh.along:
         for node, logical in logical_devices(topological_order(graph)).items():
             node.put(MODEL, logical)
     if plan.looped:
@@ -69,6 +71,23 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     if is_whole:
         require_beside(graph, rewrite.handles, layout)
     return layout
+
+
+def wait_for_members(graph: Graph) -> None:
+    """Let what reads the first instance of a value wait for all of them, where devices of a replica meet to make it.
+
+    A run that needs such a value alone would else leave the other members of the collectives out.
+    """
+    order = topological_order(graph)
+    frames = frames_of(order)
+    meetings = marks_before(order, {node: 1 for node in order if is_collective(node.op)})
+    for node in order:
+        if node in frames or node.span & PER_REPLICA:
+            continue
+        for index, select in node.selects.items():
+            made = node.inputs[index].node
+            if select is Select.FIRST and (is_collective(made.op) or meetings[made]):
+                node.add_control(made)
 
 
 def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:

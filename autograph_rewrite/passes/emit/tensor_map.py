@@ -10,7 +10,7 @@ from typing import NamedTuple
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MICRO, ONCE, Mesh
+from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, Mesh
 from autograph_rewrite.ir.run_writes import RunWrites
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement
@@ -25,11 +25,13 @@ class View(NamedTuple):
         tensors: its instances in the rewritten graph, one per replica, or a single one.
         placement: how they combine; replicated ones are all the same.
         segments: rows of each example in each segment of a block, where it has more than one.
+        firsts: the numbers of the instances that are put together, where devices of a replica have the same; else all.
     """
 
     tensors: tuple[str, ...]
     placement: Placement
     segments: tuple[int, ...] = ()
+    firsts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Layout:
         state: facts of all values as their readers see them, and of those that are converted as they are produced.
         converted: what conversions hand to readers.
         writes: what runs write, compared with the original.
+        blocked: values of which each device of a model axis has a block, or a part of a sum, by name.
     """
 
     graph: Graph
@@ -65,6 +68,7 @@ class Layout:
     state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
     converted: Mapping[Value, Placement] = field(default_factory=dict)
     writes: RunWrites = field(default_factory=RunWrites)
+    blocked: frozenset[str] = frozenset()
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:
@@ -107,12 +111,19 @@ class Layout:
         suffix = f":{index or 0}"
         if node.span == ONCE:
             return View((name + suffix,), REPLICATED)
-        if self.hidden and node not in self._of_replicas:
+        if (self.hidden and node not in self._of_replicas) or original in self.blocked:
             return None
         names = tuple(one + suffix for one in self._names(node))
         placement, parts = self._held.get(original, (REPLICATED, ()))
         scattered = (self.partial and placement.differs) or (self.interleaved and placement.is_split)
-        return None if scattered else View(names, placement, parts)
+        return None if scattered else View(names, placement, parts, self._firsts(node))
+
+    def _firsts(self, node: Node) -> tuple[int, ...]:
+        """Return the numbers of the instances on the first device of each replica; nothing where each has one."""
+        if not self.mesh.along:
+            return ()
+        at = [self.mesh.coordinates(node.span, i) for i in range(self.mesh.count(node.span))]
+        return tuple(i for i, one in enumerate(at) if one.get(MODEL, 0) == 0)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""

@@ -14,23 +14,42 @@ the last shard, whose kernel refuses it as that of the whole variable would.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import MODEL, REPLICA, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
-from autograph_rewrite.ir.variable_ops import rows_argument, updates_rows
-from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ir.variable_ops import handle_node, is_handle, rows_argument, updates_rows
+from autograph_rewrite.ops.facts.placement import split
 from autograph_rewrite.ops.facts.symbolic_dims import Sym, shards_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
+from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
 from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
+
+
+class Table(NamedTuple):
+    """A table in blocks of rows.
+
+    Attributes:
+        axis: along which the blocks lie.
+        sizes: the rows of each.
+        row: the shape of one.
+    """
+
+    axis: str
+    sizes: tuple[int, ...]
+    row: tuple[int, ...] = ()
 
 
 class RowsOfShards:
@@ -38,24 +57,43 @@ class RowsOfShards:
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite, self._state = rewrite, rewrite.get(Propagation)
-        self._found: dict[tuple[Value, tuple[int, ...], frozenset[str]], tuple[Value, Value]] = {}
+        self._found: dict[tuple[Value, Table, Span], tuple[Value, Value]] = {}
 
     def run(self) -> None:
         """Rewrite the graph."""
         tables = [(node, table) for node in self._rewrite.graph if (table := self._table(node)) is not None]
         for node, table in tables:
             (self._update if updates_rows(node) else self._lookup)(node, table)
+        sums = self._rewrite.get(ModelBlocks).sums if self._rewrite.has(ModelBlocks) else {}
+        for name, sizes in sums.items():
+            if name in self._rewrite.graph:
+                self._sum(self._rewrite.graph.nodes[name], sizes)
 
-    def _table(self, node: Node) -> Fact | None:
-        """Return what is known of the shards whose rows a node reads or writes; None where it does not."""
+    def _table(self, node: Node) -> Table | None:
+        """Return the table, in blocks of rows, that a node reads or writes; None where it does not."""
         if not (has(node.op, "reads_rows") or node.op == "GatherV2" or updates_rows(node)):
             return None
         transfer = self._state.transfers.get(node)  # what a pass has added reads what is on its replica
         fact = transfer.inputs[0] if transfer is not None and transfer.inputs else None
-        is_split = fact is not None and fact.placement.is_split and not fact.placement.dim
-        return fact if fact is not None and is_split and shards_of(fact.split_size) else None
+        if fact is None:
+            return None
+        if is_handle(node.inputs[0]) and (table := self._blocks.get(handle_node(node.inputs[0]).name)):
+            return table
+        size = fact.split_size
+        if fact.placement == split(0) and isinstance(size, Sym) and shards_of(size):
+            row = tuple(dim for dim in (fact.shape or ())[1:] if isinstance(dim, int))
+            return Table(REPLICA, tuple(one * size.coef for one in shards_of(size)), row)
+        return None
 
-    def _lookup(self, node: Node, table: Fact) -> None:
+    @cached_property
+    def _blocks(self) -> dict[str, Table]:
+        """The tables of which each device of a replica has some rows, by the names of their handles."""
+        blocked = self._rewrite.get(ModelBlocks).of if self._rewrite.has(ModelBlocks) else {}
+        tables = [(self._rewrite.item.variables[name], one.sizes) for name, one in blocked.items() if not one.axis]
+        rows = {one.handle: tuple(dim or 0 for dim in (one.shape or ())[1:]) for one, _ in tables}
+        return {one.handle: Table(MODEL, sizes, rows[one.handle]) for one, sizes in tables}
+
+    def _lookup(self, node: Node, table: Table) -> None:
         ids, made = node.inputs[1], node.output()
         readers, anchored = list(made.uses), made in self._rewrite.graph.anchors.values()
         places, local = self._own(node, ids, table)
@@ -65,7 +103,7 @@ class RowsOfShards:
         line = build.op("Squeeze", places, what="line", squeeze_dims=[1])
         rows = build.op("UnsortedSegmentSum", made, line, build.op("Size", ids, what="count"), what="rows")
         if self._state.transfers[node].inputs[1].rank != 1:
-            row = build.numbers([dim for dim in (table.shape or ())[1:] if isinstance(dim, int)], "row")
+            row = build.numbers(list(table.row), "row")
             counts = build.op("Shape", ids, what="counts")
             shape = build.op("ConcatV2", counts, row, build.numbers(0, "axis"), what="shape", N=2)
             rows = build.op("Reshape", rows, shape, what="in_shape")
@@ -74,7 +112,7 @@ class RowsOfShards:
         if anchored:
             self._rewrite.graph.move_anchors(made, rows)
 
-    def _update(self, node: Node, table: Fact) -> None:
+    def _update(self, node: Node, table: Table) -> None:
         names = [arg.name for arg in get_op(node.op).inputs]
         at, rows_at = names.index("indices"), rows_argument(node.op)
         ids = node.inputs[at]
@@ -83,38 +121,54 @@ class RowsOfShards:
         if rows_at is None or self._state.transfers[node].inputs[rows_at].shape == ():
             return  # one number for all rows
         build = FoldedBuilder.of(self._rewrite, node.inputs[rows_at], f"{node.name}/shard", span=node.span)
-        row = [dim for dim in (table.shape or ())[1:] if isinstance(dim, int)]
-        listed = build.op("Reshape", node.inputs[rows_at], build.numbers([-1, *row], "list"), what="listed")
+        listed = build.op("Reshape", node.inputs[rows_at], build.numbers([-1, *table.row], "list"), what="listed")
         node.set_input(rows_at, build.op("GatherNd", listed, places, what="rows"))
 
-    def _own(self, node: Node, ids: Value, table: Fact) -> tuple[Value, Value]:
-        """Return which ids lie in the shard of a replica, as places in the list of them, and their rows there."""
-        size = table.split_size
-        assert isinstance(size, Sym)
-        sizes = tuple(one * size.coef for one in shards_of(size))
-        key = ids, sizes, node.span
+    def _own(self, node: Node, ids: Value, table: Table) -> tuple[Value, Value]:
+        """Return which ids lie in one's block, as places in the list of them, and their rows there."""
+        key = ids, table, node.span
         if key not in self._found:
-            self._found[key] = self._find(node, ids, sizes)
+            self._found[key] = self._find(node, ids, table)
         return self._found[key]
 
-    def _find(self, node: Node, ids: Value, sizes: tuple[int, ...]) -> tuple[Value, Value]:
+    def _sum(self, node: Node, sizes: tuple[int, ...]) -> None:
+        """Let each device leave out the segments that are not among its rows: the kernel drops what is below zero."""
+        ids, table = node.inputs[1], Table(MODEL, sizes)
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
-        kind = np.int64
-        starts = list(accumulate(sizes, initial=0))
-        first, end, limits = starts[:-1], starts[1:], np.iinfo(kind)
+        starts, most = [0, *accumulate(sizes)], np.iinfo(np.int64).max
+        last = [*(end - 1 for end in starts[1:-1]), most]  # what is out of range is so on the last device, too
+        wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
+        local = build.op("Sub", wide, self._each(build, table, starts[:-1], "first"), what="local")
+        none = build.const(-1, dtypes.INT64, "none")
+        inside = build.op("LessEqual", wide, self._each(build, table, last, "last"), what="to")
+        kept = build.op("SelectV2", inside, local, none, what="kept")
+        node.set_input(1, build.op("Maximum", kept, none, what="rows"))
+        node.set_attr("Tindices", dtypes.INT64)
+
+    def _each(self, build: FoldedBuilder, table: Table, contents: Sequence[int], what: str) -> Value:
+        """Return the number of each shard, or of each device of a replica."""
+        if table.axis == REPLICA:
+            return build.of_replicas(contents, np.int64, what)
+        near, name = build.near, f"{build.name}/{what}"
+        return self._rewrite.const_at(lambda at: contents[at[MODEL]], np.int64, name=name, near=near, span=build.span)
+
+    def _find(self, node: Node, ids: Value, table: Table) -> tuple[Value, Value]:
+        build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
+        starts = list(accumulate(table.sizes, initial=0))
+        first, end, limits = starts[:-1], starts[1:], np.iinfo(np.int64)
         lowest, highest = [limits.min, *first[1:]], [*(one - 1 for one in end[:-1]), limits.max]
         # GPUs have kernels for numbers of 64 bits, and compare and reshape those of 32 on the host.
         wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
         flat = build.op("Reshape", wide, build.numbers([-1], "line"), what="flat")
         inside = build.op(
             "LogicalAnd",
-            build.op("GreaterEqual", flat, build.of_replicas(lowest, kind, "begin"), what="from"),
-            build.op("LessEqual", flat, build.of_replicas(highest, kind, "end"), what="to"),
+            build.op("GreaterEqual", flat, self._each(build, table, lowest, "begin"), what="from"),
+            build.op("LessEqual", flat, self._each(build, table, highest, "end"), what="to"),
             what="inside",
         )
         places = build.op("Where", inside, what="places")
         kept = build.op("GatherNd", flat, places, what="ids")
-        return places, build.op("Sub", kept, build.of_replicas(first, kind, "first"), what="local")
+        return places, build.op("Sub", kept, self._each(build, table, first, "first"), what="local")
 
     @staticmethod
     def _read(node: Node, index: int, ids: Value) -> None:
@@ -123,10 +177,10 @@ class RowsOfShards:
 
 
 def _run(rewrite: Rewrite) -> None:
-    """Let each replica look up and update the rows of its shard, where variables are split over the replicas."""
+    """Let replicas look up and update the rows of their shards, and devices of a model axis those of their blocks."""
     RowsOfShards(rewrite).run()
 
 
 ROWS_OF_SHARDS = Pass(
-    "rows-of-shards", _run, lambda rewrite: bool(split_over_replicas(rewrite)), needs=(ReplicaLayout,)
+    "rows-of-shards", _run, lambda rewrite: bool(split_over_replicas(rewrite)) or rewrite.along > 1, (ReplicaLayout,)
 )

@@ -40,6 +40,7 @@ from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
+from autograph_rewrite.ir.verify.reshards import is_of_batch
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
@@ -116,7 +117,7 @@ def shards_in(fact: Fact) -> tuple[int, ...]:
 def _is_of_shards(state: Propagation, node: Node) -> bool:
     """Return whether a node works on what a replica has once for all of its micro-batches: shards of variables."""
     reshards = state.transfers[node].operand_reshards
-    if node.op == RESHARD:
+    if is_of_batch(node):
         return isinstance(reshards.get(0), Slice)
     if not node.inputs:
         return node.read_outputs != () and state.facts[node.output()].dtype == dtypes.RESOURCE
@@ -168,12 +169,12 @@ def span_of_whole(rewrite: Rewrite, conversion: Conversion) -> Span:
     """Return how often there is the whole of a value that differs: ordinary ops make one of what they are over."""
     edge = conversion.edge
     if edge is None:
-        return ONCE
+        return rewrite.of_all
     if edge.compressor != NONE:
         return rewrite.common_span
     span = rewrite.current(conversion.value).node.span
     by_ops = [hop.over for hop in edge.lowered.hops if hop.medium is Medium.OPS]
-    return span.difference(*by_ops)
+    return span.difference(*by_ops) or rewrite.of_all
 
 
 class Reshards:
@@ -211,7 +212,7 @@ class Reshards:
             if transferred.constant:
                 constant_size(self._rewrite, node, self._read)
                 continue
-            if node.op == RESHARD:
+            if is_of_batch(node):
                 self._place_asked(node)
                 continue
             if node.op == SHARD_ALIKE:  # what it is like only says how
@@ -567,7 +568,7 @@ def _assign_spans(rewrite: Rewrite) -> None:
     """Decide how often each node runs, and what runs where a variable lives."""
     state, plan = rewrite.state, rewrite.plan
     if rewrite.request.certificate is not None:
-        rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan))
+        rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan, model=rewrite.along))
     rewrite.frames = frames_of(state.order)
     put_at_homes(rewrite)
     assign_spans(rewrite)

@@ -19,8 +19,10 @@ from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
+from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.verify.reshards import is_of_batch
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import rows_of_unit, rows_per_example, segments
 from autograph_rewrite.ops.rules.base import LocalEntry, Slice
@@ -40,6 +42,7 @@ from autograph_rewrite.passes.collectives.all_reduce import (
     reduce_between_processes,
     sum_of_members,
 )
+from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
 from autograph_rewrite.passes.collectives.key_operands import Keys
@@ -331,7 +334,29 @@ def _run(rewrite: Rewrite) -> None:
     """Lower the reshards: slice, add or all-reduce, concat or all-gather; sizes become local or global."""
     lowered = LoweredReshards(rewrite, rewrite.get(Reshards), rewrite.get(Blocks), rewrite.get(Keys))
     lowered.lower_all()
+    lower_along_model(rewrite)
     rewrite.put(lowered)
+
+
+def lower_along_model(rewrite: Rewrite) -> None:
+    """Lower what the devices of a replica exchange that run one program."""
+    nodes = tuple(node for node in rewrite.graph if node.op == RESHARD and not is_of_batch(node))
+    along = AlongModel(rewrite, nodes)
+    for node in nodes:
+        old, name = node.output(), node.name
+        new = along.lower(node)
+        if old in rewrite.state.facts:
+            rewrite.take_place(old, new)
+        elif old in rewrite.originals:
+            rewrite.take_place(rewrite.originals[old], new)
+        rewrite.replace(old, new)
+        for user in node.control_users:
+            user.remove_control(node)
+            user.add_control(new.node)
+        for control in node.controls:
+            new.node.add_control(control)
+        rewrite.graph.erase(node)
+        take_name(rewrite.graph, new.node, name)
 
 
 LOWER_RESHARDS = Pass("lower-reshards", _run, needs=(Reshards, Blocks, Keys), gives=(LoweredReshards,))

@@ -1,1 +1,1 @@
-"""Tensor parallelism: tensors cut into blocks for the logical devices of a replica."""
+"""Tensor parallelism: the program that each device of a replica runs, of its blocks, or a node for each device."""

@@ -22,6 +22,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL
@@ -34,10 +35,13 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Pla
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
+from autograph_rewrite.passes.base.anchors import outputs_of
+from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
+from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram, obstacle
 from autograph_rewrite.passes.tensor_parallel.placements import (
     SEGMENT_SUM,
     ModelPlacements,
@@ -56,8 +60,9 @@ from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis import Round, assign, cut_dimensions, number_devices, put, rounds_of, settle
+from autograph_rewrite.resolve.wire_types import are_in_order
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 # The conversions between logical devices, kept by the node that makes each while axis after axis of the mesh is cut.
@@ -78,10 +83,14 @@ class Exchanges:
     Attributes:
         axis: the one that is being cut.
         cuts: of copies of tensors, which axis will cut them along which dimension.
+        program: of one device, where all devices of a replica run the same.
+        certificate: compares it with what it is written of.
     """
 
     axis: int = 0
     cuts: dict[Node, tuple[int, int]] = field(default_factory=dict)
+    program: LocalProgram | None = None
+    certificate: Certifier | None = None
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
     def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
@@ -144,13 +153,25 @@ READ_BY_NONE = "the placement of '{}' on the model axis does nothing: no output,
 HELD_THERE = "'{}' is cut on the model axis, so the devices of each replica hold it, and not what the strategy chose"
 
 
-def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> tuple[TrainingGraph, Plan]:
+def partition(
+    graph: Graph,
+    item: TrainingGraph,
+    plan: Plan,
+    task: int = 0,
+    *,
+    alike: bool = True,
+    certificate: Certifier | None = None,
+) -> tuple[Exchanges, TrainingGraph, Plan]:
     """Cut what the plan wants cut on the model axis; return the item and the request with blocks instead of it.
+
+    What the devices exchange comes with them.
 
     Args:
         graph: a flat graph, which is edited; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
         task: which of the plan's processes the graph is for.
+        alike: let all devices of a replica run one program, where that is possible.
+        certificate: compares that program with what it is written of.
 
     Raises:
         PlanError: something cannot be cut as the plan says.
@@ -169,7 +190,7 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
     plan = replace(plan, notes=(*plan.notes, *unused, *gathered, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
-    exchanges = Exchanges(cuts=boundaries(graph, item, cuts))
+    exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
@@ -181,15 +202,20 @@ def partition(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> t
             for one in pieces_of(item.variables[name])
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
-        for cut in rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else ():
-            within, plan = _partition(graph, within, plan, cut, exchanges)
+        rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
+        alike = alike and ALONG and len(rounds) == 1 and can_run_alike(plan)
+        for cut in rounds:
+            within, plan = _partition(graph, within, plan, cut, exchanges, alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
-        settle(topological_order(graph), axis)
+        if exchanges.program is None:
+            settle(topological_order(graph), axis)
     for node in kept:
         node.drop_attr(WHOLE)
+    if exchanges.program is not None:
+        return exchanges, item, replace(plan, model_edges=exchanges.program.edges)
     number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
-    return item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
+    return exchanges, item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
 
 
 def _is_there(name: str, graph: Graph, item: TrainingGraph) -> bool:
@@ -239,10 +265,41 @@ def _together(handle: Node) -> set[Node]:
     return found
 
 
+ALONG = True
+"""Whether the devices of a model axis run one program where they can, each of its blocks."""
+
+
+def can_run_alike(plan: Plan) -> bool:
+    """Return whether all devices of a replica may run the same, each with copies of its own of what is whole."""
+    assert plan.model is not None
+    several = [size for size in plan.model.axes if size > 1]
+    if (
+        plan.mode != "mirrored"
+        or plan.is_driven
+        or len(several) > 1
+        or plan.pipeline
+        or plan.local_sgd
+        or plan.policies
+    ):
+        return False
+    count, devices = plan.model.size, plan.model.devices
+    groups = [devices[i : i + count] for i in range(0, len(devices), count)] + [devices[i::count] for i in range(count)]
+    if not all(map(are_in_order, groups)):
+        return False
+    by_hand = any(one.device >= 0 for one in plan.model.shardings)
+    placed = any(one != REPLICATED_VARIABLE for one in plan.residences.values())
+    # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
+    return not (by_hand or placed or plan.compresses or plan.looped)
+
+
 def _partition(
-    graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges
+    graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges, *, alike: bool = False
 ) -> tuple[TrainingGraph, Plan]:
-    found = model_placements(graph, item, cut, step_of(graph, item), batch_facts(graph, item, plan))
+    batch = batch_facts(graph, item, plan)
+    found = model_placements(graph, item, cut, step_of(graph, item), batch, finds_rows=alike)
+    if alike and (why := obstacle(found, cut)):
+        alike, found = False, model_placements(graph, item, cut, step_of(graph, item), batch)
+        plan = replace(plan, notes=(*plan.notes, f"model axis: what is whole runs on the first device only: {why}"))
     whole = notes(found.state)
     if plan.semantics.strict and whole:
         node, text = whole[0]
@@ -251,6 +308,11 @@ def _partition(
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
     gathered = list(gathered_reads(found.state, step_of(graph, item)))
+    if alike:
+        exchanges.program = LocalProgram(found, cut)
+        write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
+        notes_of = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
+        return _in_local_shapes(item, found, cut), replace(plan, notes=(*plan.notes, *notes_of, *gathered))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
     uses.run()
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
@@ -264,6 +326,36 @@ def _partition(
         cuts[name] = Sharded(member.axis, sizes)
         shards[name] = Shards(member.axis, sizes, tuple(node.name for node in made))
     return in_shards(graph, item, plan, shards, cuts, {name: name for name in cuts})
+
+
+def write(program: LocalProgram, outputs: Sequence[Value], plan: Plan, certificate: Certifier | None) -> None:
+    """Write the program of one device.
+
+    Args:
+        outputs: values that the outside reads.
+        certificate: compares it with the graph as it was.
+
+    Raises:
+        VerifyError: it computes something else.
+    """
+    if certificate is None:
+        program.write()
+        return
+    claims = claims_of(program.state, outputs, replace(plan, devices=(HOST,) * program.count, micro=None))
+    before = program.state.graph.clone()
+    certificate.placed(before, claims)
+    program.write()
+    certificate.written(before, program.state.graph, claims)
+
+
+def _in_local_shapes(item: TrainingGraph, found: ModelPlacements, cut: Round) -> TrainingGraph:
+    """Return the item, whose variables have the shapes that one device has of them."""
+    variables = dict(item.variables)
+    for handle, name in found.names.items():
+        member = found.members[handle]
+        shape = tuple(size // len(cut.sizes) if i == member.axis else size for i, size in enumerate(member.shape))
+        variables[name] = replace(variables[name], shape=shape)
+    return replace(item, variables=variables)
 
 
 def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
@@ -547,7 +639,18 @@ def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
 
 def _run(rewrite: Rewrite) -> None:
     """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
-    item, rewrite.plan = partition(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
+    whole = rewrite.item.variables
+    certificate = rewrite.request.certificate
+    exchanges, item, rewrite.plan = partition(
+        rewrite.graph, rewrite.item, rewrite.plan, rewrite.task, certificate=certificate
+    )
+    if exchanges.program is not None:
+        rewrite.along = exchanges.program.count
+        rewrite.put(exchanges.program.blocked())
+        rewrite.put(WholeVariables(whole))
+        rewrite.item = item
+        rewrite.put(access_order(rewrite.graph, rewrite.targets))
+        return
     rewrite.put(WholeVariables(item.variables))
     rewrite.item = replace(item, variables=shard_variables(item.variables))
     rewrite.put(access_order(rewrite.graph, rewrite.targets))

@@ -66,7 +66,13 @@ class ModelPlacements:
 
 
 def model_placements(
-    graph: Graph, item: TrainingGraph, cut: Round, step: set[Node], inputs: Mapping[Value, Fact]
+    graph: Graph,
+    item: TrainingGraph,
+    cut: Round,
+    step: set[Node],
+    inputs: Mapping[Value, Fact],
+    *,
+    finds_rows: bool = False,
 ) -> ModelPlacements:
     """Find the placements of all values; ops that mix blocks are decomposed.
 
@@ -75,6 +81,7 @@ def model_placements(
         cut: what is placed by hand.
         step: the nodes that one step runs.
         inputs: what is known of the batch.
+        finds_rows: of a variable in blocks of rows, each device finds those that it has of all that are looked up.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = replace(item, variables=free)
@@ -93,7 +100,8 @@ def model_placements(
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         if known is None:
-            known = propagate(graph, tensors, Semantics(extent=Extent(MODEL, cut.units, cut.sizes)), given=given)
+            semantics = Semantics(extent=Extent(MODEL, cut.units, cut.sizes), finds_rows=finds_rows)
+            known = propagate(graph, tensors, semantics, given=given)
         else:
             known = restate(known, tensors, given=given)
         if alone := [node for node in _not_cut(known, members) if node not in marked]:

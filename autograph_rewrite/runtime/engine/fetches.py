@@ -36,6 +36,7 @@ class Fetch(NamedTuple):
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
         variable: the variable whose value it is, read on its own; empty where the elements give the value.
         late: the variable is read after the run, else before it.
+        firsts: the numbers of the elements that are put together, all of which run; empty: all.
     """
 
     elements: tuple[Any, ...]
@@ -43,6 +44,7 @@ class Fetch(NamedTuple):
     segments: tuple[int, ...] = ()
     variable: str = ""
     late: bool = False
+    firsts: tuple[int, ...] = ()
 
 
 def name_of(thing: Any) -> str:
@@ -89,6 +91,7 @@ def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
         return None
     if len(got) == 1 or not fetch.placement.differs:
         return got[0]
+    got = [got[i] for i in fetch.firsts] or got
     if fetch.segments:
         return _in_order(got, fetch.placement.dim, fetch.segments)
     if fetch.placement.is_split:

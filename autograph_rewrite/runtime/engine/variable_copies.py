@@ -14,6 +14,8 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 def copies_of(item: TrainingGraph, variable: Variable) -> tuple[tuple[str, ...], ...]:
     """Return the nodes that give the handles of each copy of a variable: one each, or one per shard."""
+    if variable.shards is not None and variable.shards.copies:
+        return variable.shards.copies
     shards = variable.shards.handles if variable.shards is not None else (variable.handle,)
     found = [_instances(item, handle) for handle in shards]
     return tuple(zip(*found, strict=True))

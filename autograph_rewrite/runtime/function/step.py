@@ -82,7 +82,7 @@ class BoundStep:
         function = self._make_function()
         self._calls = [native.Call(function, on_cpu=self._on_cpu)]
         firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
-        self._fixed = self._captures.values(function.arguments, firsts)
+        self._fixed = self._captures.values(function.arguments, devices if self._captures.along > 1 else firsts)
         mirrors.held.add_binding(self.binding)
         mirrors.held.add(self._fixed, *([self._guard] if self._guard is not None else []))
         if self._digests is not None:
@@ -538,6 +538,7 @@ class BoundCaptures:
         nodes: the placeholders that stand for captures and for what the rewrite added.
         guard: keeps the copies equal; None where there are none.
         watched: handles whose values are read after each step.
+        along: how many devices of a replica have copies of their own.
         names: of variables, by the id of their handles.
     """
 
@@ -545,6 +546,7 @@ class BoundCaptures:
         self, item: TrainingGraph, binding: FunctionBinding, mirrors: Mirrors, is_compared: Callable[[str], bool]
     ) -> None:
         self._item, self._mirrors = item, mirrors
+        self.along = item.layout.mesh.count(item.layout.mesh.along) if item.layout is not None else 1
         in_shards = {name for name, variable in item.variables.items() if variable.shards is not None}
         self._captured = [
             (capture, (capture.node,) if capture.name in in_shards else instances_of(item, capture.node))
@@ -571,6 +573,7 @@ class BoundCaptures:
         self.nodes = [name for _, names in self._captured for name in names]
         self.nodes += [name for _, names in self._added for name in names]
         self.nodes += [name for _, copies in self._cut for names in copies for name in names]
+        self.nodes = list(dict.fromkeys(self.nodes))  # the first piece may be called as the capture
 
     def bring(self) -> None:
         """Bring the values of variables that are on a server between the steps of another function."""
@@ -608,7 +611,7 @@ class BoundCaptures:
 
         Args:
             arguments: names of placeholders.
-            devices: the first one of each replica.
+            devices: the first one of each replica, or all where each has copies of its own.
         """
         fixed = {}
         for capture, names in self._captured:
@@ -622,7 +625,7 @@ class BoundCaptures:
                 fixed[name] = self._mirrors.extra.of(variable, index, devices[replica]).handle
         for sharded, copies in self._cut:
             for replica, names in enumerate(copies):
-                fixed |= dict(zip(names, sharded.copy_on(devices[replica]), strict=True))
+                fixed |= dict(zip(names, sharded.copy_on(devices[replica * self.along]), strict=True))
         return [fixed.get(name) for name in arguments]
 
 

@@ -128,8 +128,9 @@ def test_the_certificate_covers_rows_in_shards(lookup: str, axis: int) -> None:
 def test_shards_that_begin_elsewhere_train_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     own = rows_of_shards.RowsOfShards._find
 
-    def shifted(self: Any, node: Any, ids: Any, sizes: tuple[int, ...]) -> Any:
-        return own(self, node, ids, (sizes[0] - 1, sizes[1] + 1, *sizes[2:]))
+    def shifted(self: Any, node: Any, ids: Any, table: rows_of_shards.Table) -> Any:
+        first, second, *others = table.sizes
+        return own(self, node, ids, table._replace(sizes=(first - 1, second + 1, *others)))
 
     monkeypatch.setattr(rows_of_shards.RowsOfShards, "_find", shifted)
     with suppress(tf.errors.InvalidArgumentError, RewriteError):

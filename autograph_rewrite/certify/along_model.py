@@ -1,0 +1,233 @@
+"""What the devices of a replica exchange: whether a reshard along the model axis may be there, and what its ops do.
+
+claimed    h: split(0) ──► ar.reshard {model: partial(sum)} ──► split(0)      on the batch's axis it stays what it is
+lowered    CollectiveReduceV2(h, 2 members, ...)      run for both devices, with other data for each: h0 + h1 on both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.certify import kernels
+from autograph_rewrite.certify.samples import COMBINE, draw
+from autograph_rewrite.certify.seen import Seen, said
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
+from autograph_rewrite.ir.format.annotations import placements_of
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MODEL, REPLICA, Mesh, PerInstance
+from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.placement import REPLICATED, Placement
+
+COLLECTIVES = {"CollectiveReduceV2", "CollectiveGatherV2"}
+_MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
+
+
+def is_along_model(node: Node) -> bool:
+    """Return whether a node is a reshard among the devices of a replica."""
+    return node.op == RESHARD and MODEL.encode() in node.attr("over") and REPLICA.encode() not in node.attr("over")
+
+
+def _kinds(node: Node) -> tuple[Placement, Placement]:
+    before, after = (placements_of(node.attr(key).decode()).get(MODEL, REPLICATED) for key in ("before", "after"))
+    return before, after
+
+
+def judge_reshard(seen: Seen) -> str | None:
+    """Return what is wrong with the claims on the batch's axis: elements are moved, added or left out."""
+    node, read, made = seen.node, seen.operands[0], seen.results[0]
+    (before, after), sizes, dim = _kinds(node), node.attr("shards"), node.attr("dim")
+    if read.kind == "split" and sizes and read.dim == dim:
+        return f"input 0 is {said(read)}, along which its devices hold blocks"
+    folds = [one.op for one in (before, after) if one.is_partial]
+    if read.kind == "partial" and {read.op, *folds} != {"sum"}:
+        return f"input 0 is {said(read)}, and is combined among devices by {', '.join(folds) or 'nothing'}"
+    if made[:3] != read[:3] or (made.zero and not read.zero):
+        return f"result 0 is claimed {said(made)}, of {said(read)}"
+    if made.value is not None:
+        return "its contents are claimed, of which nothing is known"
+    wanted = _shape(read, before, after, dim, sizes)
+    if None not in (made.shape, wanted) and made.shape != wanted:
+        return f"the shape of result 0 is claimed {made.shape}, and is {wanted}"
+    return None
+
+
+def _shape(read: Claim, before: Placement, after: Placement, dim: int, sizes: Sequence[int]) -> tuple[Any, ...] | None:
+    if read.shape is None or not (before.is_split or after.is_split):
+        return read.shape
+    size = sum(sizes) if before.is_split else sizes[0]
+    return (*read.shape[:dim], size, *read.shape[dim + 1 :])
+
+
+# What a reshard was lowered to is run for every device, each with data of its own.
+
+
+def is_exchange(node: Node, mesh: Mesh) -> bool:
+    """Return whether the members of a collective are the devices of a replica, which have one group key.
+
+    Args:
+        mesh: with the devices of each replica.
+    """
+    if node.op not in COLLECTIVES or mesh.size(MODEL) == 1:
+        return False
+    key = node.inputs[2].node
+    raw = key.attrs.get("value")
+    return isinstance(raw, PerInstance) and raw.raws[_number(key, 0, mesh)] == raw.raws[_number(key, 1, mesh)]
+
+
+def _number(node: Node, device: int, mesh: Mesh) -> int:
+    """Return the number of the first instance on a device of the first replica."""
+    return mesh.number(mesh.whole(node.span), {MODEL: device})
+
+
+def check_lowered(node: Node, reshard: Node, shape: Sequence[int], mesh: Mesh) -> Value:
+    """Run what stands for a reshard on every device of a replica; return what it reads.
+
+    Args:
+        node: gives what the reshard gave; what it is made of is named below the reshard.
+        shape: of what the reshard reads, on one device.
+        mesh: with the devices of each replica.
+
+    Raises:
+        VerifyError: a device gets something else.
+    """
+    value, count = reshard.inputs[0], mesh.size(MODEL)
+    data = [draw(f"{value.name}/{device}", tuple(shape), value.dtype) for device in range(count)]
+    sources: dict[Value, None] = {}
+    held: dict[Value, list[Any]] = {}
+    for one in _between(node, f"{reshard.name}/"):
+        for read in one.inputs:
+            if read not in held:
+                sources[read] = None
+                held[read] = data
+        for index, made in enumerate(_run(one, held, mesh)):
+            held[one.output(index)] = made
+    if len(sources) != 1:
+        raise VerifyError(f"'{node.name}' reads {len(sources)} values, where '{reshard.name}' reads one", node=node)
+    found, wanted = held[node.output()], _wanted(reshard, data, count)
+    for device, (left, right) in enumerate(zip(found, wanted, strict=True)):
+        left, right = np.asarray(left), np.asarray(right)
+        if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=1e-4, equal_nan=True):
+            problem = f"device {device} of a replica gets something else from '{node.name}' than its reshard promises"
+            raise VerifyError(problem, node=node)
+    return next(iter(sources))
+
+
+def _between(node: Node, below: str) -> list[Node]:
+    """Return a node and those below a name that it is made of, producers first."""
+    order: dict[Node, None] = {}
+
+    def visit(one: Node) -> None:
+        for value in one.inputs:
+            if value.node not in order and value.node.name.startswith(below):
+                visit(value.node)
+        order[one] = None
+
+    visit(node)
+    return list(order)
+
+
+def _run(node: Node, held: Mapping[Value, list[Any]], mesh: Mesh) -> list[list[Any]]:
+    """Return, by output, what each device makes."""
+    devices = range(mesh.size(MODEL))
+    if node.op == "Const":
+        raw = node.attrs["value"]
+        raws = [raw.raws[_number(node, k, mesh)] if isinstance(raw, PerInstance) else raw for k in devices]
+        return [[kernels.constant(decode(one)) for one in raws]]
+    operands = [[held[value][device] for value in node.inputs] for device in devices]
+    if node.op == "CollectiveReduceV2":
+        return [[reduce(COMBINE[_MERGES[node.attr("merge_op")]], [one[0] for one in operands])] * len(devices)]
+    if node.op == "CollectiveGatherV2":
+        return [[np.concatenate([one[0] for one in operands], 0)] * len(devices)]
+    made = [list(kernels.run(node, one)) for one in operands]
+    return [list(each) for each in zip(*made, strict=True)]
+
+
+def _wanted(reshard: Node, data: Sequence[Any], count: int) -> list[Any]:
+    before, after = _kinds(reshard)
+    dim, sizes = reshard.attr("dim"), reshard.attr("shards")
+    if before.is_partial:
+        return [reduce(COMBINE[before.op], data)] * count
+    if before.is_split:
+        return [np.concatenate(data, dim)] * count
+    if after.is_split:
+        ends = np.cumsum([0, *sizes])
+        return [np.take(one, np.arange(ends[i], ends[i + 1]), dim) for i, one in enumerate(data)]
+    return [one if device == 0 else np.zeros_like(one) for device, one in enumerate(data)]
+
+
+# The program of one device, written of a graph whose values have placements: what each node reads is followed back.
+#
+#     claimed    h: partial(sum), and y reads the whole of it
+#     written    y reads h/whole, an ar.reshard of h: partial(sum) ──► replicated
+
+
+def check_written(before: Graph, after: Graph, claims: Claims) -> Iterator[str]:
+    """Yield what cannot be followed.
+
+    Raises:
+        VerifyError: a node is gone or another one, or reads a value in another placement than is claimed.
+    """
+    for node in before:
+        found = after.nodes.get(node.name)
+        if found is not None and found.op == RESHARD:  # a result that the outside reads whole has its name now
+            found = after.nodes.get(f"{node.name}/block")
+        if node.name in claims.folded or node.op == "VariableShape":  # constants
+            continue
+        if found is None or found.op != node.op or len(found.inputs) != len(node.inputs):
+            raise VerifyError(f"'{node.name}' ({node.op}) is not in the program of one device", node=node)
+        for index, (value, wanted) in enumerate(zip(found.inputs, node.inputs, strict=True)):
+            read = claims.reads.get((node.name, index), OWN)
+            if (problem := _follow(value, wanted, read, claims)) is not None:
+                what = f"input {index} of '{node.name}' ({node.op}) {problem}"
+                if read.kind == "entry" or claims.values[wanted.name].kind == "local":
+                    yield f"{what}, which counts elements"
+                    continue
+                raise VerifyError(what, node=found)
+
+
+def _follow(value: Value, wanted: Value, read: Read, claims: Claims) -> str | None:
+    """Return what is wrong with what a node reads, followed back through its reshards to what it shall read."""
+    claim = claims.values[wanted.name]
+    if claim.kind == "local" or read.kind == "entry" or wanted.node.name in claims.folded:
+        known = (wanted.name, _in_block(wanted), f"{wanted.node.name}/folded_{wanted.index}")
+        return None if value.name in known else f"reads '{value.name}'"
+    steps = []
+    while is_along_model(value.node):
+        steps.append(value.node)
+        value = value.node.inputs[0]
+    if value.name not in (wanted.name, _in_block(wanted)):
+        return f"reads '{value.name}', and not '{wanted.name}'"
+    at = _said(claim)
+    for step in reversed(steps):
+        before, after = _kinds(step)
+        if _as(before) != at:
+            return f"converts '{wanted.name}' from {before!r}, and it is {said(claim)}"
+        at = _as(after)
+    goal = _said(claim) if read == OWN else (read.kind, *((read.dim,) if read.kind == "split" else ()), *_sum(read))
+    return None if at == goal else f"reads '{wanted.name}' {at}, and should read it {goal}"
+
+
+def _sum(read: Read) -> tuple[str, ...]:
+    return ("sum",) if read.kind == "partial" else ()
+
+
+def _in_block(value: Value) -> str:
+    return f"{value.node.name}/block" + (f":{value.index}" if value.index else "")
+
+
+def _said(claim: Claim) -> tuple[Any, ...]:
+    if claim.kind == "split":
+        return claim.kind, claim.dim
+    return (claim.kind, claim.op) if claim.kind == "partial" else ("replicated",)
+
+
+def _as(placement: Placement) -> tuple[Any, ...]:
+    if placement.is_split:
+        return "split", placement.dim
+    return ("partial", placement.op) if placement.is_partial else ("replicated",)

@@ -1,0 +1,153 @@
+"""Conversions among the devices of a replica that run one program, each of its blocks: collectives, and own blocks.
+
+    partial(sum) -> replicated    CollectiveReduceV2 among the devices of the replica
+    split -> replicated           CollectiveGatherV2, whose parts are joined along the dimension
+    replicated -> split           the rows of one's block
+    replicated -> partial(sum)    the value on the first device, zeros on the others
+
+Each replica is a group of its own. Micro-batches of one replica have keys of their own, since they may run at the same
+time; what may change its shape between steps has a key of its own per size (`passes.collectives.key_operands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from autograph_rewrite.ir.format.annotations import placements_of
+from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import MICRO, MODEL, REPLICA
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.collectives.all_reduce import MERGES
+from autograph_rewrite.passes.collectives.key_operands import KEY_BITS
+from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
+from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
+from autograph_rewrite.resolve.wire_types import may_change, wire_type
+
+
+@dataclass
+class AlongModel:
+    """Makes the conversions of one rewrite.
+
+    Attributes:
+        nodes: all of them, in one order for all processes.
+    """
+
+    rewrite: Rewrite
+    nodes: tuple[Node, ...]
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _keys: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._numbers = {node.name: i for i, node in enumerate(self.nodes)}
+        parts = range(self.rewrite.micro)
+        self._keys = instance_keys((node.name, f"micro_{part}") for node in self.nodes for part in parts)
+
+    def lower(self, node: Node) -> Value:
+        """Return what ops make of a value, as a reshard says."""
+        before, after = (placements_of(node.attr(key).decode()).get(MODEL, REPLICATED) for key in ("before", "after"))
+        (value,) = node.inputs
+        fact, dim, sizes = self.rewrite.fact(node.output()), node.attr("dim"), node.attr("shards")
+        if before.is_partial:
+            return self._sum(node, value, fact, before.op)
+        if before.is_split:
+            return self._joined(node, value, fact, dim)
+        if after.is_split:
+            return self._block(node, value, dim, sizes)
+        build = FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
+        name = f"{node.name}/is_first"
+        mine = self.rewrite.const_at(lambda at: at[MODEL] == 0, np.bool_, name=name, near=value, span=node.span)
+        return build.op("SelectV2", mine, value, build.op("ZerosLike", value, what="zeros"), what="term")
+
+    def _block(self, node: Node, value: Value, dim: int, sizes: Sequence[int]) -> Value:
+        ends, build = [0, *accumulate(sizes)], FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
+
+        def limits(further: int, what: str) -> Value:
+            def limit(at: Mapping[str, int]) -> list[int]:
+                return [0] * dim + [ends[at[MODEL] + further]]
+
+            return self.rewrite.const_at(limit, np.int32, name=f"{node.name}/{what}", near=value, span=node.span)
+
+        step, before = build.numbers([1] * (dim + 1), "step"), (1 << dim) - 1
+        ahead: dict[str, Any] = {"begin_mask": before, "end_mask": before}
+        return build.op("StridedSlice", value, limits(0, "begin"), limits(1, "end"), step, what="rows", **ahead)
+
+    def _sum(self, node: Node, value: Value, fact: Fact, op: str) -> Value:
+        rewrite, build = self.rewrite, FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
+        wide = cast(rewrite, value, wire_type(fact.dtype, op), f"{node.name}/widen")
+        coded = encode(rewrite, wide, op, node.name)
+        changing = may_change(fact)
+        ready = self._line(build, coded) if changing else coded
+        attrs = self._attrs() | {"merge_op": MERGES[op], "final_op": "Id"}
+        total = build.op("CollectiveReduceV2", ready, *self._operands(node, ready, changing), what="sum", **attrs)
+        if changing:
+            total = build.op("Reshape", self._without_last(build, total), self._shape(build, coded), what="unflat")
+        total = decode(rewrite, total, wide.dtype, node.name)
+        return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
+
+    def _joined(self, node: Node, value: Value, fact: Fact, dim: int) -> Value:
+        rewrite, count = self.rewrite, self.rewrite.along
+        build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
+        coded = encode(rewrite, value, "gather", node.name)
+        changing = may_change(fact)
+        ready = self._line(build, coded) if changing else coded
+        operands = self._operands(node, ready, changing)
+        gathered = build.op("CollectiveGatherV2", ready, *operands, what="gather", **self._attrs())
+        if changing or dim:
+            axis = build.numbers(0, "first_axis")
+            parts = build.op("Split", axis, gathered, what="parts", num_split=count).node
+            each = [parts.output(k) for k in range(count)]
+            if changing:
+                shape = self._shape(build, coded)
+                each = [build.op("Reshape", self._without_last(build, one), shape, what=f"of_{k}")
+                        for k, one in enumerate(each)]  # fmt: skip
+            gathered = build.op("ConcatV2", *each, build.numbers(dim, "axis"), what="joined", N=count)
+        return decode(rewrite, gathered, value.dtype, node.name)
+
+    def _line(self, build: FoldedBuilder, value: Value) -> Value:
+        """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""
+        line = build.op("Reshape", value, build.numbers([-1], "line"), what="flat")
+        more = build.const([0], value.dtype, "more")
+        return build.op("ConcatV2", line, more, build.numbers(0, "end"), what="sent", N=2)
+
+    def _without_last(self, build: FoldedBuilder, line: Value) -> Value:
+        ends = [build.numbers([at], what) for at, what in ((0, "from"), (-1, "to"), (1, "by"))]
+        return build.op("StridedSlice", line, *ends, what="kept")
+
+    def _shape(self, build: FoldedBuilder, value: Value) -> Value:
+        return build.op("Shape", value, what="shape")
+
+    def _attrs(self) -> dict[str, Any]:
+        return {"communication_hint": self.rewrite.plan.default.hint, "timeout_seconds": 0.0}
+
+    def _operands(self, node: Node, near: Value, changing: bool) -> list[Value]:
+        """Return group size, group key and instance key."""
+        rewrite, count = self.rewrite, self.rewrite.along
+        plan = rewrite.plan
+        assert plan.model is not None
+        devices, first = plan.model.devices, rewrite.task * plan.replicas_each
+
+        def group(at: Mapping[str, int]) -> int:
+            begin = (first + at[REPLICA]) * count
+            return group_key(devices[begin : begin + count])
+
+        def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
+            return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)
+
+        size, of_group = number(lambda at: count, "size"), number(group, "group")
+        if not changing:
+            key = number(lambda at: self._keys[node.name, f"micro_{at.get(MICRO, 0)}"], "number")
+            return [size, of_group, key]
+        rows = len(self.nodes) * rewrite.micro
+        bits, build = max(1, (rows - 1).bit_length()), FoldedBuilder.of(rewrite, near, f"{node.name}/key")
+        mask = build.numbers(2 ** (KEY_BITS - bits) - 1, "mask")
+        bounded = build.op("BitwiseAnd", build.op("Size", near, what="size"), mask, what="bounded")
+        spread = build.op("Mul", bounded, build.numbers(2**bits, "rows"), what="spread")
+        row = number(lambda at: KEYS + self._numbers[node.name] * rewrite.micro + at.get(MICRO, 0), "row")
+        return [size, of_group, build.op("AddV2", spread, row, what="instance")]

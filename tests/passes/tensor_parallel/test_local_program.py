@@ -1,0 +1,267 @@
+"""Where variables are mirrored, devices of a model axis run one program of their blocks, and meet in collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.compile import request
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import GraphError, RewriteError, VerifyError
+from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.traversal import ancestors
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.builder import FoldedBuilder
+from autograph_rewrite.passes.base.rewriting import Request
+from autograph_rewrite.passes.collectives.along_model import AlongModel
+from autograph_rewrite.passes.localize.rows_of_shards import RowsOfShards
+from autograph_rewrite.passes.pass_pipeline import rewrite
+from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram
+from autograph_rewrite.runtime.engine.session import open_session
+from tests.passes.tensor_parallel import test_partition as zoo
+from tests.support import split_models as models
+from tests.support.model_axis import descent, on_mesh, worst_difference
+from tests.support.training import make_item, placeholder, train, v1, variable
+from tests.zoo.training import control_flow
+
+MIRRORED = {"variables": "mirrored"}
+EXACT = 1e-9
+
+
+def mesh(data: int, model: int, **more: Any) -> dict[str, Any]:
+    return models.config(data, model, strategy=MIRRORED, **more)
+
+
+REVERSED = {"devices": ["CPU:1", "CPU:0", "CPU:3", "CPU:2"]}
+CROSSED = {"devices": ["CPU:0", "CPU:2", "CPU:1", "CPU:3"]}
+CONFIGURATIONS = {
+    "two devices": mesh(1, 2),
+    "four devices": mesh(1, 4),
+    "two replicas": mesh(2, 2),
+    "micro-batches on one replica": mesh(1, 2, microbatches=3),
+    "micro-batches": mesh(2, 2, microbatches=2),
+    "interleaved micro-batches": mesh(2, 2, microbatches=2, accumulation={"layout": "interleaved"}),
+    "recomputation": mesh(2, 2, remat={"policy": "every:1"}),
+    "devices that collectives put in another order": mesh(2, 2) | REVERSED,
+    "devices of two replicas in turn": mesh(2, 2) | CROSSED,
+    "no buckets": mesh(2, 2) | {"strategy": {**MIRRORED, "bucket_bytes": 0}},
+    "steps in one run": mesh(2, 2, steps_per_run=2),
+    "a loop of micro-batches": mesh(2, 2, microbatches=2, accumulation={"form": "loop"}),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_step_computes_what_one_device_does(name: str) -> None:
+    report = ar.verify(models.item(), CONFIGURATIONS[name])
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+def wide() -> dict[str, tf.Tensor]:
+    """Return the outputs of a model whose columns are read whole, summed, and handed out example by example."""
+    rng = np.random.default_rng(0)
+    x, y = placeholder("x", None, 4), placeholder("y", None, 6)
+    wide = x @ variable("columns", rng.normal(size=(4, 6)))
+    each = tf.reduce_sum((tf.sort(wide) - y) ** 2, 1) + tf.reduce_max(wide, 1)
+    return {"loss": tf.reduce_mean(each), "each": tf.identity(each, name="each"), "wide": tf.identity(wide)}
+
+
+@pytest.mark.parametrize(("data", "examples"), [(1, 5), (2, 5), (2, 1)])
+def test_a_session_gives_whole_outputs_also_where_a_replica_has_no_example(data: int, examples: int) -> None:
+    item = make_item(wide)
+    new = ar.rewrite(item, on_mesh(data, 2, {"columns": (1, 0)}) | {"strategy": MIRRORED})
+    rng = np.random.default_rng(1)
+    feeds = [{"x": rng.normal(size=(examples, 4)), "y": rng.normal(size=(examples, 6))} for _ in range(2)]
+    alone, together = train(item, feeds), train(new, feeds)
+    for name, value in alone.variables.items():
+        np.testing.assert_allclose(together.variables[name], value, rtol=1e-9)
+    for one, other in zip(alone.fetched, together.fetched, strict=True):
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_what_no_device_has_all_of_cannot_be_fetched_by_its_name() -> None:
+    new = ar.rewrite(make_item(wide), on_mesh(2, 2, {"columns": (1, 0)}) | {"strategy": MIRRORED})
+    with open_session(new) as session:
+        session.run(new.init_op)
+        with pytest.raises(GraphError, match="in blocks on the model axis"):
+            session.run("matmul:0", {"x:0": np.ones((2, 4)), "y:0": np.ones((2, 6))})
+
+
+TABLES: dict[str, Callable[..., Any]] = {
+    "looked up": lambda v, ids: tf.reduce_mean(tf.tanh(tf.gather(v["table"], ids) @ v["up"]) ** 2),
+    "tied": lambda v, ids: tf.reduce_mean(tf.nn.softmax(tf.gather(v["table"], ids) @ tf.transpose(v["table"])) ** 2),
+}
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 0)], ids=["rows", "columns"])
+@pytest.mark.parametrize("loss", TABLES)
+@pytest.mark.parametrize("data", [1, 2])
+def test_each_device_finds_the_rows_that_it_has_of_a_table(data: int, loss: str, dims: tuple[int, int]) -> None:
+    shapes = {"table": (6, 4), "up": (4, 4)} if loss == "looked up" else {"table": (6, 4)}
+    config = on_mesh(data, 2, {"table": dims}) | {"strategy": MIRRORED}
+    ids = np.array([[0, 5, 3], [3, 3, 1], [2, 0, 0], [5, 4, 5]], np.int32)
+    assert worst_difference(shapes, descent(TABLES[loss]), [ids], config) <= EXACT
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam", "Ftrl"])
+def test_a_model_of_keras_with_a_table_of_rows_fits_as_on_one_device(optimizer: str) -> None:
+    def model() -> Any:
+        found = zoo.transformer()
+        found.compile(getattr(tf.keras.optimizers, optimizer)(0.01), found.loss)
+        return found
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 16, (10, 6)), rng.integers(0, 16, (10, 6))
+    alone, cut = model(), model()
+    sharding = [*zoo.megatron(2), {"match": "embedding/embeddings", "split": [2, 1]}]
+    cut = ar.distribute(cut, mesh(2, 2) | {"sharding": sharding})
+    losses = [one.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"] for one in (alone, cut)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
+    for mine, other in zip(alone.get_weights(), cut.get_weights(), strict=True):
+        np.testing.assert_allclose(other, mine, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_transformer_has_two_collectives_per_block_and_direction_on_each_device(count: int) -> None:
+    specs = [tf.TensorSpec([None, 6], tf.int32)] * 2
+    item = ar.GraphItem.from_keras(zoo.transformer(), *specs)
+    new = ar.rewrite(item, mesh(1, count) | {"sharding": zoo.megatron(count)})
+    found = Counter((node.op, node.device) for node in new.graph if node.op.startswith("Collective"))
+    assert found == {("CollectiveReduceV2", f"/device:CPU:{i}"): 2 * (2 + 2) for i in range(count)}
+    whole = Counter(node.device for node in new.graph if node.op == "Rsqrt")  # of the norms
+    assert set(whole.values()) == {next(iter(whole.values()))}
+    assert len(whole) == count
+
+
+def test_each_device_holds_what_the_placements_give_it() -> None:
+    new = ar.rewrite(models.item(), mesh(2, 2))
+    sizes = {name: one.nbytes for name, one in new.variables.items()}
+    cut = sum(size for name, size in sizes.items() if new.variables[name].shards is not None)
+    assert set(new.report.held.values()) == {sum(sizes.values()) - cut // 2}
+
+
+def test_a_sum_stays_a_contribution_until_the_replicas_meet() -> None:
+    """What is added up on both axes is added up among the devices of a replica, and then among the replicas."""
+    new = ar.rewrite(models.item(), mesh(2, 2))
+    groups = Counter(len(set(_members(new.graph, node))) for node in new.graph if node.op == "CollectiveReduceV2")
+    assert groups == {2: 4 * 5}  # three sums along the model axis, the loss, and one bucket of all gradients
+
+
+def _members(graph: Graph, node: Node) -> list[str]:
+    key = node.inputs[1].node.attr("value"), node.inputs[2].node.attr("value")
+    name = node.name.split("/", 1)[1]
+    return [
+        one.device
+        for one in graph
+        if one.op == node.op
+        and one.name.endswith(name)
+        and (one.inputs[1].node.attr("value"), one.inputs[2].node.attr("value")) == key
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (mesh(2, 2) | {"sharding": [{"match": r"up\d", "split": [1, 2]}]}, ""),
+        (models.config(1, 3, strategy=MIRRORED), "blocks are of several sizes"),
+    ],
+)
+def test_what_is_whole_runs_on_the_first_device_only_where_that_is_said(config: Any, why: str) -> None:
+    new = ar.rewrite(models.item(), config)
+    said = [note for note in new.report.plan.notes if "first device only" in note]
+    assert bool(said) == bool(why)
+    assert all(why in note for note in said)
+    report = ar.verify(models.item(), config)
+    assert report.ok, report
+
+
+# What is done wrong is found out: by the certificate, or by the numbers.
+
+
+def certified(data: int = 2) -> None:
+    """Rewrite a session's graph, whose initial values are cut, under the eyes of the certificate."""
+    item = normalise_original(make_item(wide))
+    plan = request(item, Config.of(on_mesh(data, 2, {"columns": (1, 0)}) | {"strategy": MIRRORED}))
+    rewrite(Request(item, plan, certificate=Certificate(strict=True)), verify=True)
+
+
+def test_the_certificate_looks_at_both_axes() -> None:
+    certified()
+
+
+def _skip(program: LocalProgram, value: Any, want: Any) -> Any:
+    return value
+
+
+def _alone(self: AlongModel, node: Node, value: Any, *rest: Any) -> Any:
+    return FoldedBuilder.of(self.rewrite, value, node.name).op("Identity", value, what="alone")
+
+
+def _of_the_other(self: AlongModel, node: Node, value: Any, dim: int, sizes: Any) -> Any:
+    return OWN_BLOCK(self, node, value, dim, (sizes[0] - 1, sizes[1]))
+
+
+OWN_BLOCK = AlongModel._block
+MISTAKES: dict[str, tuple[Any, str, Any]] = {
+    "a conversion is left out": (LocalProgram, "_convert", _skip),
+    "a sum is left out": (AlongModel, "_sum", _alone),
+    "a block is another one": (AlongModel, "_block", _of_the_other),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_program_of_a_device_is_refused(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MISTAKES[mistake])
+    with pytest.raises(VerifyError):
+        certified()
+
+
+def test_rows_that_begin_elsewhere_train_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = RowsOfShards._find
+
+    def shifted(self: Any, node: Any, ids: Any, table: Any) -> Any:
+        first, second = table.sizes
+        return own(self, node, ids, table._replace(sizes=(first - 1, second + 1)))
+
+    monkeypatch.setattr(RowsOfShards, "_find", shifted)
+    config = on_mesh(1, 2, {"table": (0, 1)}) | {"strategy": MIRRORED}
+    ids = np.array([[0, 5, 3], [3, 3, 1]], np.int32)
+    shapes = {"table": (6, 4), "up": (4, 4)}
+    try:
+        assert worst_difference(shapes, descent(TABLES["looked up"]), [ids], config) > 1e-6
+    except (tf.errors.OpError, RewriteError):
+        return
+
+
+def copied() -> dict[str, tf.Tensor]:
+    """Return the loss of a model of which one variable begins as another that may have been given a value before."""
+    x = placeholder("x", None, 4)
+    first = variable("columns", np.arange(24.0).reshape(4, 6) / 9)
+    with control_flow(v2=False):
+        begin = tf.cond(v1.is_variable_initialized(first), first.read_value, lambda: first.initial_value)
+    second = v1.get_variable("again", initializer=begin, use_resource=True)
+    return {"loss": tf.reduce_mean(((x @ first) * (x @ second)) ** 2)}
+
+
+def test_a_run_of_the_initialiser_has_all_members_of_what_it_meets_in() -> None:
+    item = make_item(copied)
+    new = ar.rewrite(item, on_mesh(2, 2, {"columns": (1, 0)}) | {"strategy": MIRRORED, "microbatches": 2})
+    needed = ancestors([new.graph.nodes[new.init_op or ""]])
+    groups: dict[str, list[bool]] = {}
+    for node in new.graph:
+        if node.op.startswith("Collective"):
+            groups.setdefault(node.name.split("/", 1)[1], []).append(node in needed)
+    assert any(map(any, groups.values()))
+    assert all(all(one) or not any(one) for one in groups.values()), groups
+    feeds = [{"x": np.ones((3, 4))}]
+    alone, together = train(item, feeds), train(new, feeds)
+    for name, value in alone.variables.items():
+        np.testing.assert_allclose(together.variables[name], value, rtol=1e-9)
