@@ -77,45 +77,54 @@ def is_exchange(node: Node, mesh: Mesh) -> bool:
         return False
     key = node.inputs[2].node
     raw = key.attrs.get("value")
-    return isinstance(raw, PerInstance) and raw.raws[_number(key, 0, mesh)] == raw.raws[_number(key, 1, mesh)]
+    return (
+        isinstance(raw, PerInstance)
+        and raw.raws[_number(key, {MODEL: 0}, mesh)] == raw.raws[_number(key, {MODEL: 1}, mesh)]
+    )
 
 
-def _number(node: Node, device: int, mesh: Mesh) -> int:
-    """Return the number of the first instance on a device of the first replica."""
-    return mesh.number(mesh.whole(node.span), {MODEL: device})
+def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
+    """Return the number of an instance of a node."""
+    return mesh.number(mesh.whole(node.span), at)
 
 
-def check_lowered(node: Node, reshard: Node, shape: Sequence[int], mesh: Mesh) -> Value:
-    """Run what stands for a reshard on every device of a replica; return what it reads.
+def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], mesh: Mesh) -> Value:
+    """Run what stands for a reshard on every device of each replica; return what it reads.
 
     Args:
         node: gives what the reshard gave; what it is made of is named below the reshard.
-        shape: of what the reshard reads, on one device.
+        shapes: of what each replica, or micro-batch of one, has of what the reshard reads, on one device.
         mesh: with the devices of each replica.
 
     Raises:
         VerifyError: a device gets something else.
     """
-    value, count = reshard.inputs[0], mesh.size(MODEL)
-    data = [draw(f"{value.name}/{device}", tuple(shape), value.dtype) for device in range(count)]
-    sources: dict[Value, None] = {}
-    held: dict[Value, list[Any]] = {}
-    for one in _between(node, f"{reshard.name}/"):
-        for read in one.inputs:
-            if read not in held:
-                sources[read] = None
-                held[read] = data
-        for index, made in enumerate(_run(one, held, mesh)):
-            held[one.output(index)] = made
+    value, devices = reshard.inputs[0], range(mesh.size(MODEL))
+    order = _between(node, f"{reshard.name}/")
+    inside = set(order)
+    sources = list(dict.fromkeys(read for one in order for read in one.inputs if read.node not in inside))
     if len(sources) != 1:
         raise VerifyError(f"'{node.name}' reads {len(sources)} values, where '{reshard.name}' reads one", node=node)
-    found, wanted = held[node.output()], _wanted(reshard, data, count)
-    for device, (left, right) in enumerate(zip(found, wanted, strict=True)):
-        left, right = np.asarray(left), np.asarray(right)
-        if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=1e-4, equal_nan=True):
-            problem = f"device {device} of a replica gets something else from '{node.name}' than its reshard promises"
-            raise VerifyError(problem, node=node)
-    return next(iter(sources))
+    groups = [at for at in _coordinates(node, mesh) if at.get(MODEL, 0) == 0]
+    for number, (first, shape) in enumerate(zip(groups, shapes, strict=True)):
+        data = [draw(f"{value.name}/{number}/{device}", tuple(shape), value.dtype) for device in devices]
+        held: dict[Value, list[Any]] = {sources[0]: data}
+        try:
+            for one in order:
+                for index, made in enumerate(_run(one, held, [{**first, MODEL: device} for device in devices], mesh)):
+                    held[one.output(index)] = made
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+            raise VerifyError(f"'{node.name}' cannot compute what its reshard promises: {error}", node=node) from error
+        for device, left, right in zip(devices, held[node.output()], _wanted(reshard, data), strict=True):
+            left, right = np.asarray(left), np.asarray(right)
+            if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=1e-4, equal_nan=True):
+                problem = f"device {device} of a replica gets something else of '{node.name}' than its reshard promises"
+                raise VerifyError(problem, node=node)
+    return sources[0]
+
+
+def _coordinates(node: Node, mesh: Mesh) -> list[dict[str, int]]:
+    return [mesh.coordinates(node.span, i) for i in range(mesh.count(node.span))]
 
 
 def _between(node: Node, below: str) -> list[Node]:
@@ -132,29 +141,32 @@ def _between(node: Node, below: str) -> list[Node]:
     return list(order)
 
 
-def _run(node: Node, held: Mapping[Value, list[Any]], mesh: Mesh) -> list[list[Any]]:
-    """Return, by output, what each device makes."""
-    devices = range(mesh.size(MODEL))
+def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, int]], mesh: Mesh) -> list[list[Any]]:
+    """Return, by output, what each device makes.
+
+    Args:
+        at: the coordinates of the devices.
+    """
     if node.op == "Const":
         raw = node.attrs["value"]
-        raws = [raw.raws[_number(node, k, mesh)] if isinstance(raw, PerInstance) else raw for k in devices]
+        raws = [raw.raws[_number(node, one, mesh)] if isinstance(raw, PerInstance) else raw for one in at]
         return [[kernels.constant(decode(one)) for one in raws]]
-    operands = [[held[value][device] for value in node.inputs] for device in devices]
+    operands = [[held[value][device] for value in node.inputs] for device in range(len(at))]
     if node.op == "CollectiveReduceV2":
-        return [[reduce(COMBINE[_MERGES[node.attr("merge_op")]], [one[0] for one in operands])] * len(devices)]
+        return [[reduce(COMBINE[_MERGES[node.attr("merge_op")]], [one[0] for one in operands])] * len(at)]
     if node.op == "CollectiveGatherV2":
-        return [[np.concatenate([one[0] for one in operands], 0)] * len(devices)]
+        return [[np.concatenate([one[0] for one in operands], 0)] * len(at)]
     made = [list(kernels.run(node, one)) for one in operands]
     return [list(each) for each in zip(*made, strict=True)]
 
 
-def _wanted(reshard: Node, data: Sequence[Any], count: int) -> list[Any]:
+def _wanted(reshard: Node, data: Sequence[Any]) -> list[Any]:
     before, after = _kinds(reshard)
     dim, sizes = reshard.attr("dim"), reshard.attr("shards")
     if before.is_partial:
-        return [reduce(COMBINE[before.op], data)] * count
+        return [reduce(COMBINE[before.op], data)] * len(data)
     if before.is_split:
-        return [np.concatenate(data, dim)] * count
+        return [np.concatenate(data, dim)] * len(data)
     if after.is_split:
         ends = np.cumsum([0, *sizes])
         return [np.take(one, np.arange(ends[i], ends[i + 1]), dim) for i, one in enumerate(data)]

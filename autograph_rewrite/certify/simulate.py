@@ -334,13 +334,17 @@ class Simulation:
             for instance, item in enumerate(held)
         )
 
+    def _instances_of(self, node: Node) -> range:
+        """Return the numbers of the instances that a node has, of those that run for each micro-batch."""
+        return range(0, self._copies, self._copies // self._count(node))
+
     def _check_lowered(self, node: Node, reshard: Node) -> None:
         """Check what the devices of a replica make of a value that they convert."""
         name = reshard.inputs[0].name
         try:
             read = self._baseline.claims.reads.get((reshard.name, 0), OWN)
-            shape = np.shape(self._expected(name, read, 0))
-            source = check_lowered(node, reshard, shape, self._all)
+            shapes = [np.shape(self._expected(name, read, i)) for i in self._instances_of(node)]
+            source = check_lowered(node, reshard, shapes, self._all)
             held = self._held.get(source)
             if not self._is_read_as_it_is(held, self._wanted(reshard.inputs[0], read)):
                 self._same_data(node, f"what '{node.name}' converts", held, name, read)
