@@ -117,7 +117,7 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
             raise VerifyError(f"'{node.name}' cannot compute what its reshard promises: {error}", node=node) from error
         for device, left, right in zip(devices, held[node.output()], _wanted(reshard, data), strict=True):
             left, right = np.asarray(left), np.asarray(right)
-            if left.shape != right.shape or not np.allclose(left, right, rtol=1e-4, atol=1e-4, equal_nan=True):
+            if left.shape != right.shape or left.dtype != right.dtype or not np.array_equal(left, right):
                 problem = f"device {device} of a replica gets something else of '{node.name}' than its reshard promises"
                 raise VerifyError(problem, node=node)
     return sources[0]
