@@ -203,7 +203,11 @@ def partition(
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
         rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
-        alike = alike and ALONG and len(rounds) == 1 and can_run_alike(plan)
+        alike = alike and ALONG and bool(rounds) and plan.mode == "mirrored"
+        why = why_apart(plan) or ("blocks are of several sizes" if len(rounds) > 1 else "")
+        if alike and why:
+            said = dict.fromkeys((*plan.notes, FIRST_ONLY.format(why)))  # once for all axes
+            alike, plan = False, replace(plan, notes=tuple(said))
         for cut in rounds:
             within, plan = _partition(graph, within, plan, cut, exchanges, alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
@@ -269,27 +273,28 @@ ALONG = True
 """Whether the devices of a model axis run one program where they can, each of its blocks."""
 
 
-def can_run_alike(plan: Plan) -> bool:
-    """Return whether all devices of a replica may run the same, each with copies of its own of what is whole."""
+FIRST_ONLY = "model axis: what is whole runs on the first device of each replica only: {}"
+
+
+def why_apart(plan: Plan) -> str:
+    """Return why devices of a replica do not all run the same, each with copies of its own; empty where they may."""
     assert plan.model is not None
-    several = [size for size in plan.model.axes if size > 1]
-    if (
-        plan.mode != "mirrored"
-        or plan.is_driven
-        or len(several) > 1
-        or plan.pipeline
-        or plan.local_sgd
-        or plan.policies
-    ):
-        return False
     count, devices = plan.model.size, plan.model.devices
     groups = [devices[i : i + count] for i in range(0, len(devices), count)] + [devices[i::count] for i in range(count)]
-    if not all(map(are_in_order, groups)):
-        return False
-    by_hand = any(one.device >= 0 for one in plan.model.shardings)
-    placed = any(one != REPLICATED_VARIABLE for one in plan.residences.values())
-    # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
-    return not (by_hand or placed or plan.compresses or plan.looped)
+    reasons = {
+        "a replica lies across processes": plan.is_driven,
+        "it has several axes": sum(size > 1 for size in plan.model.axes) > 1,
+        "there are stages": plan.pipeline is not None,
+        "replicas train by themselves (local_sgd)": plan.local_sgd is not None,
+        "replicas have components of variables (variable_policies)": bool(plan.policies),
+        "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
+        "variables are on servers, or in shards": set(plan.residences.values()) - {REPLICATED_VARIABLE},
+        "gradients are compressed": plan.compresses,
+        # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
+        "micro-batches are a loop": plan.looped,
+        "TensorFlow puts the devices in another order": not all(map(are_in_order, groups)),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _partition(
@@ -299,7 +304,7 @@ def _partition(
     found = model_placements(graph, item, cut, step_of(graph, item), batch, finds_rows=alike)
     if alike and (why := obstacle(found, cut)):
         alike, found = False, model_placements(graph, item, cut, step_of(graph, item), batch)
-        plan = replace(plan, notes=(*plan.notes, f"model axis: what is whole runs on the first device only: {why}"))
+        plan = replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
     whole = notes(found.state)
     if plan.semantics.strict and whole:
         node, text = whole[0]

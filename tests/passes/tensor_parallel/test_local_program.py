@@ -172,11 +172,14 @@ def _members(graph: Graph, node: Node) -> list[str]:
     [
         (mesh(2, 2) | {"sharding": [{"match": r"up\d", "split": [1, 2]}]}, ""),
         (models.config(1, 3, strategy=MIRRORED), "blocks are of several sizes"),
+        (mesh(1, 2, microbatches=2, accumulation={"form": "loop"}), "micro-batches are a loop"),
+        (mesh(2, 2) | REVERSED, "TensorFlow puts the devices in another order"),
+        (models.config(2, 2, strategy={**MIRRORED, "name": "FSDP"}), "variables are on servers, or in shards"),
     ],
 )
 def test_what_is_whole_runs_on_the_first_device_only_where_that_is_said(config: Any, why: str) -> None:
     new = ar.rewrite(models.item(), config)
-    said = [note for note in new.report.plan.notes if "first device only" in note]
+    said = [note for note in new.report.plan.notes if "runs on the first device" in note]
     assert bool(said) == bool(why)
     assert all(why in note for note in said)
     report = ar.verify(models.item(), config)
