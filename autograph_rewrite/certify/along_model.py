@@ -24,6 +24,8 @@ from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import RESHARD
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
+SHARED = "autograph_model"
+"""The scope of constants that several conversions read."""
 COLLECTIVES = {"CollectiveReduceV2", "CollectiveGatherV2"}
 _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
 
@@ -133,7 +135,7 @@ def _between(node: Node, below: str) -> list[Node]:
 
     def visit(one: Node) -> None:
         for value in one.inputs:
-            if value.node not in order and value.node.name.startswith(below):
+            if value.node not in order and value.node.name.startswith((below, f"{SHARED}/")):
                 visit(value.node)
         order[one] = None
 

@@ -12,7 +12,7 @@ time; what may change its shape between steps has a key of its own per size (`pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -21,14 +21,18 @@ import numpy as np
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL, REPLICA
+from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import MERGES
-from autograph_rewrite.passes.collectives.key_operands import KEY_BITS
+from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, salted
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
+
+SCOPE = "autograph_model"
+"""What the names of constants begin with that all conversions share."""
 
 
 @dataclass
@@ -37,12 +41,15 @@ class AlongModel:
 
     Attributes:
         nodes: all of them, in one order for all processes.
+        salt: what tells their groups from those of other plans (`Keys`).
     """
 
     rewrite: Rewrite
     nodes: tuple[Node, ...]
+    salt: str
     _numbers: dict[str, int] = field(default_factory=dict)
     _keys: dict[tuple[str, str], int] = field(default_factory=dict)
+    _constants: dict[tuple[object, ...], Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._numbers = {node.name: i for i, node in enumerate(self.nodes)}
@@ -74,7 +81,7 @@ class AlongModel:
 
             return self.rewrite.const_at(limit, np.int32, name=f"{node.name}/{what}", near=value, span=node.span)
 
-        step, before = build.numbers([1] * (dim + 1), "step"), (1 << dim) - 1
+        step, before = self._number(build, [1] * (dim + 1), "step"), (1 << dim) - 1
         ahead: dict[str, Any] = {"begin_mask": before, "end_mask": before}
         return build.op("StridedSlice", value, limits(0, "begin"), limits(1, "end"), step, what="rows", **ahead)
 
@@ -100,25 +107,32 @@ class AlongModel:
         operands = self._operands(node, ready, changing)
         gathered = build.op("CollectiveGatherV2", ready, *operands, what="gather", **self._attrs())
         if changing or dim:
-            axis = build.numbers(0, "first_axis")
+            axis = self._number(build, 0, "first_axis")
             parts = build.op("Split", axis, gathered, what="parts", num_split=count).node
             each = [parts.output(k) for k in range(count)]
             if changing:
                 shape = self._shape(build, coded)
                 each = [build.op("Reshape", self._without_last(build, one), shape, what=f"of_{k}")
                         for k, one in enumerate(each)]  # fmt: skip
-            gathered = build.op("ConcatV2", *each, build.numbers(dim, "axis"), what="joined", N=count)
+            gathered = build.op("ConcatV2", *each, self._number(build, dim, "axis"), what="joined", N=count)
         return decode(rewrite, gathered, value.dtype, node.name)
 
     def _line(self, build: FoldedBuilder, value: Value) -> Value:
         """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""
-        line = build.op("Reshape", value, build.numbers([-1], "line"), what="flat")
-        more = build.const([0], value.dtype, "more")
-        return build.op("ConcatV2", line, more, build.numbers(0, "end"), what="sent", N=2)
+        line = build.op("Reshape", value, self._number(build, [-1], "line"), what="flat")
+        more = self._number(build, [0], "more", value.dtype)
+        return build.op("ConcatV2", line, more, self._number(build, 0, "end"), what="sent", N=2)
 
     def _without_last(self, build: FoldedBuilder, line: Value) -> Value:
-        ends = [build.numbers([at], what) for at, what in ((0, "from"), (-1, "to"), (1, "by"))]
+        ends = [self._number(build, [at], what) for at, what in ((0, "from"), (-1, "to"), (1, "by"))]
         return build.op("StridedSlice", line, *ends, what="kept")
+
+    def _number(self, build: FoldedBuilder, content: object, what: str, dtype: int = dtypes.INT32) -> Value:
+        """Return a constant that all conversions share."""
+        key = what, str(content), dtype
+        if key not in self._constants:
+            self._constants[key] = replace(build, name=SCOPE).const(content, dtype, what)
+        return self._constants[key]
 
     def _shape(self, build: FoldedBuilder, value: Value) -> Value:
         return build.op("Shape", value, what="shape")
@@ -135,19 +149,26 @@ class AlongModel:
 
         def group(at: Mapping[str, int]) -> int:
             begin = (first + at[REPLICA]) * count
-            return group_key(devices[begin : begin + count])
+            return salted(group_key(devices[begin : begin + count]), self.salt)
 
         def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
             return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)
 
-        size, of_group = number(lambda at: count, "size"), number(group, "group")
+        def shared(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
+            key = what, node.span
+            if key not in self._constants:
+                name = f"{SCOPE}/{what}"
+                self._constants[key] = rewrite.const_at(content, np.int32, name=name, near=near, span=node.span)
+            return self._constants[key]
+
+        size, of_group = shared(lambda at: count, "size"), shared(group, "group")
         if not changing:
             key = number(lambda at: self._keys[node.name, f"micro_{at.get(MICRO, 0)}"], "number")
             return [size, of_group, key]
         rows = len(self.nodes) * rewrite.micro
         bits, build = max(1, (rows - 1).bit_length()), FoldedBuilder.of(rewrite, near, f"{node.name}/key")
-        mask = build.numbers(2 ** (KEY_BITS - bits) - 1, "mask")
+        mask = self._number(build, 2 ** (KEY_BITS - bits) - 1, "mask")
         bounded = build.op("BitwiseAnd", build.op("Size", near, what="size"), mask, what="bounded")
-        spread = build.op("Mul", bounded, build.numbers(2**bits, "rows"), what="spread")
+        spread = build.op("Mul", bounded, self._number(build, 2**bits, "rows"), what="spread")
         row = number(lambda at: KEYS + self._numbers[node.name] * rewrite.micro + at.get(MICRO, 0), "row")
         return [size, of_group, build.op("AddV2", spread, row, what="instance")]

@@ -46,11 +46,15 @@ def salted(group_key: int, salt: str) -> int:
 
 
 class Keys:
-    """Makes the key operands of the collectives of one rewrite."""
+    """Makes the key operands of the collectives of one rewrite.
+
+    Attributes:
+        salt: what tells its groups from those of other plans; empty in one process.
+    """
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite = rewrite
-        self._salt = rewrite.plan.digest() if rewrite.processes > 1 else ""
+        self.salt = rewrite.plan.digest() if rewrite.processes > 1 else ""
         edges = [edge for edge in rewrite.plan.edges if edge.is_collective]
         ordered = sorted({edge.instance_key for edge in edges})
         self._row = {key: row for row, key in enumerate(ordered)}
@@ -76,9 +80,9 @@ class Keys:
         """Return the key of the group that meets; each device of a model axis meets its like in the other replicas."""
         plan = self._rewrite.plan
         if self._rewrite.along == 1:
-            return self._number("group", salted(edge.group_key, self._salt), near)
+            return self._number("group", salted(edge.group_key, self.salt), near)
         groups = [group_key(plan.members(edge.lowered.crosses, device)) for device in range(self._rewrite.along)]
-        keys, name = [salted(group, self._salt) for group in groups], f"{near.node.name}/group"
+        keys, name = [salted(group, self.salt) for group in groups], f"{near.node.name}/group"
         return self._rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near)
 
     def _number(self, what: str, number: int, near: Value) -> Value:

@@ -341,7 +341,7 @@ def _run(rewrite: Rewrite) -> None:
 def lower_along_model(rewrite: Rewrite) -> None:
     """Lower what the devices of a replica exchange that run one program."""
     nodes = tuple(node for node in rewrite.graph if node.op == RESHARD and not is_of_batch(node))
-    along = AlongModel(rewrite, nodes)
+    along = AlongModel(rewrite, nodes, rewrite.get(Keys).salt)
     for node in nodes:
         old, name = node.output(), node.name
         new = along.lower(node)
