@@ -213,6 +213,19 @@ def combined(choice: Choice, dice: random.Random) -> Choice:
     return replace(choice, config=config)
 
 
+def meshed(choice: Choice, dice: random.Random) -> Choice:
+    """Return a choice that has a model axis more often, and mirrors its variables there: devices run one program."""
+    config = dict(choice.config)
+    if choice.kind not in ("replicas", "micro") or "local_sgd" in config or dice.random() < 0.3:
+        return choice
+    if not choice.placed:
+        data, model = dice.choice([(1, 2), (1, 2), (2, 2), (1, 4)])
+        config |= {"devices": [f"CPU:{i}" for i in range(data * model)], "mesh": {"data": data, "model": [model]}}
+        choice = replace(choice, placed=dice.choice(["regex", "regex", "code", "both"]))
+    config["strategy"] = {"name": "AllReduce", "variables": "mirrored"}
+    return replace(choice, config=config, policies=0)
+
+
 def _alone(config: dict[str, Any], dice: random.Random) -> dict[str, Any]:
     """Return a configuration in which replicas train alone between averages."""
     kept = {key: value for key, value in config.items() if key in ("devices", "timeout_seconds", "steps_per_run")}

@@ -1,6 +1,6 @@
 """A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
 
-What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM).
+What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ EXTENDED_FROM = 3000
 """The first seed whose configurations are `extended`; those before it stay comparable with older runs."""
 COMBINED_FROM = 10_000
 """The first seed that takes three steps, and draws blocks of ragged lengths, and configurations that are `combined`."""
+MESHED_FROM = 100_000
+"""The first seed that draws model axes more often, and such whose devices run one program."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -109,6 +111,8 @@ class Program:
             choice = configurations.extended(choice, random.Random(f"configuration {seed}"))
         if is_new and layout is None:
             choice = configurations.combined(choice, random.Random(f"combination {seed}"))
+        if seed >= MESHED_FROM and layout is None:
+            choice = configurations.meshed(choice, random.Random(f"mesh {seed}"))
         weights = (35, 10, 35, 20) if is_new else (45, 15, 36, 4)
         (mode,) = dice.choices(("session", "reference", "function", "keras"), weights)
         batches = _batches(dice)
