@@ -100,15 +100,7 @@ class LoweredReshards:
         placement = rewrite.converted.pop(old, None)
         if placement is not None and new not in rewrite.state.facts:
             rewrite.converted[new] = placement
-        if old in rewrite.state.facts:  # a pass had asked for it before placements were found
-            rewrite.take_place(old, new)
-        elif old in rewrite.originals:
-            rewrite.take_place(rewrite.originals[old], new)
-        rewrite.replace(old, new)
-        for user in node.control_users:
-            user.remove_control(node)
-            user.add_control(new.node)
-        rewrite.graph.erase(node)
+        _replace_reshard(rewrite, node, new)
         return new
 
     def _lowered(self, node: Node, asked: Conversion) -> Value:
@@ -343,20 +335,25 @@ def lower_along_model(rewrite: Rewrite) -> None:
     nodes = tuple(node for node in rewrite.graph if node.op == RESHARD and not is_of_batch(node))
     along = AlongModel(rewrite, nodes, rewrite.get(Keys).salt)
     for node in nodes:
-        old, name = node.output(), node.name
         new = along.lower(node)
-        if old in rewrite.state.facts:
-            rewrite.take_place(old, new)
-        elif old in rewrite.originals:
-            rewrite.take_place(rewrite.originals[old], new)
-        rewrite.replace(old, new)
-        for user in node.control_users:
-            user.remove_control(node)
-            user.add_control(new.node)
         for control in node.controls:
             new.node.add_control(control)
-        rewrite.graph.erase(node)
-        take_name(rewrite.graph, new.node, name)
+        _replace_reshard(rewrite, node, new)
+        take_name(rewrite.graph, new.node, node.name)
+
+
+def _replace_reshard(rewrite: Rewrite, node: Node, new: Value) -> None:
+    """Let what a reshard was lowered to take its place for readers, waiting ops and the certificate; erase it."""
+    old = node.output()
+    if old in rewrite.state.facts:  # a pass had asked for it before placements were found
+        rewrite.take_place(old, new)
+    elif old in rewrite.originals:
+        rewrite.take_place(rewrite.originals[old], new)
+    rewrite.replace(old, new)
+    for user in node.control_users:
+        user.remove_control(node)
+        user.add_control(new.node)
+    rewrite.graph.erase(node)
 
 
 LOWER_RESHARDS = Pass("lower-reshards", _run, needs=(Reshards, Blocks, Keys), gives=(LoweredReshards,))

@@ -204,8 +204,7 @@ def partition(
         within = replace(item, source=graph, variables=shard_variables(item.variables))
         rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
         alike = alike and ALONG and bool(rounds) and plan.mode == "mirrored"
-        why = why_apart(plan) or ("blocks are of several sizes" if len(rounds) > 1 else "")
-        if alike and why:
+        if alike and (why := why_apart(plan) or ("blocks are of several sizes" if len(rounds) > 1 else "")):
             said = dict.fromkeys((*plan.notes, FIRST_ONLY.format(why)))  # once for all axes
             alike, plan = False, replace(plan, notes=tuple(said))
         for cut in rounds:
@@ -312,16 +311,14 @@ def _partition(
         raise PassError(f"{node.op} '{node.name}' cannot be cut on the model axis: {text}", node=node, hint=hint)
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
-    gathered = list(gathered_reads(found.state, step_of(graph, item)))
+    said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
+    said += gathered_reads(found.state, step_of(graph, item))
     if alike:
         exchanges.program = LocalProgram(found, cut)
         write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
-        notes_of = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
-        return _in_local_shapes(item, found, cut), replace(plan, notes=(*plan.notes, *notes_of, *gathered))
+        return _in_local_shapes(item, found, cut), replace(plan, notes=(*plan.notes, *said))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
     uses.run()
-    said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
-    said += gathered
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
     plan = replace(plan, notes=(*plan.notes, *said))
     shards, cuts = {}, {}
