@@ -6,6 +6,14 @@
 
 Where a pipeline ends, it ends in all processes, and nobody may have begun to exchange anything in that step: whoever
 ends first leaves it, and the others would miss him instead of finding that their data end, too.
+
+Where variables are on servers, this is the only collective of most steps, and a job goes on after a step that has
+failed. Then what reads the batch waits until the exchange is over:
+
+    autograph_batch/digests ──► every reader of a batch input
+
+A process whose step fails in the middle of the exchange takes its buffers with it. The collective of the others breaks
+off, and TensorFlow refuses all later collectives of a process in which one has broken off.
 """
 
 from __future__ import annotations
@@ -35,11 +43,22 @@ def exchange_digests(rewrite: Rewrite, blocks: Blocks, targets: Iterable[Node]) 
     graph = rewrite.graph
     graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
     graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
+    if rewrite.plan.homes and not rewrite.plan.is_asynchronous:
+        _hold_readers(rewrite, blocks.digests.node)
     if blocks.static is None:  # sizes are measured on what was drawn
         return
     row = next(use.node for use in blocks.digest.uses)
     for draw in _drawn_by_all(rewrite, targets):
         row.add_control(draw)
+
+
+def _hold_readers(rewrite: Rewrite, exchanged: Node) -> None:
+    """Let nothing that reads the batch, and so may fail by what it is given, begin before the exchange is over."""
+    before = ancestors([exchanged])
+    batch = [info.tensor for info in rewrite.item.inputs.values() if info.batch_axis is not None]
+    readers = {use.node for tensor in batch for use in rewrite.graph.value(tensor).uses} - before
+    for node in sorted(readers, key=lambda node: node.name):
+        node.add_control(exchanged)
 
 
 def _drawn_by_all(rewrite: Rewrite, targets: Iterable[Node]) -> list[Node]:
