@@ -369,10 +369,8 @@ class Simulation:
         claim, said = self._baseline.claims.values[found.name], node.attrs["shape"]
         if claim.kind != "split" or not isinstance(said, PerInstance):
             return False
-        wanted = [
-            tuple(self._sample.size(dim, instance, node.name) for dim in claim.shape or ())
-            for instance in range(len(said.raws))
-        ]
+        at = [self._all.coordinates(node.span, i)[REPLICA] for i in range(len(said.raws))]
+        wanted = [tuple(self._sample.size(dim, one, node.name) for dim in claim.shape or ()) for one in at]
         return [decode(raw) for raw in said.raws] == wanted
 
     def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:

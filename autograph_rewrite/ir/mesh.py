@@ -72,7 +72,7 @@ class Select(Enum):
 
     ALL = "all"  # one input per instance, in their order
     FIRST = "first"  # that of replica 0, or of the first micro-batch
-    EVERY = "every"  # one input per instance, also along the axes that both have: what all devices hold
+    EVERY = "every"  # one input per instance, also along the axes that both have: what all replicas hold
     OWN = "own"  # likewise, and of each the output with the number of the reader: its block of what all hold
 
     @property
@@ -141,9 +141,14 @@ class Mesh:
         for name, size in self.axes:
             if name in producer:
                 own = (at[name],) if name in at else range(size if select is Select.ALL else 1)
-                chosen = range(size) if select in (Select.EVERY, Select.OWN) else own
+                is_every = select in (Select.EVERY, Select.OWN) and name not in self.along
+                chosen = range(size) if is_every else own
                 wanted = [first * size + i for first in wanted for i in chosen]
         return wanted
+
+    def taken(self, reader: Span, producer: Span, select: Select | None = Select.ALL) -> int:
+        """Return how many instances of a producer one instance of a reader reads."""
+        return len(self.read(reader, 0, producer, select))
 
     def coordinates(self, span: Span, instance: int) -> dict[str, int]:
         """Return where an instance lies along each axis of its span."""

@@ -17,8 +17,8 @@ from dataclasses import replace
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PassError, PlanError
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
-from autograph_rewrite.ir.graph import Graph, Value
-from autograph_rewrite.ir.mesh import ONCE
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import MODEL, ONCE, REPLICA
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
 from autograph_rewrite.passes.alternatives import add_alternatives
@@ -68,7 +68,7 @@ from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
-from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, Residences, split_over_replicas
+from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, split_over_replicas
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.parts.residence import shard_name
@@ -229,10 +229,6 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
     """Return the distributed item of a rewrite that has run every pass."""
     item, task, state = rewrite.item, rewrite.task, rewrite.get(Propagation)
     variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
-    if rewrite.has(Residences):
-        variables = in_shards(rewrite, variables)
-    if rewrite.has(ModelBlocks):
-        variables = in_blocks(rewrite, variables)
     return replace(
         item,
         source=EncodedGraph(rewrite.get(Expanded).data),
@@ -240,38 +236,63 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
         report=_report(rewrite),
         layout=_layout(rewrite),
         inputs=own_inputs(item, rewrite.plan, state, task),
-        variables=variables,
+        variables=in_pieces(rewrite, variables),
     )
 
 
-def in_shards(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return the variables, those in shards on the replicas with the nodes that give the handles of their shards."""
+def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """Return the variables, those in shards on the replicas, or in blocks on their devices, with the handles of these.
+
+    What is in both, is in blocks of which each is in shards.
+    """
     found = dict(variables)
-    for name, cut in rewrite.get(Residences).of.items():
-        if (node := rewrite.graph.nodes.get(found[name].handle)) is not None:
-            each, first = rewrite.plan.replicas_each, rewrite.task * rewrite.plan.replicas_each
-            mine = [instance_name(node, i, rewrite.get(Merged).common) for i in range(each)]
-            handles = [shard_name(node.name, k) for k in range(len(cut.sizes))]
-            handles[first : first + each] = mine
-            others = [k for k in range(len(handles)) if k not in range(first, first + each)]
-            layout, devices = rewrite.get(ReplicaLayout), list(rewrite.plan.devices)
-            devices[first : first + each] = [layout.device(node, i) for i in range(each)]
-            shards = Shards(cut.axis, cut.sizes, tuple(handles), tuple(devices), elsewhere=tuple(others))
-            found[name] = replace(found[name], handle=mine[0], shards=shards)
+    shards = split_over_replicas(rewrite)
+    blocks = rewrite.get(ModelBlocks).of if rewrite.has(ModelBlocks) else {}
+    along, replicas = range(rewrite.along), range(rewrite.plan.replicas)
+    mine = rewrite.of_own_replicas(replicas)
+    for name in [name for name in variables if name in shards or name in blocks]:
+        if (node := rewrite.graph.nodes.get(found[name].handle)) is None:
+            continue
+        pieces = _handles(rewrite, node)
+        cut, block = shards.get(name), blocks.get(name)
+        if cut is None:
+            copies = [[pieces[replica, at] for at in along] for replica in mine]
+        elif block is None:
+            copies = [[pieces[replica, at] for replica in replicas] for at in along]
+        else:
+            copies = [[pieces[replica, at] for at in along for replica in replicas]]
+        places = [replica for _ in along for replica in replicas] if block else replicas
+        elsewhere = [k for k, replica in enumerate(places) if replica not in mine] if cut else []
+        outer = block or cut
+        assert outer is not None
+        inner = Shards(cut.axis, cut.sizes, ()) if block and cut else None
+        found[name] = replace(
+            found[name],
+            handle=pieces[mine[0], 0][0],
+            shards=Shards(
+                outer.axis,
+                outer.sizes,
+                tuple(handle for handle, _ in copies[0]),
+                tuple(device for copy in copies for _, device in copy),
+                within=(inner,) * len(along) if inner else (),
+                elsewhere=tuple(elsewhere),
+                copies=tuple(tuple(handle for handle, _ in copy) for copy in copies) if len(along) > 1 else (),
+            ),
+        )
     return found
 
 
-def in_blocks(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return the variables, those in blocks on the devices of replicas with the nodes that give their handles."""
-    found, layout, common = dict(variables), rewrite.get(ReplicaLayout), rewrite.get(Merged).common
-    for name, cut in rewrite.get(ModelBlocks).of.items():
-        if (node := rewrite.graph.nodes.get(found[name].handle)) is not None:
-            instances = range(layout.mesh.count(node.span))
-            handles = [instance_name(node, i, common) for i in instances]
-            copies = tuple(tuple(handles[i : i + rewrite.along]) for i in instances[:: rewrite.along])
-            devices = tuple(layout.device(node, i) for i in instances)
-            shards = Shards(cut.axis, cut.sizes, copies[0], devices, copies=copies)
-            found[name] = replace(found[name], handle=copies[0][0], shards=shards)
+def _handles(rewrite: Rewrite, node: Node) -> dict[tuple[int, int], tuple[str, str]]:
+    """Return the name and the device of each handle of a variable, by its replica and its device of the model axis."""
+    plan, along, found = rewrite.plan, rewrite.along, {}
+    devices = rewrite.devices_along
+    for number, device in enumerate(devices):  # of other processes, where replicas are split over them
+        found[divmod(number, along)] = shard_name(node.name, number), device
+    layout, common = rewrite.get(ReplicaLayout), rewrite.get(Merged).common
+    for i in range(layout.mesh.count(node.span)):
+        at = layout.mesh.coordinates(node.span, i)
+        replica = rewrite.task * plan.replicas_each + at.get(REPLICA, 0)
+        found[replica, at.get(MODEL, 0)] = instance_name(node, i, common), layout.device(node, i)
     return found
 
 
@@ -351,11 +372,11 @@ def held_bytes(rewrite: Rewrite) -> dict[str, int]:
         node = rewrite.graph.nodes.get(variable.handle)
         if node is None:
             continue
-        cut = split.get(name)
+        cut, mesh = split.get(name), layout.mesh
         sizes = rewrite.of_own_replicas(cut.sizes) if cut is not None else ()
-        instances = range(layout.mesh.count(node.span))
-        devices = [node.device] if node.span == ONCE else [layout.device(node, i) for i in instances]
-        for replica, device in enumerate(devices):
+        for i in range(mesh.count(node.span)):
+            device = node.device if node.span == ONCE else layout.device(node, i)
+            replica = mesh.coordinates(node.span, i).get(REPLICA, 0)
             part = variable.nbytes // cut.extent * sizes[replica] if cut is not None else variable.nbytes
             found[device] = found.get(device, 0) + part
     return found

@@ -226,9 +226,7 @@ def _taken(view: View, node: Node, index: int) -> int:
     select = node.selects.get(index)
     if select is None or not select.is_of_many or not 0 <= index < len(node._inputs):
         return 1
-    if select is not Select.ALL:
-        return view.mesh.count(node._inputs[index].node.span)
-    return view.mesh.count(node._inputs[index].node.span) // view.mesh.count(node.span)
+    return view.mesh.taken(node.span, node._inputs[index].node.span, select)
 
 
 def selectors_fit(view: View) -> Iterator[Fault]:

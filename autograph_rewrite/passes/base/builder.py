@@ -14,7 +14,7 @@ import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import REPLICA, PerInstance, Select, Span
+from autograph_rewrite.ir.mesh import Select, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.rewriting import Rewrite, Site
@@ -96,7 +96,7 @@ class FoldedBuilder:
             **attrs: by name, decoded.
         """
         span = self.rewrite.of_all
-        count = self.rewrite.taken(span, value.node.span)
+        count = self.rewrite.mesh.taken(span, value.node.span)
         return replace(self, span=span).op(op, value, *others, what=what, gather=(0,), N=count, **attrs)
 
     def from_all(self, op: str, value: Value, *others: Value, what: str, select: Select, **attrs: Any) -> Value:
@@ -131,10 +131,9 @@ class FoldedBuilder:
             dtype: a numpy type.
             what: told after the builder's name.
         """
-        rewrite, mine = self.rewrite, self.rewrite.of_own_replicas(contents)
-        mesh = rewrite.mesh
-        at = [mesh.coordinates(self.span, i)[REPLICA] for i in range(mesh.count(self.span))]
-        raws = PerInstance(tuple(encode("tensor", np.asarray(mine[replica], dtype)) for replica in at))
+        rewrite = self.rewrite
+        mine = [encode("tensor", np.asarray(one, dtype)) for one in rewrite.of_own_replicas(contents)]
+        raws = rewrite.by_replica(mine, self.span)
         made = Builder(rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
         return made.op("Const", value=raws, dtype=dtypes.from_numpy(np.dtype(dtype)))
 

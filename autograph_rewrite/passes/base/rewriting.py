@@ -333,6 +333,11 @@ class Rewrite:
         return entries[self.task * each : (self.task + 1) * each]
 
     @property
+    def devices_along(self) -> tuple[str, ...]:
+        """The devices that run the program: `along` of each replica, of one replica of the job after another."""
+        return self.plan.part_devices if self.along > 1 else self.plan.devices
+
+    @property
     def captures(self) -> bool:
         """Whether variables live outside the graph, which then gets their handles as arguments."""
         return any(variable.captured for variable in self.item.variables.values())
@@ -355,10 +360,6 @@ class Rewrite:
         if self.along == 1:
             return ONCE
         return PER_MODEL if self.plan.replicas_each > 1 else self.common_span
-
-    def taken(self, reader: Span, producer: Span) -> int:
-        """Return how many instances of a producer in this process one instance of a reader stands for."""
-        return self.mesh.count(producer) // self.mesh.count(reader)
 
     def current(self, value: Value) -> Value:
         """Return what stands for an original value now."""
@@ -466,6 +467,16 @@ class Rewrite:
         mesh = self.mesh
         at = [mesh.coordinates(EACH, i) for i in range(mesh.count(EACH))]
         return PerInstance(tuple([raws[one[REPLICA] * mesh.size(MICRO) + one[MICRO]] for one in at]))
+
+    def by_replica(self, raws: Sequence[bytes], span: Span) -> PerInstance:
+        """Return attributes of the instances of a node, those that its replica has.
+
+        Args:
+            raws: one for each replica of this process.
+            span: of the node.
+        """
+        mesh = self.mesh
+        return PerInstance(tuple(raws[mesh.coordinates(span, i)[REPLICA]] for i in range(mesh.count(span))))
 
     def const_at(
         self,

@@ -37,7 +37,7 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
         span: how often there is a result: ONCE, or once for each REPLICA.
     """
     span = rewrite.of_all if span == ONCE else span
-    count = rewrite.taken(span, value.node.span)
+    count = rewrite.mesh.taken(span, value.node.span)
     if count == 1:
         return rewrite.once(value) if span == rewrite.of_all else value
 
@@ -52,7 +52,7 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
 
 def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
     """Join the blocks of this process's replicas on its first device."""
-    if rewrite.taken(rewrite.of_all, value.node.span) == 1:
+    if rewrite.mesh.taken(rewrite.of_all, value.node.span) == 1:
         return rewrite.once(value)
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
     if not dim or rank is None or not rewrite.plan.looped:
@@ -85,7 +85,7 @@ def gather_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node)
         node: which asks for it, as often as there is to be a whole; it names the new nodes.
     """
     build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
-    axis, count = build.numbers(block.dim, "axis"), rewrite.mesh.count(value.node.span)
+    axis, count = build.numbers(block.dim, "axis"), rewrite.mesh.taken(node.span, value.node.span, Select.EVERY)
     return build.from_all("ConcatV2", value, axis, what="all_gather", select=Select.EVERY, N=count)
 
 
@@ -125,7 +125,8 @@ def scatter_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node
     blocks = build.op(
         "SplitV", value, sizes, build.numbers(block.dim, "axis"), what="blocks", num_split=len(block.shards)
     )
-    return build.from_all("AddN", blocks, what="add_n", select=Select.OWN, N=rewrite.mesh.count(node.span))
+    count = rewrite.mesh.taken(node.span, blocks.node.span, Select.OWN)
+    return build.from_all("AddN", blocks, what="add_n", select=Select.OWN, N=count)
 
 
 PEERS: Mapping[Operation, Callable[..., Value]] = {

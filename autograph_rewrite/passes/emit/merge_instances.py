@@ -202,13 +202,15 @@ def hold_shards(rewrite: Rewrite) -> None:
         if node is None or node.op != "VarHandleOp":
             continue
         shapes = [encode("shape", cut.shape(variable.shape or (), k)) for k in range(len(cut.sizes))]
-        node.set_raw_attr("shape", PerInstance(tuple(rewrite.of_own_replicas(shapes))))
-        for replica, device in enumerate(rewrite.plan.devices):
+        node.set_raw_attr("shape", rewrite.by_replica(rewrite.of_own_replicas(shapes), node.span))
+        for number, device in enumerate(rewrite.devices_along):
+            replica, place = divmod(number, rewrite.along)
             process, at = divmod(replica, rewrite.plan.replicas_each)
             if process != rewrite.task:
                 attrs = {key: node.attr(key) for key in ("dtype", "container")}
-                attrs |= {"shape": cut.shape(variable.shape or (), replica), "shared_name": resource_name(node, at)}
-                handle = Builder(rewrite.graph, shard_name(node.name, replica), node, ONCE).node("VarHandleOp", **attrs)
+                shared_name = resource_name(node, at * rewrite.along + place)
+                attrs |= {"shape": cut.shape(variable.shape or (), replica), "shared_name": shared_name}
+                handle = Builder(rewrite.graph, shard_name(node.name, number), node, ONCE).node("VarHandleOp", **attrs)
                 rewrite.settle(handle, device)
 
 

@@ -55,13 +55,22 @@ from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in
 from autograph_rewrite.passes.variable_sharding.residence import step_of
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
 from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards
-from autograph_rewrite.plan.parts.messages import EdgePlan, Model
+from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
-from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.parts.residence import Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
-from autograph_rewrite.resolve.model_axis import Round, assign, cut_dimensions, number_devices, put, rounds_of, settle
+from autograph_rewrite.resolve.model_axis import (
+    Round,
+    assign,
+    cut_dimensions,
+    number_devices,
+    put,
+    rounds_of,
+    settle,
+    sizes_of,
+)
 from autograph_rewrite.resolve.wire_types import are_in_order
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
@@ -287,7 +296,9 @@ def why_apart(plan: Plan) -> str:
         "replicas train by themselves (local_sgd)": plan.local_sgd is not None,
         "replicas have components of variables (variable_policies)": bool(plan.policies),
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
-        "variables are on servers, or in shards": set(plan.residences.values()) - {REPLICATED_VARIABLE},
+        "variables are on servers, or in shards": any(
+            one != REPLICATED_VARIABLE and not one.stage for one in plan.residences.values()
+        ),
         "gradients are compressed": plan.compresses,
         # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
         "micro-batches are a loop": plan.looped,
@@ -316,7 +327,9 @@ def _partition(
     if alike:
         exchanges.program = LocalProgram(found, cut)
         write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
-        return _in_local_shapes(item, found, cut), replace(plan, notes=(*plan.notes, *said))
+        item = _in_local_shapes(item, found, cut)
+        blocks = {name: item.variables[name].shape or () for name in found.names.values()}
+        return item, replace(plan, notes=(*plan.notes, *said), variables=_blocks_in_shards(plan, blocks))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
     uses.run()
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
@@ -358,6 +371,22 @@ def _in_local_shapes(item: TrainingGraph, found: ModelPlacements, cut: Round) ->
         shape = tuple(size // len(cut.sizes) if i == member.axis else size for i, size in enumerate(member.shape))
         variables[name] = replace(variables[name], shape=shape)
     return replace(item, variables=variables)
+
+
+def _blocks_in_shards(plan: Plan, blocks: Mapping[str, Sequence[int | None]]) -> tuple[VariableRequest, ...]:
+    """Return the requests; variables that the replicas have in shards are cut again: the block of each device is.
+
+    Args:
+        blocks: the shape of one device's block, by the name of the variable.
+    """
+    found = []
+    for request in plan.variables:
+        where = plan.residences[request.name]
+        if isinstance(where, Sharded) and request.name in blocks:
+            extent = blocks[request.name][where.axis] or 0
+            where = replace(where, sizes=sizes_of(extent, plan.replicas))
+        found.append(placed(request, where))
+    return tuple(found)
 
 
 def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
