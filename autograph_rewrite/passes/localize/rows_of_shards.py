@@ -14,9 +14,8 @@ the last shard, whose kernel refuses it as that of the whole variable would.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -39,17 +38,39 @@ from autograph_rewrite.passes.variable_sharding.residence import split_over_repl
 
 
 class Table(NamedTuple):
-    """A table in blocks of rows.
+    """A table in blocks of rows, each of which may be in shards of rows.
 
     Attributes:
-        axis: along which the blocks lie.
-        sizes: the rows of each.
+        levels: the axes along which they lie, major to minor, with the rows of each coordinate.
         row: the shape of one.
     """
 
-    axis: str
-    sizes: tuple[int, ...]
+    levels: tuple[tuple[str, tuple[int, ...]], ...]
     row: tuple[int, ...] = ()
+
+    def begin(self, at: Mapping[str, int]) -> int:
+        """Return the first row of what lies at a coordinate."""
+        return sum(sum(sizes[: at[axis]]) for axis, sizes in self.levels)
+
+    def end(self, at: Mapping[str, int]) -> int:
+        """Return the row after the last one of what lies at a coordinate."""
+        axis, sizes = self.levels[-1]
+        return self.begin(at) + sizes[at[axis]]
+
+    def is_first(self, at: Mapping[str, int]) -> bool:
+        """Return whether nothing lies before a coordinate."""
+        return all(at[axis] == 0 for axis, _ in self.levels)
+
+    def is_last(self, at: Mapping[str, int]) -> bool:
+        """Return whether nothing lies after a coordinate."""
+        return all(at[axis] == len(sizes) - 1 for axis, sizes in self.levels)
+
+
+class Block(NamedTuple):
+    """The rows of each device of a replica, and the shape of what one has."""
+
+    sizes: tuple[int, ...]
+    shape: tuple[int | None, ...]
 
 
 class RowsOfShards:
@@ -77,21 +98,22 @@ class RowsOfShards:
         fact = transfer.inputs[0] if transfer is not None and transfer.inputs else None
         if fact is None:
             return None
-        if is_handle(node.inputs[0]) and (table := self._blocks.get(handle_node(node.inputs[0]).name)):
-            return table
+        levels: list[tuple[str, tuple[int, ...]]] = []
+        shape = fact.shape or ()
+        if is_handle(node.inputs[0]) and (block := self._blocks.get(handle_node(node.inputs[0]).name)):
+            levels.append((MODEL, block.sizes))
+            shape = block.shape
         size = fact.split_size
         if fact.placement == split(0) and isinstance(size, Sym) and shards_of(size):
-            row = tuple(dim for dim in (fact.shape or ())[1:] if isinstance(dim, int))
-            return Table(REPLICA, tuple(one * size.coef for one in shards_of(size)), row)
-        return None
+            levels.append((REPLICA, tuple(one * size.coef for one in shards_of(size))))
+        return Table(tuple(levels), tuple(dim for dim in shape[1:] if isinstance(dim, int))) if levels else None
 
     @cached_property
-    def _blocks(self) -> dict[str, Table]:
+    def _blocks(self) -> dict[str, Block]:
         """The tables of which each device of a replica has some rows, by the names of their handles."""
         blocked = self._rewrite.get(ModelBlocks).of if self._rewrite.has(ModelBlocks) else {}
         tables = [(self._rewrite.item.variables[name], one.sizes) for name, one in blocked.items() if not one.axis]
-        rows = {one.handle: tuple(dim or 0 for dim in (one.shape or ())[1:]) for one, _ in tables}
-        return {one.handle: Table(MODEL, sizes, rows[one.handle]) for one, sizes in tables}
+        return {one.handle: Block(sizes, one.shape or ()) for one, sizes in tables}
 
     def _lookup(self, node: Node, table: Table) -> None:
         ids, made = node.inputs[1], node.output()
@@ -133,42 +155,50 @@ class RowsOfShards:
 
     def _sum(self, node: Node, sizes: tuple[int, ...]) -> None:
         """Let each device leave out the segments that are not among its rows: the kernel drops what is below zero."""
-        ids, table = node.inputs[1], Table(MODEL, sizes)
+        ids, table = node.inputs[1], Table(((MODEL, sizes),))
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
-        starts, most = [0, *accumulate(sizes)], np.iinfo(np.int64).max
-        last = [*(end - 1 for end in starts[1:-1]), most]  # what is out of range is so on the last device, too
+        first, last = self._each(build, table, table.begin, "first"), self._last(build, table, "last")
         wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
-        local = build.op("Sub", wide, self._each(build, table, starts[:-1], "first"), what="local")
+        local = build.op("Sub", wide, first, what="local")
         none = build.const(-1, dtypes.INT64, "none")
-        inside = build.op("LessEqual", wide, self._each(build, table, last, "last"), what="to")
+        inside = build.op("LessEqual", wide, last, what="to")
         kept = build.op("SelectV2", inside, local, none, what="kept")
         node.set_input(1, build.op("Maximum", kept, none, what="rows"))
         node.set_attr("Tindices", dtypes.INT64)
 
-    def _each(self, build: FoldedBuilder, table: Table, contents: Sequence[int], what: str) -> Value:
-        """Return the number of each shard, or of each device of a replica."""
-        if table.axis == REPLICA:
-            return build.of_replicas(contents, np.int64, what)
-        near, name = build.near, f"{build.name}/{what}"
-        return self._rewrite.const_at(lambda at: contents[at[MODEL]], np.int64, name=name, near=near, span=build.span)
+    def _each(
+        self, build: FoldedBuilder, table: Table, content: Callable[[Mapping[str, int]], int], what: str
+    ) -> Value:
+        """Return a number that differs between what lies at the coordinates of a table."""
+        rewrite, axes = self._rewrite, [axis for axis, _ in table.levels]
+        before = rewrite.task * rewrite.plan.replicas_each
+
+        def of_job(at: Mapping[str, int]) -> int:
+            return content({axis: at[axis] + (before if axis == REPLICA else 0) for axis in axes})
+
+        return rewrite.const_at(of_job, np.int64, name=f"{build.name}/{what}", near=build.near, span=build.span)
+
+    def _last(self, build: FoldedBuilder, table: Table, what: str) -> Value:
+        """Return the last row; there is none at the end, where what is out of range has to fall to somebody."""
+        most = np.iinfo(np.int64).max
+        return self._each(build, table, lambda at: most if table.is_last(at) else table.end(at) - 1, what)
 
     def _find(self, node: Node, ids: Value, table: Table) -> tuple[Value, Value]:
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
-        starts = list(accumulate(table.sizes, initial=0))
-        first, end, limits = starts[:-1], starts[1:], np.iinfo(np.int64)
-        lowest, highest = [limits.min, *first[1:]], [*(one - 1 for one in end[:-1]), limits.max]
+        least = np.iinfo(np.int64).min
+        begin = self._each(build, table, lambda at: least if table.is_first(at) else table.begin(at), "begin")
         # GPUs have kernels for numbers of 64 bits, and compare and reshape those of 32 on the host.
         wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
         flat = build.op("Reshape", wide, build.numbers([-1], "line"), what="flat")
         inside = build.op(
             "LogicalAnd",
-            build.op("GreaterEqual", flat, self._each(build, table, lowest, "begin"), what="from"),
-            build.op("LessEqual", flat, self._each(build, table, highest, "end"), what="to"),
+            build.op("GreaterEqual", flat, begin, what="from"),
+            build.op("LessEqual", flat, self._last(build, table, "end"), what="to"),
             what="inside",
         )
         places = build.op("Where", inside, what="places")
         kept = build.op("GatherNd", flat, places, what="ids")
-        return places, build.op("Sub", kept, self._each(build, table, first, "first"), what="local")
+        return places, build.op("Sub", kept, self._each(build, table, table.begin, "first"), what="local")
 
     @staticmethod
     def _read(node: Node, index: int, ids: Value) -> None:

@@ -328,7 +328,8 @@ def _partition(
         exchanges.program = LocalProgram(found, cut)
         write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
         item = _in_local_shapes(item, found, cut)
-        blocks = {name: item.variables[name].shape or () for name in found.names.values()}
+        cuts = exchanges.program.variables()
+        blocks = {name: (cut, item.variables[name].shape or ()) for name, cut in cuts.items()}
         return item, replace(plan, notes=(*plan.notes, *said), variables=_blocks_in_shards(plan, blocks))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
     uses.run()
@@ -373,18 +374,21 @@ def _in_local_shapes(item: TrainingGraph, found: ModelPlacements, cut: Round) ->
     return replace(item, variables=variables)
 
 
-def _blocks_in_shards(plan: Plan, blocks: Mapping[str, Sequence[int | None]]) -> tuple[VariableRequest, ...]:
-    """Return the requests; variables that the replicas have in shards are cut again: the block of each device is.
+def _blocks_in_shards(
+    plan: Plan, blocks: Mapping[str, tuple[Sharded, Sequence[int | None]]]
+) -> tuple[VariableRequest, ...]:
+    """Return the requests, in which the replicas have shards of the block of each device, and not of the whole.
 
     Args:
-        blocks: the shape of one device's block, by the name of the variable.
+        blocks: how variables are cut into blocks, and the shape of one.
     """
     found = []
     for request in plan.variables:
         where = plan.residences[request.name]
         if isinstance(where, Sharded) and request.name in blocks:
-            extent = blocks[request.name][where.axis] or 0
-            where = replace(where, sizes=sizes_of(extent, plan.replicas))
+            cut, shape = blocks[request.name]
+            axis = where.axis if cut.axis else 0  # who looks rows up looks them up on both axes
+            where = replace(where, axis=axis, sizes=sizes_of(shape[axis] or 0, plan.replicas))
         found.append(placed(request, where))
     return tuple(found)
 
