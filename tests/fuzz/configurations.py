@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -213,7 +213,21 @@ def combined(choice: Choice, dice: random.Random) -> Choice:
     return replace(choice, config=config)
 
 
-def meshed(choice: Choice, dice: random.Random) -> Choice:
+STRATEGIES = (
+    "FSDP",
+    "FSDP",
+    "FSDP",
+    "AllReduce",
+    "PS",
+    "PSLoadBalancing",
+    "PartitionedPS",
+    "PartitionedAR",
+    "Parallax",
+)
+"""What is drawn for a mesh whose devices run one program."""
+
+
+def meshed(choice: Choice, dice: random.Random, strategies: Sequence[str] = ("AllReduce",)) -> Choice:
     """Return a choice that has a model axis more often, and mirrors its variables there: devices run one program."""
     config = dict(choice.config)
     if choice.kind not in ("replicas", "micro") or "local_sgd" in config or dice.random() < 0.3:
@@ -222,7 +236,7 @@ def meshed(choice: Choice, dice: random.Random) -> Choice:
         data, model = dice.choice([(1, 2), (1, 2), (2, 2), (1, 4)])
         config |= {"devices": [f"CPU:{i}" for i in range(data * model)], "mesh": {"data": data, "model": [model]}}
         choice = replace(choice, placed=dice.choice(["regex", "regex", "code", "both"]))
-    config["strategy"] = {"name": "AllReduce", "variables": "mirrored"}
+    config["strategy"] = {"name": dice.choice(strategies), "variables": "mirrored"}
     return replace(choice, config=config, policies=0)
 
 

@@ -1,6 +1,7 @@
 """A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
 
-What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM).
+What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM,
+ANY_STRATEGY_FROM).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ COMBINED_FROM = 10_000
 """The first seed that takes three steps, and draws blocks of ragged lengths, and configurations that are `combined`."""
 MESHED_FROM = 100_000
 """The first seed that draws model axes more often, and such whose devices run one program."""
+ANY_STRATEGY_FROM = 110_000
+"""The first seed that draws strategies for these."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -112,7 +115,8 @@ class Program:
         if is_new and layout is None:
             choice = configurations.combined(choice, random.Random(f"combination {seed}"))
         if seed >= MESHED_FROM and layout is None:
-            choice = configurations.meshed(choice, random.Random(f"mesh {seed}"))
+            strategies = configurations.STRATEGIES if seed >= ANY_STRATEGY_FROM else ("AllReduce",)
+            choice = configurations.meshed(choice, random.Random(f"mesh {seed}"), strategies)
         weights = (35, 10, 35, 20) if is_new else (45, 15, 36, 4)
         (mode,) = dice.choices(("session", "reference", "function", "keras"), weights)
         batches = _batches(dice)

@@ -292,14 +292,7 @@ def why_apart(plan: Plan) -> str:
     reasons = {
         "a replica lies across processes": plan.is_driven,
         "it has several axes": sum(size > 1 for size in plan.model.axes) > 1,
-        "there are stages": plan.pipeline is not None,
-        "replicas train by themselves (local_sgd)": plan.local_sgd is not None,
-        "replicas have components of variables (variable_policies)": bool(plan.policies),
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
-        "variables are on servers, or in shards": any(
-            one != REPLICATED_VARIABLE and not one.stage for one in plan.residences.values()
-        ),
-        "gradients are compressed": plan.compresses,
         # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
         "micro-batches are a loop": plan.looped,
         "TensorFlow puts the devices in another order": not all(map(are_in_order, groups)),
@@ -328,7 +321,8 @@ def _partition(
         exchanges.program = LocalProgram(found, cut)
         write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
         item = _in_local_shapes(item, found, cut)
-        cuts = exchanges.program.variables()
+        cuts, sharded = exchanges.program.variables(), {one.name for one in plan.variables if one.over_replicas}
+        said += [HELD_THERE.format(name) for name in cuts if _is_elsewhere(plan, name) and name not in sharded]
         blocks = {name: (cut, item.variables[name].shape or ()) for name, cut in cuts.items()}
         return item, replace(plan, notes=(*plan.notes, *said), variables=_blocks_in_shards(plan, blocks))
     uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
@@ -385,10 +379,12 @@ def _blocks_in_shards(
     found = []
     for request in plan.variables:
         where = plan.residences[request.name]
-        if isinstance(where, Sharded) and request.name in blocks:
+        if request.name in blocks and isinstance(where, Sharded) and where.stage:
             cut, shape = blocks[request.name]
             axis = where.axis if cut.axis else 0  # who looks rows up looks them up on both axes
             where = replace(where, axis=axis, sizes=sizes_of(shape[axis] or 0, plan.replicas))
+        elif request.name in blocks:
+            request, where = replace(request, server=None), REPLICATED_VARIABLE
         found.append(placed(request, where))
     return tuple(found)
 
