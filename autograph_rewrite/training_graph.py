@@ -94,12 +94,17 @@ class Shards:
             parts.append(own[0] if one is None else one.join(own, concat))
         return concat(parts, self.axis)
 
-    def of_replica(self, device: str) -> tuple[str, ...]:
-        """Return where the pieces of a replica live, which begins with a device."""
+    def places(self, copy: int, device: str) -> tuple[str, ...]:
+        """Return where the pieces of a copy live.
+
+        Args:
+            copy: its number; where `devices` has no more than one copy's, all have theirs there.
+            device: of a copy that has all of its pieces in one place.
+        """
         count = self.count
         if not self.devices:
             return (device,) * count
-        first = self.devices.index(device) if len(self.devices) > count and device in self.devices else 0
+        first = copy * count % len(self.devices)
         return self.devices[first : first + count]
 
 

@@ -9,7 +9,7 @@ The slots that an optimizer keeps for a variable live where it lives (analysis.v
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.empty_lists import future_splits
@@ -20,6 +20,8 @@ from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_over
+from autograph_rewrite.ir.types.placement import MODEL
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.facts.concrete_sizes import static_bytes
 from autograph_rewrite.ops.facts.placement import REPLICATED
@@ -30,13 +32,16 @@ from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.training_graph import Variable
 
 
-def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> ServerRegion:
+def find_server_region(
+    plan: Plan, state: Propagation, variables: Mapping[str, Variable], blocked: Container[str] = ()
+) -> ServerRegion:
     """Return what the servers of a resolved plan run.
 
     Args:
         plan: with its edges.
         state: the placements.
         variables: of the item.
+        blocked: names of values of which each device of a replica has a block, or a part of a sum.
     """
     if not plan.homes:
         return ServerRegion()
@@ -46,7 +51,7 @@ def find_server_region(plan: Plan, state: Propagation, variables: Mapping[str, V
     homes |= {name: homes[use.owner] for name, use in uses.items() if use.owner is not None}
     if plan.is_asynchronous:
         homes |= dict.fromkeys(sorted(_stepped(state, variables) - homes.keys()), min(homes.values()))
-    dependent, differing = _dependents(state, taken), _differing(state)
+    dependent, differing = _dependents(state, taken), _differing(state, blocked)
     known = {variable.handle: name for name, variable in variables.items()}
     while True:
         handles = {state.graph.nodes[variables[name].handle]: home for name, home in homes.items()}
@@ -98,10 +103,16 @@ def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
     return found
 
 
-def _differing(state: Propagation) -> set[Node]:
-    """Return what every replica has to run: of that, nothing can run on a server."""
+def _differing(state: Propagation, blocked: Container[str]) -> set[Node]:
+    """Return what every replica, or each device of one, has to run: of that, nothing can run on a server."""
     lists = future_splits(state)
-    return {node for node in state.order if differs_by_replica(state, node, lists)}
+    return {
+        node
+        for node in state.order
+        if differs_by_replica(state, node, lists)
+        or is_over(node, MODEL)
+        or any(value.name in blocked for value in (*node.inputs, *node.outputs))
+    }
 
 
 def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:

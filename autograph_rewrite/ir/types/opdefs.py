@@ -7,11 +7,11 @@ declare other attributes. Beside it stand the package's own ops (`OWN`), which n
 from __future__ import annotations
 
 import gzip
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
@@ -269,3 +269,20 @@ def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tup
     if stated is not None and find_op(name) is None:
         return (), tuple(decode(stated))
     return _signature(name, tuple([attrs.get(key) for key in get_op(name).type_attrs]))
+
+
+class _OpLike(Protocol):
+    """A node, or what a rule sees of one."""
+
+    @property
+    def op(self) -> str:
+        """The op type."""
+
+    @property
+    def attr(self) -> Callable[..., Any]:
+        """Reads a decoded attribute by name."""
+
+
+def is_over(node: _OpLike, axis: str) -> bool:
+    """Return whether a node is a reshard whose value changes along an axis of the mesh."""
+    return node.op == RESHARD and axis.encode() in node.attr("over")

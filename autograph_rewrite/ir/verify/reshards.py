@@ -14,7 +14,7 @@ from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
 from autograph_rewrite.ir.mesh import Mesh, is_axis
 from autograph_rewrite.ir.types.opdefs import OWN, RESHARD
-from autograph_rewrite.ir.types.placement import REPLICA, REPLICATED, Placement
+from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 
 def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, str]]:
@@ -53,11 +53,6 @@ def _faults(node: Node, found: Reshard, alone: set[str]) -> Iterator[str]:
 def _is_elsewhere(node: Node, axis: str) -> bool:
     """Return whether what a node reads has another place; what has none is wherever it is read."""
     return any(axis in value.node.place and value.node.place[axis] != node.place[axis] for value in node.inputs)
-
-
-def is_of_batch(node: Node) -> bool:
-    """Return whether a node is a reshard along the axis of the batch."""
-    return node.op == RESHARD and REPLICA.encode() in node.attr("over")
 
 
 def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE, is_over
 from autograph_rewrite.ir.types.placement import REPLICA
 from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
 from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, block_of, first_value, like_first, whole
@@ -10,17 +10,12 @@ from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, block_of, 
 
 def _place(n: Op) -> Placed:
     """A value is asked for whole, or as shards."""
-    if not is_over_replicas(n):
+    if not is_over(n, REPLICA):
         return _place_elsewhere(n)
     shards = tuple(n.attr("shards", ()))
     if not shards:
         return whole(n)
     return Placed((split(n.attr("dim")),), {0: Slice(n.attr("dim"), 1, shards=shards)})
-
-
-def is_over_replicas(n: Op) -> bool:
-    """Return whether a reshard is along the axis of the batch, and not among the devices of a replica."""
-    return REPLICA.encode() in n.attr("over")
 
 
 def _place_elsewhere(n: Op) -> Placed:
@@ -37,7 +32,7 @@ def _place_elsewhere(n: Op) -> Placed:
 
 def _shape(n: Op) -> tuple[Shape | None, ...]:
     shape, sizes, dim = n.shape(0), tuple(n.attr("shards", ())), n.attr("dim")
-    if is_over_replicas(n) or not sizes or shape is None:
+    if is_over(n, REPLICA) or not sizes or shape is None:
         return (shape,)
     size = sum(sizes) if b"split" in n.attr("before") else sizes[0]
     return ((*shape[:dim], size, *shape[dim + 1 :]),)
@@ -53,6 +48,6 @@ def _alike(n: Op) -> Placed:
 
 
 RULES: dict[str, Rule] = {
-    RESHARD: Rule(_place, _shape, lambda n: first_value(n) if is_over_replicas(n) else (None,)),
+    RESHARD: Rule(_place, _shape, lambda n: first_value(n) if is_over(n, REPLICA) else (None,)),
     SHARD_ALIKE: Rule(_alike, like_first),
 }

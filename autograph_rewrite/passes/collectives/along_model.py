@@ -148,7 +148,7 @@ class AlongModel:
         devices, first = plan.model.devices, rewrite.task * plan.replicas_each
 
         def group(at: Mapping[str, int]) -> int:
-            begin = (first + at[REPLICA]) * count
+            begin = (first + at.get(REPLICA, 0)) * count  # where all replicas share it, the devices of the first meet
             return salted(group_key(devices[begin : begin + count]), self.salt)
 
         def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:

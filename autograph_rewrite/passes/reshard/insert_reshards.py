@@ -39,8 +39,7 @@ from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse
-from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
-from autograph_rewrite.ir.verify.reshards import is_of_batch
+from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE, is_over
 from autograph_rewrite.ops.facts.placement import LOCAL, PARTIAL, REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shards_of
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
@@ -54,6 +53,7 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlock
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.reshard.global_sizes import read_early
+from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
 from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -117,7 +117,7 @@ def shards_in(fact: Fact) -> tuple[int, ...]:
 def _is_of_shards(state: Propagation, node: Node) -> bool:
     """Return whether a node works on what a replica has once for all of its micro-batches: shards of variables."""
     reshards = state.transfers[node].operand_reshards
-    if is_of_batch(node):
+    if is_over(node, REPLICA):
         return isinstance(reshards.get(0), Slice)
     if not node.inputs:
         return node.read_outputs != () and state.facts[node.output()].dtype == dtypes.RESOURCE
@@ -212,7 +212,7 @@ class Reshards:
             if transferred.constant:
                 constant_size(self._rewrite, node, self._read)
                 continue
-            if is_of_batch(node):
+            if is_over(node, REPLICA):
                 self._place_asked(node)
                 continue
             if node.op == SHARD_ALIKE:  # what it is like only says how
@@ -612,7 +612,8 @@ INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), 
 
 def put_at_homes(rewrite: Rewrite) -> None:
     """Give each node of the server region its place."""
-    region = find_server_region(rewrite.plan, rewrite.state, rewrite.item.variables)
+    blocked = rewrite.get(ModelBlocks).values if rewrite.has(ModelBlocks) else frozenset()
+    region = find_server_region(rewrite.plan, rewrite.state, rewrite.item.variables, blocked)
     rewrite.put(Homes(region.homes, sorted(set(region.homes.values()))))
     for node, device in region.devices.items():
         node.set_place(rewrite.on(device))

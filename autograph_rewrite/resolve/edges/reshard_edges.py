@@ -22,9 +22,9 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
-from autograph_rewrite.ir.types.opdefs import SHARD_ALIKE
+from autograph_rewrite.ir.types.opdefs import SHARD_ALIKE, is_over
+from autograph_rewrite.ir.types.placement import REPLICA
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_update
-from autograph_rewrite.ir.verify.reshards import is_of_batch
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_of_unit, rows_per_example, shards_of, to_global
@@ -145,7 +145,7 @@ class _Edges:
         """Add the edges of what a node reads."""
         state = self.state
         operand_reshards = state.transfers[node].operand_reshards
-        if is_of_batch(node):
+        if is_over(node, REPLICA):
             self.add_asked(node, operand_reshards.get(0))
             return
         for index, value in enumerate(node.inputs[:1] if node.op == SHARD_ALIKE else node.inputs):
@@ -232,7 +232,7 @@ def is_scattered(plan: Plan, state: Propagation, value: Value) -> bool:
     fact = state.source(value)
     is_read_whole = value in state.graph.anchors.values() or plan.compresses
     return (fact.placement == PARTIAL and _reads_peers(plan) and not is_read_whole) and all(
-        is_of_batch(use.node) and isinstance(state.transfers[use.node].operand_reshards.get(0), Slice)
+        is_over(use.node, REPLICA) and isinstance(state.transfers[use.node].operand_reshards.get(0), Slice)
         for use in value.uses
     )
 

@@ -157,7 +157,7 @@ class Mirrors:
             variable: its type and shape.
             shards: how the rewrite has cut it.
         """
-        key = id(handle), replace(shards, handles=())
+        key = id(handle), replace(shards, handles=(), copies=())
         if key not in self._cut:
             self._cut[key] = ShardedCopies(handle, variable.dtype, variable.shape, shards)
         return self._cut[key]
@@ -209,9 +209,8 @@ class ShardedCopies:
         self.watchable = self.watchable and self.dtype != self._tf.string
         self.copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
 
-    def copy_on(self, device: str) -> list[Any]:
-        """Return the handles of the shards that a replica uses, making them if there are none."""
-        places = self.shards.of_replica(device)
+    def copy_at(self, places: tuple[str, ...]) -> list[Any]:
+        """Return the handles of the shards that are on some devices, making them if there are none."""
         if places not in self.copies:
             with self._tf.init_scope():
                 self.copies[places] = tuple(

@@ -624,8 +624,9 @@ class BoundCaptures:
                 index = self._item.report.first_replica + replica
                 fixed[name] = self._mirrors.extra.of(variable, index, devices[replica]).handle
         for sharded, copies in self._cut:
-            for replica, names in enumerate(copies):
-                fixed |= dict(zip(names, sharded.copy_on(devices[replica * self.along]), strict=True))
+            for number, names in enumerate(copies):
+                places = sharded.shards.places(number, devices[number])
+                fixed |= dict(zip(names, sharded.copy_at(places), strict=True))
         return [fixed.get(name) for name in arguments]
 
 
