@@ -293,6 +293,8 @@ def why_apart(plan: Plan) -> str:
         "a replica lies across processes": plan.is_driven,
         "it has several axes": sum(size > 1 for size in plan.model.axes) > 1,
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
+        # A store on a server adds up one value of each process, and not one of each of its devices.
+        "servers of a job hold variables": bool(plan.server_homes) and len(plan.processes) > 1,
         # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
         "micro-batches are a loop": plan.looped,
         "TensorFlow puts the devices in another order": not all(map(are_in_order, groups)),
