@@ -48,7 +48,8 @@ def find_server_region(
     taken = {state.graph.value(edge.value): edge.owner for edge in plan.edges if is_taken(plan, edge)}
     homes = dict(plan.homes)
     uses = variable_uses(state, variables, owners=plan.homes, gradients=taken)
-    homes |= {name: homes[use.owner] for name, use in uses.items() if use.owner is not None}
+    slots = {name: use.owner for name, use in uses.items() if use.owner is not None and use.handle.name not in blocked}
+    homes |= {name: homes[owner] for name, owner in slots.items()}
     if plan.is_asynchronous:
         homes |= dict.fromkeys(sorted(_stepped(state, variables) - homes.keys()), min(homes.values()))
     dependent, differing = _dependents(state, taken), _differing(state, blocked)

@@ -45,7 +45,7 @@ class ModelBlocks:
     Attributes:
         of: how variables are cut, by name.
         sums: sums of segments of which each device makes its rows, by name, with the rows of each.
-        values: those of which no device has all, by name.
+        values: those of which no device has all, by name; handles of variables that are cut among them.
     """
 
     of: Mapping[str, Sharded]
@@ -134,8 +134,8 @@ class LocalProgram:
 
     def blocked(self) -> ModelBlocks:
         """Return what the devices have blocks of; the program has been written."""
-        facts = self.state.facts
-        values = (value.name for value in facts if self.state.source(value).placement.differs and not is_handle(value))
+        values = [value.name for value in self.state.facts if self.state.source(value).placement.differs]
+        values += [node.output().name for edge, node in self.made if edge.to != repr(REPLICATED)]
         return ModelBlocks(self.variables(), self.sums, frozenset(values))
 
     def variables(self) -> dict[str, Sharded]:

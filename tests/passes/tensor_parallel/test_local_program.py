@@ -231,8 +231,8 @@ def test_rows_that_begin_elsewhere_train_something_else(monkeypatch: pytest.Monk
     own = RowsOfShards._find
 
     def shifted(self: Any, node: Any, ids: Any, table: Any) -> Any:
-        first, second = table.sizes
-        return own(self, node, ids, table._replace(sizes=(first - 1, second + 1)))
+        ((axis, (first, second)),) = table.levels
+        return own(self, node, ids, table._replace(levels=((axis, (first - 1, second + 1)),)))
 
     monkeypatch.setattr(RowsOfShards, "_find", shifted)
     config = on_mesh(1, 2, {"table": (0, 1)}) | {"strategy": MIRRORED}
