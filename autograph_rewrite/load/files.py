@@ -672,7 +672,12 @@ def _shards(entry: Mapping[str, Any] | None) -> Shards | None:
 
 
 def _tupled(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return {key: _tuple(value) for key, value in entry.items()}
+
+
+def _tuple(value: Any) -> Any:
+    """Return lists as tuples, those in lists too."""
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def _renamed(item: TrainingGraph, train_op: Any, outputs: Any, init_op: Any, batch_inputs: Any) -> TrainingGraph:

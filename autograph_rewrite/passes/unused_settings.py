@@ -172,7 +172,8 @@ def _name(setting: Setting) -> str:
 
 
 def _mode(setting: Setting) -> str:
-    return "there is one replica" if setting.plan.replicas == 1 and setting.value == "mirrored" else ""
+    plan = setting.plan
+    return "there is one replica" if plan.replicas == 1 and plan.model is None and setting.value == "mirrored" else ""
 
 
 def _hint(setting: Setting) -> str:

@@ -15,6 +15,8 @@ MODELS = ("mlp", "decoder", "images", "experts")
 """The last one gives tokens places in the whole batch, for which no stage can wait."""
 ON_A_SERVER = "slots"
 """A variable stays whole on worker 0, and what an optimizer keeps for it is cut on the model axis."""
+SHARDED = "sharded"
+"""Blocks of the devices of a replica are in shards over the replicas."""
 SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 180, 1e-9
 MESHES = {
     "the model axis across two processes": (2, "1,1,2,1"),
@@ -33,7 +35,7 @@ def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mes
     count, shape = MESHES[mesh]
     models = MODELS if shape.endswith("1") else MODELS[:-1]
     if shape == "2,2,2,1":
-        models = (*models, ON_A_SERVER)
+        models = (*models, ON_A_SERVER, SHARDED)
 
     def start(folder: Path) -> None:
         jobs = Jobs(nursery, folder)

@@ -94,6 +94,13 @@ MODELS = {
         lambda count: [{"match": "w", "replicate": True}, {"match": "squares", "split": [1, count]}],
         strategy="PS",
     ),
+    "sharded": Model(
+        split_models.variables,
+        split_models.step_of,
+        lambda step: split_models.batch(step, SIZES[step]),
+        split_models.shardings,
+        strategy="FSDP",
+    ),
     "images": Model(
         cut_images.variables,
         cut_images.step_of,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,16 @@ CONFIGURATIONS = {
     "no buckets": mesh(2, 2) | {"strategy": {**MIRRORED, "bucket_bytes": 0}},
     "steps in one run": mesh(2, 2, steps_per_run=2),
     "a loop of micro-batches": mesh(2, 2, microbatches=2, accumulation={"form": "loop"}),
+    **{
+        name: mesh(2, 2) | {"strategy": {**MIRRORED, "name": name}}
+        for name in ("FSDP", "PS", "PSLoadBalancing", "Parallax", "PartitionedPS", "PartitionedAR")
+    },
+    "FSDP in micro-batches": mesh(2, 2, microbatches=2) | {"strategy": {**MIRRORED, "name": "FSDP"}},
+    "FSDP in steps of one run": mesh(2, 2, steps_per_run=2) | {"strategy": {**MIRRORED, "name": "FSDP"}},
+    "FSDP on one replica": mesh(1, 4) | {"strategy": {**MIRRORED, "name": "FSDP"}},
+    "the first stage of ZeRO": mesh(2, 2, variables=[{"match": ".*", "partition": {"over": "data", "stage": 1}}]),
+    "the second stage of ZeRO": mesh(2, 2, variables=[{"match": ".*", "partition": {"over": "data", "stage": 2}}]),
+    "a policy": mesh(2, 2, variable_policies=[{"match": "slot", "synchronization": "on_write", "aggregation": "sum"}]),
 }
 
 
@@ -62,6 +73,35 @@ def test_a_step_computes_what_one_device_does(name: str) -> None:
     report = ar.verify(models.item(), CONFIGURATIONS[name])
     assert report.ok, report
     assert max(row.error for row in report.rows) <= EXACT
+
+
+def test_shards_of_blocks_need_not_be_of_one_size() -> None:
+    config = mesh(2, 2) | {"strategy": {**MIRRORED, "name": "FSDP"}}
+    new = ar.rewrite(models.item(hidden=6), config)
+    blocks = new.variables["down0"].shards
+    assert (blocks.axis, blocks.sizes) == (0, (3, 3))
+    assert [(one.axis, one.sizes) for one in blocks.within] == [(0, (2, 1))] * 2
+    report = ar.verify(models.item(hidden=6), config)
+    assert report.ok, report
+
+
+def trained(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables after some steps with a configuration."""
+    found = models.variables()
+    step = ar.distribute(tf.function(models.step_of(found)), config)
+    for number in range(4):
+        step(*map(tf.constant, models.batch(number, 6)))
+    return {name: one.numpy() for name, one in found.items()}
+
+
+@pytest.mark.parametrize("compressor", ["fp16", "bf16_ef"])
+def test_what_replicas_send_of_blocks_is_compressed_as_what_they_send_of_wholes(compressor: str) -> None:
+    strategy = {"strategy": {**MIRRORED, "compressor": compressor}}
+    whole, blocks = trained({"devices": ["CPU:0", "CPU:1"], **strategy}), trained(mesh(2, 2) | strategy)
+    for name, value in whole.items():
+        np.testing.assert_array_equal(blocks[name], value)
+    exact = trained(mesh(2, 2))
+    assert any((exact[name] != value).any() for name, value in whole.items())
 
 
 def wide() -> dict[str, tf.Tensor]:
@@ -103,16 +143,28 @@ TABLES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0)], ids=["rows", "columns"])
 @pytest.mark.parametrize("loss", TABLES)
-@pytest.mark.parametrize("data", [1, 2])
-def test_each_device_finds_the_rows_that_it_has_of_a_table(data: int, loss: str, dims: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("data", "strategy"), [(1, "AllReduce"), (2, "AllReduce"), (2, "FSDP")])
+def test_each_device_finds_the_rows_that_it_has_of_a_table(
+    data: int, strategy: str, loss: str, dims: tuple[int, int]
+) -> None:
     shapes = {"table": (6, 4), "up": (4, 4)} if loss == "looked up" else {"table": (6, 4)}
-    config = on_mesh(data, 2, {"table": dims}) | {"strategy": MIRRORED}
+    config = on_mesh(data, 2, {"table": dims}) | {"strategy": {**MIRRORED, "name": strategy}}
     ids = np.array([[0, 5, 3], [3, 3, 1], [2, 0, 0], [5, 4, 5]], np.int32)
     assert worst_difference(shapes, descent(TABLES[loss]), [ids], config) <= EXACT
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam", "Ftrl"])
-def test_a_model_of_keras_with_a_table_of_rows_fits_as_on_one_device(optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [
+        ("AllReduce", "SGD"),
+        ("AllReduce", "Adagrad"),
+        ("AllReduce", "Adam"),
+        ("AllReduce", "Ftrl"),
+        ("FSDP", "Adagrad"),
+        ("PartitionedAR", "Adam"),
+    ],
+)
+def test_a_model_of_keras_with_a_table_of_rows_fits_as_on_one_device(strategy: str, optimizer: str) -> None:
     def model() -> Any:
         found = zoo.transformer()
         found.compile(getattr(tf.keras.optimizers, optimizer)(0.01), found.loss)
@@ -122,18 +174,21 @@ def test_a_model_of_keras_with_a_table_of_rows_fits_as_on_one_device(optimizer: 
     x, y = rng.integers(0, 16, (10, 6)), rng.integers(0, 16, (10, 6))
     alone, cut = model(), model()
     sharding = [*zoo.megatron(2), {"match": "embedding/embeddings", "split": [2, 1]}]
-    cut = ar.distribute(cut, mesh(2, 2) | {"sharding": sharding})
+    cut = ar.distribute(cut, mesh(2, 2) | {"sharding": sharding, "strategy": {**MIRRORED, "name": strategy}})
     losses = [one.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False).history["loss"] for one in (alone, cut)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-9)
     for mine, other in zip(alone.get_weights(), cut.get_weights(), strict=True):
         np.testing.assert_allclose(other, mine, rtol=1e-8, atol=1e-10)
 
 
+def zoo_item() -> ar.GraphItem:
+    """Return the training step of a small transformer."""
+    return ar.GraphItem.from_keras(zoo.transformer(), *[tf.TensorSpec([None, 6], tf.int32)] * 2)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_transformer_has_two_collectives_per_block_and_direction_on_each_device(count: int) -> None:
-    specs = [tf.TensorSpec([None, 6], tf.int32)] * 2
-    item = ar.GraphItem.from_keras(zoo.transformer(), *specs)
-    new = ar.rewrite(item, mesh(1, count) | {"sharding": zoo.megatron(count)})
+    new = ar.rewrite(zoo_item(), mesh(1, count) | {"sharding": zoo.megatron(count)})
     found = Counter((node.op, node.device) for node in new.graph if node.op.startswith("Collective"))
     assert found == {("CollectiveReduceV2", f"/device:CPU:{i}"): 2 * (2 + 2) for i in range(count)}
     whole = Counter(node.device for node in new.graph if node.op == "Rsqrt")  # of the norms
@@ -146,6 +201,37 @@ def test_each_device_holds_what_the_placements_give_it() -> None:
     sizes = {name: one.nbytes for name, one in new.variables.items()}
     cut = sum(size for name, size in sizes.items() if new.variables[name].shards is not None)
     assert set(new.report.held.values()) == {sum(sizes.values()) - cut // 2}
+    new = ar.rewrite(models.item(), mesh(2, 2) | {"strategy": {**MIRRORED, "name": "FSDP"}})
+    assert set(new.report.held.values()) == {sum(sizes.values()) // 4}
+
+
+def test_pieces_of_every_copy_are_where_its_devices_are() -> None:
+    new = ar.rewrite(zoo_item(), mesh(2, 2) | {"sharding": zoo.megatron(2), "strategy": {**MIRRORED, "name": "FSDP"}})
+    cut = [one.shards for one in new.variables.values() if one.shards is not None]
+    for shards in cut:
+        for number, handles in enumerate(shards.copies):
+            devices = [new.graph.nodes[handle].device for handle in handles if handle in new.graph]
+            assert devices == list(shards.places(number, "")) or not devices
+    assert any(len(shards.copies) > 1 for shards in cut)  # of norms, each device of a replica has a copy in shards
+
+
+def test_a_saved_item_says_the_same_of_its_pieces(tmp_path: Path) -> None:
+    new = ar.rewrite(models.item(), mesh(2, 2) | {"strategy": {**MIRRORED, "name": "FSDP"}})
+    new.save(tmp_path / "new.ar")
+    back = ar.GraphItem.load(tmp_path / "new.ar")
+    assert {name: one.shards for name, one in back.variables.items()} == {
+        name: one.shards for name, one in new.variables.items()
+    }
+
+
+def test_a_slot_in_blocks_stays_there_whatever_holds_its_variable() -> None:
+    config = mesh(2, 2) | {"strategy": {**MIRRORED, "name": "PS"}}
+    config["sharding"] = [{"match": "up0", "replicate": True}, {"match": "slot", "split": [1, 2]}]
+    new = ar.rewrite(models.item(), config)
+    assert new.report.homes.keys() >= {"up0"}
+    assert "slot" not in new.report.homes
+    report = ar.verify(models.item(), config)
+    assert report.ok, report
 
 
 def test_a_sum_stays_a_contribution_until_the_replicas_meet() -> None:
@@ -184,6 +270,21 @@ def test_what_is_whole_runs_on_the_first_device_only_where_that_is_said(config: 
     assert all(why in note for note in said)
     report = ar.verify(models.item(), config)
     assert report.ok, report
+
+
+def test_servers_of_a_job_add_up_one_value_of_each_process() -> None:
+    job: dict[str, Any] = {"cluster": {"workers": ["a:1", "b:1"], "ps": ["c:1"]}, "devices": ["CPU:0", "CPU:1"]}
+    new = ar.rewrite(models.item(), mesh(2, 2) | job | {"strategy": {**MIRRORED, "name": "PS"}}, task=0)
+    assert any("servers of a job hold variables" in note for note in new.report.plan.notes)
+    job["cluster"].pop("ps")
+    new = ar.rewrite(models.item(), mesh(2, 2) | job | {"strategy": {**MIRRORED, "name": "FSDP"}}, task=0)
+    assert not any("runs on the first device" in note for note in new.report.plan.notes)
+    assert new.variables["up0"].shards.elsewhere == (1, 3)
+
+
+def test_mirrored_variables_are_no_setting_without_an_effect_on_a_model_axis(recwarn: pytest.WarningsRecorder) -> None:
+    ar.rewrite(models.item(), mesh(1, 2))
+    assert not any("mirrored does nothing" in str(one.message) for one in recwarn)
 
 
 # What is done wrong is found out: by the certificate, or by the numbers.
