@@ -6,7 +6,7 @@ lowered    CollectiveReduceV2(h, 2 members, ...)      run for both devices, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -16,7 +16,7 @@ from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.samples import COMBINE, draw
 from autograph_rewrite.certify.seen import Seen, said
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, REPLICA, Mesh, PerInstance
@@ -181,8 +181,8 @@ def _wanted(reshard: Node, data: Sequence[Any]) -> list[Any]:
 #     written    y reads h/whole, an ar.reshard of h: partial(sum) ──► replicated
 
 
-def check_written(before: Graph, after: Graph, claims: Claims) -> Iterator[str]:
-    """Yield what cannot be followed.
+def check_written(before: Graph, after: Graph, claims: Claims) -> None:
+    """Follow back what each node reads.
 
     Raises:
         VerifyError: a node is gone or another one, or reads a value in another placement than is claimed.
@@ -198,11 +198,7 @@ def check_written(before: Graph, after: Graph, claims: Claims) -> Iterator[str]:
         for index, (value, wanted) in enumerate(zip(found.inputs, node.inputs, strict=True)):
             read = claims.reads.get((node.name, index), OWN)
             if (problem := _follow(value, wanted, read, claims)) is not None:
-                what = f"input {index} of '{node.name}' ({node.op}) {problem}"
-                if read.kind == "entry" or claims.values[wanted.name].kind == "local":
-                    yield f"{what}, which counts elements"
-                    continue
-                raise VerifyError(what, node=found)
+                raise VerifyError(f"input {index} of '{node.name}' ({node.op}) {problem}", node=found)
 
 
 def _follow(value: Value, wanted: Value, read: Read, claims: Claims) -> str | None:
@@ -210,7 +206,10 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims) -> str | No
     claim = claims.values[wanted.name]
     if claim.kind == "local" or read.kind == "entry" or wanted.node.name in claims.folded:
         known = (wanted.name, _in_block(wanted), f"{wanted.node.name}/folded_{wanted.index}")
-        return None if value.name in known else f"reads '{value.name}'"
+        is_converted = read != OWN and wanted.node.name not in claims.folded
+        if _are_sizes(value, wanted, known, read, claims) if is_converted else value.name in known:
+            return None
+        return f"reads '{value.name}', which counts other elements than it should of '{wanted.name}'"
     steps = []
     while is_along_model(value.node):
         steps.append(value.node)
@@ -225,6 +224,31 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims) -> str | No
         at = _as(after)
     goal = _said(claim) if read == OWN else (read.kind, *((read.dim,) if read.kind == "split" else ()), *_sum(read))
     return None if at == goal else f"reads '{wanted.name}' {at}, and should read it {goal}"
+
+
+def _are_sizes(value: Value, wanted: Value, known: Sequence[str], read: Read, claims: Claims) -> bool:
+    """Return whether what is read are the sizes of one device's block, of those of the whole, or the other way round.
+
+    Args:
+        known: what the value that is wanted may be called.
+        read: whose entry is to be that of a block; else all entries are to be those of the whole.
+    """
+    claim, made, count = claims.values[wanted.name], value.node, claims.instances
+    entries = claim.value or ()
+    chosen = [i == read.dim if read.kind == "entry" else _is_of_block(entry) for i, entry in enumerate(entries)]
+    if made.op == "Const":
+        sizes = [entry // count if one else entry for one, entry in zip(chosen, entries, strict=True)
+                 if isinstance(entry, int)]  # fmt: skip
+        return read.kind == "entry" and np.ravel(made.attr("value")).tolist() == sizes
+    is_scaled = made.op == ("FloorDiv" if read.kind == "entry" else "Mul") and made.inputs[1].node.op == "Const"
+    if not is_scaled or made.inputs[0].name not in known:
+        return False
+    return np.ravel(made.inputs[1].node.attr("value")).tolist() == [count if one else 1 for one in chosen]
+
+
+def _is_of_block(size: Dim) -> bool:
+    """Return whether a size counts the elements of one block."""
+    return isinstance(size, tuple) and any(factor.startswith("b") for factor in size[1])
 
 
 def _sum(read: Read) -> tuple[str, ...]:

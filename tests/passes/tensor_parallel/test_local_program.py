@@ -328,6 +328,35 @@ def test_a_mistake_in_the_program_of_a_device_is_refused(mistake: str, monkeypat
         certified()
 
 
+def _all_elements(self: LocalProgram, value: Any, *_: Any) -> Any:
+    return value
+
+
+def _other_entries(self: LocalProgram, value: Any, chosen: list[bool], *rest: Any) -> Any:
+    return SCALED(self, value, [not one for one in chosen], *rest)
+
+
+SCALED = LocalProgram._scaled
+SIZES = {
+    "known": (models.item, mesh(2, 2), "_with_entry", _all_elements),
+    "measured": (zoo_item, mesh(2, 2) | {"sharding": zoo.megatron(2)}, "_with_entry", _all_elements),
+    "of other dimensions": (zoo_item, mesh(2, 2) | {"sharding": zoo.megatron(2)}, "_scaled", _other_entries),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes_of_other_elements_are_refused(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    item, config, name, mistake = SIZES[sizes]
+    monkeypatch.setattr(LocalProgram, name, mistake)
+    with pytest.raises(VerifyError, match="counts other elements"):
+        ar.verify(item(), config)
+
+
+def test_the_certificate_covers_all_of_a_transformer_on_a_mesh() -> None:
+    report = ar.verify(zoo_item(), mesh(2, 2) | {"sharding": zoo.megatron(2)})
+    assert not [line for line in str(report).splitlines() if "not covered" in line]
+
+
 def test_rows_that_begin_elsewhere_train_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     own = RowsOfShards._find
 
