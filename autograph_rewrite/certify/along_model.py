@@ -239,11 +239,11 @@ def _are_sizes(value: Value, wanted: Value, known: Sequence[str], read: Read, cl
     if made.op == "Const":
         sizes = [entry // count if one else entry for one, entry in zip(chosen, entries, strict=True)
                  if isinstance(entry, int)]  # fmt: skip
-        return read.kind == "entry" and np.ravel(made.attr("value")).tolist() == sizes
+        return read.kind == "entry" and list(np.ravel(made.attr("value"))) == sizes
     is_scaled = made.op == ("FloorDiv" if read.kind == "entry" else "Mul") and made.inputs[1].node.op == "Const"
     if not is_scaled or made.inputs[0].name not in known:
         return False
-    return np.ravel(made.inputs[1].node.attr("value")).tolist() == [count if one else 1 for one in chosen]
+    return list(np.ravel(made.inputs[1].node.attr("value"))) == [count if one else 1 for one in chosen]
 
 
 def _is_of_block(size: Dim) -> bool:

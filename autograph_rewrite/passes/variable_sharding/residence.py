@@ -89,11 +89,21 @@ class Owners(NamedTuple):
     whole: dict[str, str]
 
 
-def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> Owners:
-    """Find the slots of variables that are asked for, which are cut with them."""
+def owners_of(
+    item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str], apart: Collection[str] = ()
+) -> Owners:
+    """Find the slots of variables that are asked for, which are cut with them.
+
+    Args:
+        asked: names of variables.
+        apart: names of variables that each replica updates with its contribution, as `variable_policies` says.
+    """
     found, whole = {name: name for name in asked}, {}
     for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
         if use.owner is None:
+            continue
+        if name in apart:
+            whole[name] = "variable_policies lets each replica update it with its contribution"
             continue
         # A slot that a loop writes stays whole: the update of each shard takes its rows of it.
         if (hindered := obstacle(use.handle, rewritten=True)) is not None:
@@ -135,7 +145,8 @@ def place_variables(
         GraphError: a variable is used in a way that no shard of it could be.
     """
     step = step_of(graph, item)
-    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked)
+    apart = {one.variable for one in plan.policies if not one.declared}
+    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked, apart)
     chosen = {name: asked[owner] for name, owner in owners.items()}
     said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
     said += [stays_whole(*one) for one in whole.items()]
@@ -147,7 +158,9 @@ def place_variables(
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     for node, name in handles.items():
         require_cuttable(name, node, handles.keys())
-    asks = _Asks(propagate(graph, {}, Semantics()), step, {node: padded[name] for node, name in handles.items()})
+    by_policy = {node for name in apart if (node := graph.nodes.get(item.variables[name].handle)) is not None}
+    cuts = {node: padded[name] for node, name in handles.items()}
+    asks = _Asks(propagate(graph, {}, Semantics()), step, cuts, by_policy - handles.keys())
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
     if not plan.looped:  # nothing may wait for what a loop has made in it, and is read there again
@@ -168,11 +181,15 @@ class _Asks:
         state: placements of the graph in which nothing is split.
         step: the nodes that one step runs.
         cuts: the variables, by the node that gives the handle.
+        apart: handles of variables that each replica updates with its contribution, which is no shard of a sum.
     """
 
-    def __init__(self, state: Propagation, step: set[Node], cuts: Mapping[Node, Sharded]) -> None:
-        self._state, self._cuts = state, cuts
-        updates = [node for node in state.order if node in step and has(node.op, "writes")]
+    def __init__(
+        self, state: Propagation, step: set[Node], cuts: Mapping[Node, Sharded], apart: Collection[Node] = ()
+    ) -> None:
+        self._state, self._cuts, self._apart = state, cuts, apart
+        writes = [node for node in state.order if node in step and has(node.op, "writes")]
+        updates = [node for node in writes if handle_node(node.inputs[0]) not in apart]
         self._updates = [node for node in updates if handle_node(node.inputs[0]) in cuts]
         self._behind = ancestors(updates)
         self._before: set[Node] = set()
@@ -236,7 +253,7 @@ class _Asks:
     def _is_of_update(self, node: Node) -> bool:
         """Return whether a node is a part of an update: it comes after the gradients, and works on elements."""
         if has(node.op, "writes"):
-            return True
+            return handle_node(node.inputs[0]) not in self._apart
         inside = node in self._behind and node not in self._before and node not in self._state.looped
         return inside and is_of_updates(node)
 
