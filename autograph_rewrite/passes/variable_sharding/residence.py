@@ -158,7 +158,7 @@ def place_variables(
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     for node, name in handles.items():
         require_cuttable(name, node, handles.keys())
-    by_policy = {node for name in apart if (node := graph.nodes.get(item.variables[name].handle)) is not None}
+    by_policy = {graph.nodes[one] for name in apart if (one := item.variables[name].handle) in graph.nodes}
     cuts = {node: padded[name] for node, name in handles.items()}
     asks = _Asks(propagate(graph, {}, Semantics()), step, cuts, by_policy - handles.keys())
     asks.for_shards(item.variables, handles)

@@ -234,7 +234,7 @@ def test_what_shards_cannot_be_combined_with_is_refused_with_a_reason(what: str)
 @pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_what_a_policy_says_of_a_variable_next_to_shards_is_done(count: int, aggregation: str) -> None:
-    """A variable of its own, which is made of a gradient, gets what each replica contributes, and no shards of a sum."""
+    """A variable that is made of a gradient gets what each replica contributes, and no shards of a sum."""
 
     def trained(strategy: str, **more: Any) -> list[Any]:
         w = tf.Variable(np.linspace(-1, 1, 12).reshape(4, 3), name="w")
@@ -251,14 +251,14 @@ def test_what_a_policy_says_of_a_variable_next_to_shards_is_done(count: int, agg
         devices = {"devices": [f"CPU:{i}" for i in range(count)]}
         distributed = ar.distribute(tf.function(step), {**devices, "strategy": {"name": strategy}, **more})
         for number in range(3):
-            distributed(tf.constant(np.random.default_rng(number).normal(size=(6, 4))))
+            distributed(tf.constant(np.random.default_rng(number).normal(size=(5, 4))))
         return [w.numpy(), kept.numpy()]
 
     policy = {"variable_policies": [{"match": "kept", "synchronization": "on_write", "aggregation": aggregation}]}
     whole, sharded, without = trained("AllReduce", **policy), trained("FSDP", **policy), trained("FSDP")
     for one, other in zip(whole, sharded, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-12)
-    assert np.abs(without[1] - sharded[1]).max() > 1e-3
+    assert np.abs(without[1] - sharded[1]).max() > 1e-4
 
 
 @pytest.mark.parametrize("sharded", ["FSDP", "PartitionedPS"])
