@@ -79,8 +79,10 @@ ALONG_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "along_two": _along(2),
     "along_micro": _along(2, microbatches=2),
     "along_micro_one": _along(1, microbatches=3),
+    "along_shards": {**_along(2), "strategy": {"name": "FSDP", "variables": "mirrored"}},
+    "along_shards_micro": {**_along(2, microbatches=2), "strategy": {"name": "FSDP", "variables": "mirrored"}},
 }
-"""Of a model axis whose devices run one program, each of its blocks."""
+"""Of a model axis whose devices run one program, each of its blocks, which may be in shards over the replicas."""
 ALONG = (("mlp", "adam"), ("language_model", "adagrad"), ("transformer", "momentum"))
 SHARDED = (("mlp", "adam"), ("language_model", "adagrad"), ("transformer", "momentum"), ("masked", "rmsprop"))
 STAGED_CONFIG = {"devices": ["CPU:0"]}
