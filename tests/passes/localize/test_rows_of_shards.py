@@ -129,8 +129,8 @@ def test_shards_that_begin_elsewhere_train_something_else(monkeypatch: pytest.Mo
     own = rows_of_shards.RowsOfShards._find
 
     def shifted(self: Any, node: Any, ids: Any, table: rows_of_shards.Table) -> Any:
-        first, second, *others = table.sizes
-        return own(self, node, ids, table._replace(sizes=(first - 1, second + 1, *others)))
+        ((axis, (first, second, *others)),) = table.levels
+        return own(self, node, ids, table._replace(levels=((axis, (first - 1, second + 1, *others)),)))
 
     monkeypatch.setattr(rows_of_shards.RowsOfShards, "_find", shifted)
     with suppress(tf.errors.InvalidArgumentError, RewriteError):
