@@ -21,7 +21,7 @@ from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, REPLICA, Mesh, PerInstance
 from autograph_rewrite.ir.types.attrs import decode
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, is_over
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 SHARED = "autograph_model"
@@ -32,7 +32,7 @@ _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
 
 def is_along_model(node: Node) -> bool:
     """Return whether a node is a reshard among the devices of a replica."""
-    return node.op == RESHARD and MODEL.encode() in node.attr("over") and REPLICA.encode() not in node.attr("over")
+    return is_over(node, MODEL) and not is_over(node, REPLICA)
 
 
 def _kinds(node: Node) -> tuple[Placement, Placement]:

@@ -64,7 +64,7 @@ from autograph_rewrite.passes.reshard.insert_reshards import (
 )
 from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
-from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
+from autograph_rewrite.passes.tensor_parallel.local_program import blocks_of
 from autograph_rewrite.passes.tensor_parallel.partition import PARTITION_MODEL
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
@@ -247,7 +247,7 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
     """
     found = dict(variables)
     shards = split_over_replicas(rewrite)
-    blocks = rewrite.get(ModelBlocks).of if rewrite.has(ModelBlocks) else {}
+    blocks = blocks_of(rewrite).of
     along, replicas = range(rewrite.along), range(rewrite.plan.replicas)
     mine = rewrite.of_own_replicas(replicas)
     for name in [name for name in variables if name in shards or name in blocks]:
@@ -256,13 +256,12 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
         pieces = _handles(rewrite, node)
         cut, block = shards.get(name), blocks.get(name)
         if cut is None:
-            copies = [[pieces[replica, at] for at in along] for replica in mine]
+            copies = [[(replica, at) for at in along] for replica in mine]
         elif block is None:
-            copies = [[pieces[replica, at] for replica in replicas] for at in along]
+            copies = [[(replica, at) for replica in replicas] for at in along]
         else:
-            copies = [[pieces[replica, at] for at in along for replica in replicas]]
-        places = [replica for _ in along for replica in replicas] if block else replicas
-        elsewhere = [k for k, replica in enumerate(places) if replica not in mine] if cut else []
+            copies = [[(replica, at) for at in along for replica in replicas]]
+        handles = [tuple(pieces[one][0] for one in copy) for copy in copies]
         outer = block or cut
         assert outer is not None
         inner = Shards(cut.axis, cut.sizes, ()) if block and cut else None
@@ -272,11 +271,11 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
             shards=Shards(
                 outer.axis,
                 outer.sizes,
-                tuple(handle for handle, _ in copies[0]),
-                tuple(device for copy in copies for _, device in copy),
+                handles[0],
+                tuple(pieces[one][1] for copy in copies for one in copy),
                 within=(inner,) * len(along) if inner else (),
-                elsewhere=tuple(elsewhere),
-                copies=tuple(tuple(handle for handle, _ in copy) for copy in copies) if len(along) > 1 else (),
+                elsewhere=tuple(k for k, (replica, _) in enumerate(copies[0]) if replica not in mine),
+                copies=tuple(handles) if len(along) > 1 else (),
             ),
         )
     return found
@@ -284,15 +283,13 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
 
 def _handles(rewrite: Rewrite, node: Node) -> dict[tuple[int, int], tuple[str, str]]:
     """Return the name and the device of each handle of a variable, by its replica and its device of the model axis."""
-    plan, along, found = rewrite.plan, rewrite.along, {}
-    devices = rewrite.devices_along
-    for number, device in enumerate(devices):  # of other processes, where replicas are split over them
-        found[divmod(number, along)] = shard_name(node.name, number), device
+    found: dict[tuple[int, int], tuple[str, str]] = {}
+    for number, device in enumerate(rewrite.devices_along):  # those of other processes keep these names
+        found[divmod(number, rewrite.along)] = shard_name(node.name, number), device
     layout, common = rewrite.get(ReplicaLayout), rewrite.get(Merged).common
     for i in range(layout.mesh.count(node.span)):
         at = layout.mesh.coordinates(node.span, i)
-        replica = rewrite.task * plan.replicas_each + at.get(REPLICA, 0)
-        found[replica, at.get(MODEL, 0)] = instance_name(node, i, common), layout.device(node, i)
+        found[rewrite.replica_at(at), at.get(MODEL, 0)] = instance_name(node, i, common), layout.device(node, i)
     return found
 
 
@@ -354,7 +351,7 @@ def _layout(rewrite: Rewrite) -> Layout:
         state=(state.facts, state.raw),
         converted=rewrite.converted,
         writes=_run_writes(rewrite),
-        blocked=rewrite.get(ModelBlocks).values if rewrite.has(ModelBlocks) else frozenset(),
+        blocked=blocks_of(rewrite).values,
     )
 
 

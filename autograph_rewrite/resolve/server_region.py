@@ -9,7 +9,7 @@ The slots that an optimizer keeps for a variable live where it lives (analysis.v
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autograph_rewrite.analysis.empty_lists import future_splits
@@ -33,7 +33,7 @@ from autograph_rewrite.training_graph import Variable
 
 
 def find_server_region(
-    plan: Plan, state: Propagation, variables: Mapping[str, Variable], blocked: Container[str] = ()
+    plan: Plan, state: Propagation, variables: Mapping[str, Variable], blocked: Collection[str] = ()
 ) -> ServerRegion:
     """Return what the servers of a resolved plan run.
 
@@ -104,7 +104,7 @@ def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
     return found
 
 
-def _differing(state: Propagation, blocked: Container[str]) -> set[Node]:
+def _differing(state: Propagation, blocked: Collection[str]) -> set[Node]:
     """Return what every replica, or each device of one, has to run: of that, nothing can run on a server."""
     lists = future_splits(state)
     return {
@@ -112,7 +112,7 @@ def _differing(state: Propagation, blocked: Container[str]) -> set[Node]:
         for node in state.order
         if differs_by_replica(state, node, lists)
         or is_over(node, MODEL)
-        or any(value.name in blocked for value in (*node.inputs, *node.outputs))
+        or (blocked and any(value.name in blocked for value in (*node.inputs, *node.outputs)))
     }
 
 

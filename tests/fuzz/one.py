@@ -345,7 +345,7 @@ def compare(trial: Trial, expected: Results, got: Results) -> tuple[str, str, st
         return "wrong", "missing: " + masked_text(missing[0]), str(missing[:5])
     limit = LOOSE if trial.loose else TOLERANCE
     errors = {name: error_of(expected[name], got[name]) for name in expected}
-    far = {name: error for name, error in errors.items() if not error <= max(limit, last_place(expected[name]))}
+    far = {name: error for name, error in errors.items() if not error <= limit}
     if not far:
         return "equal", "", ""
     noise = dict.fromkeys(far, 0.0)
@@ -360,12 +360,6 @@ def compare(trial: Trial, expected: Results, got: Results) -> tuple[str, str, st
         return "skipped", "ill-conditioned", text
     worst = max(wrong, key=lambda name: wrong[name])
     return "wrong", "differs: " + masked_text(worst.replace("step 0", "step").replace("step 1", "step")), text
-
-
-def last_place(value: Any) -> float:
-    """Return the last place of a value's type: a metric in float32 rounds one of two float64 numbers up, one down."""
-    dtype = np.asarray(value).dtype
-    return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
 
 def error_of(expected: Any, got: Any) -> float:

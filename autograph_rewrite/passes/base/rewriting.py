@@ -332,6 +332,10 @@ class Rewrite:
         each = self.plan.replicas_each
         return entries[self.task * each : (self.task + 1) * each]
 
+    def replica_at(self, at: Mapping[str, int]) -> int:
+        """Return the number in the job of the replica at a coordinate; the first of the process where it names none."""
+        return self.task * self.plan.replicas_each + at.get(REPLICA, 0)
+
     @property
     def devices_along(self) -> tuple[str, ...]:
         """The devices that run the program: `along` of each replica, of one replica of the job after another."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import MICRO, MODEL, REPLICA
+from autograph_rewrite.ir.mesh import MICRO, MODEL
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -145,10 +145,10 @@ class AlongModel:
         rewrite, count = self.rewrite, self.rewrite.along
         plan = rewrite.plan
         assert plan.model is not None
-        devices, first = plan.model.devices, rewrite.task * plan.replicas_each
+        devices = plan.model.devices
 
         def group(at: Mapping[str, int]) -> int:
-            begin = (first + at.get(REPLICA, 0)) * count  # where all replicas share it, the devices of the first meet
+            begin = rewrite.replica_at(at) * count  # where all replicas share it, the devices of the first meet
             return salted(group_key(devices[begin : begin + count]), self.salt)
 
         def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:

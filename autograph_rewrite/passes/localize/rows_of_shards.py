@@ -33,7 +33,7 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
+from autograph_rewrite.passes.tensor_parallel.local_program import blocks_of
 from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
 
 
@@ -85,8 +85,7 @@ class RowsOfShards:
         tables = [(node, table) for node in self._rewrite.graph if (table := self._table(node)) is not None]
         for node, table in tables:
             (self._update if updates_rows(node) else self._lookup)(node, table)
-        sums = self._rewrite.get(ModelBlocks).sums if self._rewrite.has(ModelBlocks) else {}
-        for name, sizes in sums.items():
+        for name, sizes in blocks_of(self._rewrite).sums.items():
             if name in self._rewrite.graph:
                 self._sum(self._rewrite.graph.nodes[name], sizes)
 
@@ -111,7 +110,7 @@ class RowsOfShards:
     @cached_property
     def _blocks(self) -> dict[str, Block]:
         """The tables of which each device of a replica has some rows, by the names of their handles."""
-        blocked = self._rewrite.get(ModelBlocks).of if self._rewrite.has(ModelBlocks) else {}
+        blocked = blocks_of(self._rewrite).of
         tables = [(self._rewrite.item.variables[name], one.sizes) for name, one in blocked.items() if not one.axis]
         return {one.handle: Block(sizes, one.shape or ()) for one, sizes in tables}
 
@@ -170,11 +169,10 @@ class RowsOfShards:
         self, build: FoldedBuilder, table: Table, content: Callable[[Mapping[str, int]], int], what: str
     ) -> Value:
         """Return a number that differs between what lies at the coordinates of a table."""
-        rewrite, axes = self._rewrite, [axis for axis, _ in table.levels]
-        before = rewrite.task * rewrite.plan.replicas_each
+        rewrite = self._rewrite
 
         def of_job(at: Mapping[str, int]) -> int:
-            return content({axis: at[axis] + (before if axis == REPLICA else 0) for axis in axes})
+            return content({**at, REPLICA: rewrite.replica_at(at)})
 
         return rewrite.const_at(of_job, np.int64, name=f"{build.name}/{what}", near=build.near, span=build.span)
 

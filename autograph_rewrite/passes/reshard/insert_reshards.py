@@ -53,7 +53,7 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlock
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
 from autograph_rewrite.passes.reshard.global_sizes import read_early
-from autograph_rewrite.passes.tensor_parallel.local_program import ModelBlocks
+from autograph_rewrite.passes.tensor_parallel.local_program import blocks_of
 from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -612,8 +612,7 @@ INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), 
 
 def put_at_homes(rewrite: Rewrite) -> None:
     """Give each node of the server region its place."""
-    blocked = rewrite.get(ModelBlocks).values if rewrite.has(ModelBlocks) else frozenset()
-    region = find_server_region(rewrite.plan, rewrite.state, rewrite.item.variables, blocked)
+    region = find_server_region(rewrite.plan, rewrite.state, rewrite.item.variables, blocks_of(rewrite).values)
     rewrite.put(Homes(region.homes, sorted(set(region.homes.values()))))
     for node, device in region.devices.items():
         node.set_place(rewrite.on(device))

@@ -29,6 +29,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Pla
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import ENTERS, has
+from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.tensor_parallel.placements import SEGMENT_SUM, ModelPlacements
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.residence import Sharded
@@ -51,6 +52,11 @@ class ModelBlocks:
     of: Mapping[str, Sharded]
     sums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
+
+
+def blocks_of(rewrite: Rewrite) -> ModelBlocks:
+    """Return what the devices of a replica have blocks of; of none where they do not run one program."""
+    return rewrite.get(ModelBlocks) if rewrite.has(ModelBlocks) else ModelBlocks({})
 
 
 def obstacle(found: ModelPlacements, cut: Round) -> str:

@@ -89,21 +89,11 @@ class Owners(NamedTuple):
     whole: dict[str, str]
 
 
-def owners_of(
-    item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str], apart: Collection[str] = ()
-) -> Owners:
-    """Find the slots of variables that are asked for, which are cut with them.
-
-    Args:
-        asked: names of variables.
-        apart: names of variables that each replica updates with its contribution, as `variable_policies` says.
-    """
+def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> Owners:
+    """Find the slots of variables that are asked for, which are cut with them."""
     found, whole = {name: name for name in asked}, {}
     for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
         if use.owner is None:
-            continue
-        if name in apart:
-            whole[name] = "variable_policies lets each replica update it with its contribution"
             continue
         # A slot that a loop writes stays whole: the update of each shard takes its rows of it.
         if (hindered := obstacle(use.handle, rewritten=True)) is not None:
@@ -145,8 +135,7 @@ def place_variables(
         GraphError: a variable is used in a way that no shard of it could be.
     """
     step = step_of(graph, item)
-    apart = {one.variable for one in plan.policies if not one.declared}
-    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked, apart)
+    owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked)
     chosen = {name: asked[owner] for name, owner in owners.items()}
     said = [GATHERED.format(*one) for one in read_before_loops(graph, item, chosen)]
     said += [stays_whole(*one) for one in whole.items()]
@@ -158,6 +147,7 @@ def place_variables(
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     for node, name in handles.items():
         require_cuttable(name, node, handles.keys())
+    apart = [one.variable for one in plan.policies if not one.declared]
     by_policy = {graph.nodes[one] for name in apart if (one := item.variables[name].handle) in graph.nodes}
     cuts = {node: padded[name] for node, name in handles.items()}
     asks = _Asks(propagate(graph, {}, Semantics()), step, cuts, by_policy - handles.keys())
