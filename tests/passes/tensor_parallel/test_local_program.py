@@ -24,7 +24,9 @@ from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.localize.rows_of_shards import RowsOfShards
 from autograph_rewrite.passes.pass_pipeline import rewrite
+from autograph_rewrite.passes.reshard import insert_reshards
 from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram
+from autograph_rewrite.resolve import server_region
 from autograph_rewrite.runtime.engine.session import open_session
 from tests.passes.tensor_parallel import test_partition as zoo
 from tests.support import split_models as models
@@ -213,6 +215,16 @@ def test_pieces_of_every_copy_are_where_its_devices_are() -> None:
             devices = [new.graph.nodes[handle].device for handle in handles if handle in new.graph]
             assert devices == list(shards.places(number, "")) or not devices
     assert any(len(shards.copies) > 1 for shards in cut)  # of norms, each device of a replica has a copy in shards
+
+
+def test_a_slot_is_where_its_variable_is_unless_devices_have_blocks_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(insert_reshards, "find_server_region", lambda *given: asked.append(given) or find(*given))
+    find = server_region.find_server_region
+    ar.rewrite(models.item(), {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "PS"}})
+    ((plan, state, variables, _),) = asked
+    assert "slot" in find(plan, state, variables).homes
+    assert "slot" not in find(plan, state, variables, {variables["slot"].handle}).homes
 
 
 def test_a_saved_item_says_the_same_of_its_pieces(tmp_path: Path) -> None:
