@@ -218,13 +218,19 @@ def test_pieces_of_every_copy_are_where_its_devices_are() -> None:
 
 
 def test_a_slot_is_where_its_variable_is_unless_devices_have_blocks_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(insert_reshards, "find_server_region", lambda *given: asked.append(given) or find(*given))
-    find = server_region.find_server_region
-    ar.rewrite(models.item(), {"devices": ["CPU:0", "CPU:1"], "strategy": {"name": "PS"}})
-    ((plan, state, variables, _),) = asked
-    assert "slot" in find(plan, state, variables).homes
-    assert "slot" not in find(plan, state, variables, {variables["slot"].handle}).homes
+    find, homes = server_region.find_server_region, []
+
+    def asked(plan: Any, state: Any, variables: Any, blocked: Any) -> Any:
+        homes.append(find(plan, state, variables, {variables["slot"].handle}).homes)
+        found = find(plan, state, variables, blocked)
+        homes.append(found.homes)
+        return found
+
+    monkeypatch.setattr(insert_reshards, "find_server_region", asked)
+    ar.rewrite(models.item(), {"devices": ["CPU:0", "CPU:1"], "strategy": {**MIRRORED, "name": "PS"}})
+    in_blocks, whole = homes
+    assert "slot" in whole
+    assert "slot" not in in_blocks
 
 
 def test_a_saved_item_says_the_same_of_its_pieces(tmp_path: Path) -> None:
