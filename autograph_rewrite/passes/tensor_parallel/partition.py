@@ -290,7 +290,6 @@ def why_apart(plan: Plan) -> str:
     count, devices = plan.model.size, plan.model.devices
     groups = [devices[i : i + count] for i in range(0, len(devices), count)] + [devices[i::count] for i in range(count)]
     reasons = {
-        "a replica lies across processes": plan.is_driven,
         "it has several axes": sum(size > 1 for size in plan.model.axes) > 1,
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
         # A store on a server adds up one value of each process, and not one of each of its devices.

@@ -78,8 +78,7 @@ class DistributedSession:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
-        is_driven = isinstance(self._session, connect.ChiefDrivenSession)
-        self._numbers = StepNumbers(self.graph, None if is_driven else self._member)
+        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.is_driven)
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -255,6 +254,7 @@ class DistributedSession:
             return self._session.run(fetches, feeds, options=options)
         self._coordinator.check()
         session = self.tf_session if alone else self._session
+        self._numbers.move_on(self.tf_session)
         try:
             watchdog.doing = f"run {self._steps} of the session"
             wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
@@ -263,6 +263,7 @@ class DistributedSession:
             self._coordinator.end(error)
             raise
         except self._tf.errors.OpError as error:
+            self._numbers.step_failed()
             account = self._digest.account if self._digest is not None else None
             problem = self._coordinator.failure(error, f"finish run {self._steps} of the session", account)
             if problem is None:
@@ -427,11 +428,14 @@ class StepNumbers:
 
     Args:
         graph: the tf.Graph of the session, to which a node is added.
-        member: this process; None: it is alone, or its session runs for all workers.
+        member: this process; None: it is alone.
+        is_driven: the session of worker 0 runs for all workers.
     """
 
-    def __init__(self, graph: Any, member: Membership | None) -> None:
-        self._graph, self._member = graph, member
+    def __init__(self, graph: Any, member: Membership | None, *, is_driven: bool = False) -> None:
+        self._graph, self._member, self._is_driven = graph, member, is_driven
+        self._is_chief = member is not None and member.is_chief
+        self._has_failed = False
         self._known: dict[tuple[str, ...], bool] = {}
         self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
         if member is not None:
@@ -446,10 +450,28 @@ class StepNumbers:
             fetches: tensors and operations, or names of them.
             in_loop: the steps are in a loop.
         """
+        if self._is_driven and not self._is_chief:  # its own session only takes what worker 0 has found
+            return False
         meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
         if meets:
             options.experimental.collective_graph_key = _KEY
-        return meets and self._member is not None
+        return meets and self._member is not None and not self._is_driven
+
+    def step_failed(self) -> None:
+        """Note that a run has failed: TensorFlow gives the next one the same number."""
+        self._has_failed = True
+
+    def move_on(self, session: Any) -> None:
+        """Leave the number of a failed run to it: what other processes still clean up of it would end the next run.
+
+        Workers that run sessions of their own agree on a new number (`renew`).
+
+        Args:
+            session: of the graph, in this process.
+        """
+        if self._is_driven and self._is_chief and self._has_failed:
+            session.run(self._nothing, options=_numbered())
+        self._has_failed = False
 
     def _meets(self, fetches: Iterable[Any]) -> bool:
         names = tuple(getattr(one, "name", one) for one in fetches)
@@ -473,11 +495,16 @@ class StepNumbers:
             return
         mine = counts().numbers
         used = Rendezvous(self._member, seconds).rows(np.array(mine, np.int64), CARRY_ON)
-        options = tensorflow().compat.v1.RunOptions()
-        options.experimental.collective_graph_key = _KEY
         for _ in range(mine, int(used.max()) + 1):
-            session.run(self._nothing, options=options)
+            session.run(self._nothing, options=_numbered())
             counts().numbers += 1
+
+
+def _numbered() -> Any:
+    """Return options for a run that has a number."""
+    options = tensorflow().compat.v1.RunOptions()
+    options.experimental.collective_graph_key = _KEY
+    return options
 
 
 # The original names of a session: what is run for a fetch, and which tensor a feed goes to, in the rewritten graph.
