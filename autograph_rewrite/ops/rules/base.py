@@ -38,7 +38,7 @@ class Semantics(NamedTuple):
         extent: of the axis that is looked at; of the batch, its units are the examples, where they are static.
         segments: blocks may have a segment of each part of a concatenation.
         more: extents of further axes, minor to the first.
-        finds_rows: of a variable in blocks of rows, each device finds those that it has of all that are looked up.
+        finds_rows: of what is in blocks of rows, each device finds those that it has of all that are looked up.
     """
 
     random: str = "exact"

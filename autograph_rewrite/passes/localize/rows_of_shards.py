@@ -102,10 +102,17 @@ class RowsOfShards:
         if is_handle(node.inputs[0]) and (block := self._blocks.get(handle_node(node.inputs[0]).name)):
             levels.append((MODEL, block.sizes))
             shape = block.shape
+        elif node.name in self._lookups:
+            levels.append((MODEL, self._lookups[node.name]))
         size = fact.split_size
         if fact.placement == split(0) and isinstance(size, Sym) and shards_of(size):
             levels.append((REPLICA, tuple(one * size.coef for one in shards_of(size))))
         return Table(tuple(levels), tuple(dim for dim in shape[1:] if isinstance(dim, int))) if levels else None
+
+    @cached_property
+    def _lookups(self) -> Mapping[str, tuple[int, ...]]:
+        """The lookups in values of which each device of a replica has some rows."""
+        return blocks_of(self._rewrite).lookups
 
     @cached_property
     def _blocks(self) -> dict[str, Block]:

@@ -46,11 +46,13 @@ class ModelBlocks:
     Attributes:
         of: how variables are cut, by name.
         sums: sums of segments of which each device makes its rows, by name, with the rows of each.
+        lookups: of rows in values of which each device has some, by name, with the rows of each.
         values: those of which no device has all, by name; handles of variables that are cut among them.
     """
 
     of: Mapping[str, Sharded]
     sums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    lookups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
 
 
@@ -115,12 +117,14 @@ class LocalProgram:
         cut: what is cut, in which sizes.
         made: the conversions, with the node that makes each.
         sums: of segments, of which each device makes its rows, by name, with the rows of each.
+        lookups: of rows in values of which each device has some, by name, with the rows of each.
     """
 
     found: ModelPlacements
     cut: Round
     made: list[tuple[EdgePlan, Node]] = field(default_factory=list)
     sums: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    lookups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _made: dict[tuple[Value, object], Value] = field(default_factory=dict)
 
     @property
@@ -142,7 +146,7 @@ class LocalProgram:
         """Return what the devices have blocks of; the program has been written."""
         values = [value.name for value in self.state.facts if self.state.source(value).placement.differs]
         values += [node.output().name for edge, node in self.made if edge.to != repr(REPLICATED)]
-        return ModelBlocks(self.variables(), self.sums, frozenset(values))
+        return ModelBlocks(self.variables(), self.sums, self.lookups, frozenset(values))
 
     def variables(self) -> dict[str, Sharded]:
         """Return how variables are cut, by name."""
@@ -168,6 +172,8 @@ class LocalProgram:
                     node.set_input(index, self.converted(value, want))
             if node.op == SEGMENT_SUM and state.source(node.output()).placement == split(0):
                 self._sum_rows(node)
+            if node.op == "GatherV2" and self._finds_rows(node):
+                self.lookups[node.name] = self._rows(node.inputs[0])
         for value in anchored:
             if state.source(value).placement.differs and not is_handle(value):
                 self._let_out(value)
@@ -272,9 +278,19 @@ class LocalProgram:
 
     def _sum_rows(self, node: Node) -> None:
         """Let each device add up the segments that are its rows; which those are, `rows-of-shards` says."""
-        rows = unit(self.state.source(node.output()).split_size) or 1
-        self.sums[node.name] = sizes = tuple(size * rows for size in self.cut.sizes)
+        self.sums[node.name] = sizes = self._rows(node.output())
         node.set_input(2, Builder.at(node).const(sizes[0], node.inputs[2].dtype, "rows_of_block"))
+
+    def _finds_rows(self, node: Node) -> bool:
+        """Return whether each device looks up those rows that it has, of all that are asked for."""
+        table, found = node.inputs[0], self.state.source(node.output()).placement
+        is_own = table in self.state.facts and self.state.source(table).placement == split(0)  # else it is joined by now
+        return is_own and found == PARTIAL
+
+    def _rows(self, value: Value) -> tuple[int, ...]:
+        """Return how many rows of a value each device has."""
+        rows = unit(self.state.source(value).split_size) or 1
+        return tuple(size * rows for size in self.cut.sizes)
 
     def _let_out(self, value: Value) -> None:
         """Let the outside read the whole of a value, under the name that it has."""

@@ -81,7 +81,7 @@ def model_placements(
         cut: what is placed by hand.
         step: the nodes that one step runs.
         inputs: what is known of the batch.
-        finds_rows: of a variable in blocks of rows, each device finds those that it has of all that are looked up.
+        finds_rows: of what is in blocks of rows, each device finds those that it has of all that are looked up.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = replace(item, variables=free)
