@@ -159,8 +159,11 @@ class Config(Section):
 
     @property
     def mode(self) -> Mode:
-        """Where variables live: as `strategy.variables` says, else by the number of processes; micro-batches share."""
-        several = self.workers > 1 and self.microbatches == 1 and not self.is_driven
+        """Where variables live: as `strategy.variables` says, else by the number of processes.
+
+        Micro-batches and stages share them.
+        """
+        several = self.workers > 1 and self.microbatches == 1 and self.pipeline is None
         several = several or self.local_sgd is not None
         return self.strategy.variables or ("mirrored" if several else "shared")
 

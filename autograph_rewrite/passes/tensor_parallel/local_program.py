@@ -283,9 +283,9 @@ class LocalProgram:
 
     def _finds_rows(self, node: Node) -> bool:
         """Return whether each device looks up those rows that it has, of all that are asked for."""
-        table, found = node.inputs[0], self.state.source(node.output()).placement
-        is_own = table in self.state.facts and self.state.source(table).placement == split(0)  # else it is joined by now
-        return is_own and found == PARTIAL
+        state, table = self.state, node.inputs[0]
+        is_own = table in state.facts and state.source(table).placement == split(0)  # else it is joined by now
+        return is_own and state.source(node.output()).placement == PARTIAL
 
     def _rows(self, value: Value) -> tuple[int, ...]:
         """Return how many rows of a value each device has."""

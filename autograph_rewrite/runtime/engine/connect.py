@@ -7,6 +7,7 @@ import json
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from autograph_rewrite.cluster.membership import Membership
@@ -49,7 +50,7 @@ def joined(item: TrainingGraph) -> Membership | None:
     return member
 
 
-def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = "") -> Any:
+def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = "", *, all_read: bool = False) -> Any:
     """Return a session on this process's devices, on `own` server, or on that of its job once all run the same.
 
     Args:
@@ -58,28 +59,41 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
         graph: the tf.Graph of it.
         config: a `ConfigProto`, or None.
         own: address of a server for this session alone; "": none.
+        all_read: what worker 0 runs for all, each of them reads by itself.
     """
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
         return tf.compat.v1.Session(own, graph=graph, config=result)
     if report.plan.is_driven:
-        return _driven(tf, report.plan, report.member, graph, result)
+        return _driven(tf, report.plan, report.member, graph, result, all_read=all_read)
     configure(result, report.member, report.plan.homes.values())
     # As sessions of one process, each has its own variables; those on servers are told apart by their container.
     result.isolate_session_state = not report.plan.homes
     return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
 
 
-def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any) -> ChiefDrivenSession:
-    """Return a session on the stages of all workers, of which each has its variables as long as this session lives."""
-    relay = Relay(member, f"autograph-{session_name(member, plan.timeout_seconds)}")
-    if member.is_chief:
+def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any, *, all_read: bool) -> ChiefDrivenSession:
+    """Return a session on the devices of all workers, of which each has its variables as long as this session lives."""
+    relay = Relay(member, f"autograph-{session_name(member, plan.timeout_seconds)}", holds=not all_read)
+    if member.is_chief or all_read:
         configure(config, member, plan.part_devices)
-        config.isolate_session_state = True
+        config.isolate_session_state = not all_read
         session = tf.compat.v1.Session(target(member), graph=graph, config=config)
     else:  # for what insists on a session, as a Saver does
         session = tf.compat.v1.Session(graph=graph, config=config)
-    return ChiefDrivenSession(session, relay, member, plan.timeout_seconds)
+    free = _freeing(tf, graph) if member.is_chief and all_read else ()
+    return ChiefDrivenSession(session, relay, member, plan.timeout_seconds, all_read=all_read, free=free)
+
+
+def _freeing(tf: Any, graph: Any) -> list[Any]:
+    """Add to a graph what frees its resources, which do not go with the session; return it."""
+    found = []
+    with graph.as_default():
+        for op in graph.get_operations():
+            if not op.inputs and op.outputs and op.outputs[0].dtype == tf.resource and "container" in op.node_def.attr:
+                with tf.device(op.device):
+                    found.append(tf.raw_ops.DestroyResourceOp(resource=op.outputs[0], ignore_lookup_error=True))
+    return found
 
 
 class Opened(NamedTuple):
@@ -89,8 +103,11 @@ class Opened(NamedTuple):
     container: str
 
 
-def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
+def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool = False) -> Opened:
     """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
+
+    Args:
+        all_read: what worker 0 runs for all, each of them reads by itself.
 
     Raises:
         ClusterError: they are not, or somebody is missing.
@@ -101,12 +118,13 @@ def graph_of(item: TrainingGraph, member: Membership | None) -> Opened:
     plan = item.report.plan
     if len(member.workers) > 1:
         require_consensus(member, plan, item.report.contents)
-    if plan.is_driven and not member.is_chief:
+    if plan.is_driven and not member.is_chief and not all_read:
         for node in graph.node:
             node.device = ""  # nothing is to happen elsewhere when a Saver restores
     if plan.homes:
         hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
         meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
+    if plan.homes or (plan.is_driven and all_read):
         container = f"autograph-{session_name(member, plan.timeout_seconds)}"
         for node in graph.node:
             if "container" in node.attr and not node.attr["container"].s:
@@ -197,9 +215,12 @@ def watchdog_of(
 #     worker 0   session.run(["loss", "train"], feeds) ──► stages @ worker 0, worker 1 ──► values ──► relay
 #     worker 1   session.run(["loss", "train"], feeds) ──────── waits ─────────────────────────────────┴──► values
 #
-# All feed the whole batch. What each is asked for, and feeds, is compared while the run goes on (`beside`).
+# All feed the whole batch. What each is asked for, and feeds, is compared while the run goes on (`beside`). Where each
+# worker reads by itself what a run has left, worker 0 begins no other one before all have come to it.
 
 _WIDTH = 200
+_LOOK = 1.0
+"""Seconds from one look at who has left to the next."""
 _HINT = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
 _HINT_GONE = "look at what it printed last: do all workers run the same program, and have equally many batches?"
 _OF_FEEDS = (ValueError, TypeError)
@@ -214,19 +235,31 @@ class ChiefDrivenSession:
         relay: hands the results over.
         member: this process.
         seconds: how long to wait for the others.
+        all_read: each worker reads by itself what a run has left.
+        free: operations that free what does not go with the session.
 
     Attributes:
         changed: what else all workers have in common in the next run, by name.
     """
 
-    def __init__(self, session: Any, relay: Relay, member: Membership, seconds: float) -> None:
+    def __init__(
+        self,
+        session: Any,
+        relay: Relay,
+        member: Membership,
+        seconds: float,
+        *,
+        all_read: bool = False,
+        free: Sequence[Any] = (),
+    ) -> None:
         self._tf = tensorflow()
         self._beside = Beside(member, seconds)
         self._runs = 0
         self.changed: Mapping[str, str] = {}
         self._relay, self._member = relay, member
         self.session = self._running = session
-        self._end = weakref.finalize(self, _close, session, relay, member) if member.is_chief else None
+        self._waits, self._free = all_read and member.is_chief, free
+        self._end = weakref.finalize(self, _close, session, relay, member, free) if member.is_chief else None
 
     @property
     def graph(self) -> Any:
@@ -238,7 +271,7 @@ class ChiefDrivenSession:
         if self._end is not None:
             self._end()
         else:
-            _close(self.session, self._relay, self._member)
+            _close(self.session, self._relay, self._member, self._free)
 
     def leave(self) -> None:
         """Close the session of a program that has failed, and wait for nobody."""
@@ -272,11 +305,13 @@ class ChiefDrivenSession:
         self._beside.start(functools.partial(_account, what, names, dict(feeds or {}), self.changed))
         self.changed = {}
         try:
+            if self._waits:
+                self._await_others()
             values = (
                 self._run_on_chief(names, elements, feeds, options) if self._member.is_chief else self._follow(options)
             )
         except EOFError as error:
-            problem = self._beside.problem(failed=True)
+            problem = self._beside.problem(failed=True) if self._beside.is_done(0) or not self._waits else None
             if problem is None:
                 said = f"{self._member.name} runs {_listed(names)}, but {error} has closed its session"
                 problem = ClusterError(said, hint=_HINT_GONE)
@@ -290,6 +325,25 @@ class ChiefDrivenSession:
         if problem is not None:
             raise self._diverged(problem)
         return self._tf.nest.pack_sequence_as(fetches, [values[name] for name in names])
+
+    def _await_others(self) -> None:
+        """Wait until all have come to the run: they may still read what the last one has left.
+
+        Raises:
+            EOFError: one of them comes to none any more; it says which.
+            ClusterError: they do not do the same, or somebody is missing.
+        """
+        while not self._beside.is_done(_LOOK):
+            if left := self._relay.left():
+                raise EOFError(left[0])
+        problem = self._beside.problem()
+        if problem is not None:
+            raise self._diverged(problem)
+
+    def take_no_more_part(self) -> None:
+        """Come to no run any more, and tell worker 0."""
+        if not self._member.is_chief:
+            self._relay.leave()
 
     def _run_on_chief(self, names: Sequence[str], elements: Sequence[Any], feeds: Any, options: Any) -> dict[str, Any]:
         try:
@@ -341,10 +395,13 @@ class ChiefDrivenSession:
         return value if value.ndim else value[()]
 
 
-def _close(session: Any, relay: Relay, member: Membership) -> None:
+def _close(session: Any, relay: Relay, member: Membership, free: Sequence[Any]) -> None:
     """Release what a session holds, unless somebody is gone, who would be waited for, or all end with the program."""
     others_are_there = not member.is_chief or all_answer(member.workers[1:])
     if others_are_there and (not member.is_chief or threading.main_thread().is_alive()):
+        if free:
+            with suppress(Exception):
+                session.run(free)
         session.close()
     else:
         abandon(session)

@@ -50,9 +50,10 @@ class DistributedSession:
         item: rewritten, or an original to run as it is.
         config: a `ConfigProto`, or None.
         target: address of a server; "": this process, or its job.
+        all_read: what worker 0 runs for all, each of them reads by itself.
     """
 
-    def __init__(self, item: TrainingGraph, config: Any = None, target: str = "") -> None:
+    def __init__(self, item: TrainingGraph, config: Any = None, target: str = "", *, all_read: bool = False) -> None:
         tf = tensorflow()
         self._tf = tf
         self._member = connect.joined(item)
@@ -62,9 +63,9 @@ class DistributedSession:
         self.observer: StepObserver | None = observers()
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
-        opened = connect.graph_of(item, self._member)
+        opened = connect.graph_of(item, self._member, all_read=all_read)
         connect.imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
-        self._session = connect.connected(tf, item, self.graph, config, target)
+        self._session = connect.connected(tf, item, self.graph, config, target, all_read=all_read)
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._names = OriginalNames(item, self.graph)
@@ -118,6 +119,11 @@ class DistributedSession:
         """Let workers differ in whether they fetch some operations, which meet nobody: each decides what it reads."""
         if self._digest is not None:
             self._digest.apart.update(operations)
+
+    def take_no_more_part(self) -> None:
+        """Tell who runs for all that this worker comes to no run any more."""
+        if isinstance(self._session, connect.ChiefDrivenSession):
+            self._session.take_no_more_part()
 
     def close(self) -> None:
         """Release the session's resources."""
@@ -244,7 +250,7 @@ class DistributedSession:
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
             feeds: values by tensor.
-            alone: this is worker 0, and others that it drives do not call this.
+            alone: others do not call this, though worker 0 drives them all.
 
         Raises:
             ClusterError: somebody is missing, or was in an earlier run.
@@ -438,7 +444,7 @@ class StepNumbers:
         self._has_failed = False
         self._known: dict[tuple[str, ...], bool] = {}
         self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
-        if member is not None:
+        if member is not None and (self._is_chief or not is_driven):
             tf = tensorflow()
             with graph.as_default(), tf.device(f"/job:{member.job}/replica:0/task:{member.task}/device:CPU:0"):
                 self._nothing = tf.no_op()

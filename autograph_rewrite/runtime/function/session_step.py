@@ -4,9 +4,9 @@
     arguments ──► session: forward, backward, push, update on the server ──► results
     user's tf.Variable ◄── what server and worker hold                                     when it is read
 
-With stages on several hosts, worker 0 runs that session, and all are given what it holds (`driven`). TensorFlow's
-functions cannot reach another process's devices from every worker. To the program its variables are as the step has
-left them: checkpoints, callbacks and `model.save` see that.
+With stages or replicas over several hosts, worker 0 runs that session for all (`driven`), and each worker reads what
+it holds. TensorFlow's functions cannot reach another process's devices from every worker. To the program its variables
+are as the step has left them: checkpoints, callbacks and `model.save` see that.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class SessionStep:
         config = self._tf.compat.v1.ConfigProto()
         options = config.graph_options.rewrite_options
         options.constant_folding = options.OFF  # TensorFlow 2.21 goes round for ever in some of these graphs
-        self._session = DistributedSession(item, config)
+        self._session = DistributedSession(item, config, all_read=JobMemory.here() is None)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
         self._variables = SessionVariables(item, self.binding, mirrors, self._session)
@@ -195,8 +195,9 @@ class SessionVariables:
         }
         self._seen: dict[str, Any] = {}
         self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
-        self._reads = self._readers([session.graph.get_operation_by_name(name) for name in item.targets])
-        self._asks = self._readers(())
+        targets = [session.graph.get_operation_by_name(name) for name in item.targets]
+        self._reads = self._readers(targets, self._are_written())
+        self._asks = self._readers((), self._variables)
         session.fetch_apart(read.op for read in self._reads.values())
         mirrors.held.add_binding(binding)
         self._workers_stay = self._others_ask_later()
@@ -224,8 +225,9 @@ class SessionVariables:
 
         Where workers may be lost, as in an elastic job, each fetches everything with every step instead.
         """
-        on_workers = any("/job:worker/" in device for device in self._item.report.plan.homes.values())
-        return on_workers and not self._is_driven and JobMemory.here() is None
+        plan = self._item.report.plan
+        on_workers = plan.is_driven or any("/job:worker/" in device for device in plan.homes.values())
+        return on_workers and JobMemory.here() is None
 
     def _start(self) -> None:
         """Let all workers begin with what worker 0 has."""
@@ -240,7 +242,7 @@ class SessionVariables:
         self._hand_over(self._changes({}))
         name = session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
         if self._workers_stay:
-            stay_for_others(report.member, name)
+            stay_for_others(report.member, name, self._session.take_no_more_part)
 
     def _handles(self, variable: Variable) -> list[Any]:
         """Return what has to be written when the user's variable was."""
@@ -284,8 +286,6 @@ class SessionVariables:
         """Return the handle from which a variable is read: that of this worker's copy, where it has one."""
         item, variable = self._item, self._item.variables[name]
         handles = {handle.op.name: handle for handle in self._handles(variable)}
-        if self._is_driven and self._is_only_read(name, handles.values()):
-            return None
         own = handles.get(proxy_name(variable))
         if own is not None:
             return own
@@ -294,12 +294,12 @@ class SessionVariables:
         except (KeyError, IndexError):
             return None  # the step has nothing to do with it
 
-    def _readers(self, done: Iterable[Any]) -> dict[str, Any]:
+    def _readers(self, done: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         """Return what reads each variable once operations are done."""
         graph, item = self._session.graph, self._item
         reads = {}
         with graph.as_default(), self._tf.control_dependencies(list(done)):
-            for name in self._variables:
+            for name in names:
                 variable = item.variables[name]
                 if variable.shards is not None:
                     reads[name] = self._first_copy(variable).read()
@@ -309,10 +309,17 @@ class SessionVariables:
                         reads[name] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
         return reads
 
-    def _is_only_read(self, name: str, handles: Iterable[Any]) -> bool:
+    def _are_written(self) -> list[str]:
+        """Return the names of the variables of which worker 0 may have another value after a step."""
+        return [name for name in self._variables if not (self._is_driven and self._is_only_read(name))]
+
+    def _is_only_read(self, name: str) -> bool:
         """Return whether a step leaves a variable as it is: nobody has to send it back."""
+        variable = self._item.variables[name]
+        if variable.shards is not None:
+            return False
         own = set(self._writes[name][1])
-        users = {op for handle in handles for op in handle.consumers()} - own
+        users = {op for handle in self._handles(variable) for op in handle.consumers()} - own
         return all(has(op.type, "reads", "inspects") for op in users)
 
     def _can_wait(self, name: str) -> bool:
@@ -320,7 +327,9 @@ class SessionVariables:
 
         Servers stay to the end, and so do workers that hold shards (`stay_for_others`), but in elastic jobs.
         """
-        if self._is_driven or name not in self._asks or not self._variables[name].watchable:
+        if name not in self._asks or not self._variables[name].watchable:
+            return False
+        if self._is_driven and not self._workers_stay:
             return False
         staying = ["/job:ps/", f"/job:worker/replica:0/task:{self._item.report.member.task}/"]
         if self._workers_stay:
@@ -345,8 +354,8 @@ class SessionVariables:
         new = self._changes(changed)
         if new:
             self.began.wait()  # what is on the server they may still read
-            if any(written_between(name) in changed and is_apart(self._item.variables[name]) for name in new):
-                report = self._item.report  # others may still read the shards that are here
+            if any(written_between(name) in changed and self._is_read_by_others(name) for name in new):
+                report = self._item.report  # others may still read what is here
                 Rendezvous(report.member, report.plan.timeout_seconds).meet(WRITE)
             self._hand_over(new)
         written = [self._item.variables[name] for name in new if written_between(name) in changed]
@@ -356,6 +365,9 @@ class SessionVariables:
             self._variables[name].leave_to(self, free=name not in self._held)
             self._seen.pop(name, None)
         return changed
+
+    def _is_read_by_others(self, name: str) -> bool:
+        return is_apart(self._item.variables[name]) or (self._is_driven and name in self._served)
 
     def feeds(self) -> dict[Any, Any]:
         """Return what the next step is fed besides: whom it has to wait for."""
@@ -440,7 +452,8 @@ class SessionVariables:
     def _bring(self, names: Sequence[str]) -> None:
         reads = [self._asks[name] for name in names]
         # Another thread may ask while a step runs: what watches that one cannot watch two.
-        values = self._session.tf_session.run(reads) if self._runs else self._session.run_ops(reads)
+        session = self._session
+        values = session.tf_session.run(reads) if self._runs else session.run_ops(reads, alone=self._is_driven)
         with self._outside():
             self._give(names, values)
         if self._runs:  # it may be another value already

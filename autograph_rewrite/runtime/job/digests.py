@@ -14,7 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from itertools import islice
@@ -254,6 +254,10 @@ class Beside:
             account: makes what this worker tells of the step; it is called in the thread.
         """
         self._pending = self._pool.submit(self._odd, account)
+
+    def is_done(self, seconds: float) -> bool:
+        """Wait for a while; return whether all have come to the step that was started last, or it is known why not."""
+        return self._pending is None or bool(wait([self._pending], seconds).done)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
         """Return the error of the step that was started last, if the workers were not given the same.

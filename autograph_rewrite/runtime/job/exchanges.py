@@ -13,6 +13,7 @@ import functools
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -278,9 +279,10 @@ class Relay:
     Args:
         member: this process.
         name: what all workers call these queues, and nobody else's.
+        holds: others than worker 0 hold what it runs on their devices until it has ended.
     """
 
-    def __init__(self, member: Membership, name: str) -> None:
+    def __init__(self, member: Membership, name: str, *, holds: bool = True) -> None:
         tf = tensorflow()
         raw, graph = tf.raw_ops, tf.Graph()
         hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]
@@ -289,7 +291,7 @@ class Relay:
         self._names = {f"to_{task}": name_of("worker", task, member.workers[task]) for task in takers}
         with graph.as_default():
             self._message = tf.compat.v1.placeholder(tf.string, [None])
-            puts, takes, leaves, sizes = [], [], [], []
+            puts, takes, leaves, sizes, closed = [], [], [], [], {}
             for task in takers:
                 with tf.device(f"{hosts[task]}/device:CPU:0"):
                     queue = raw.FIFOQueueV2(
@@ -299,11 +301,17 @@ class Relay:
                     takes += raw.QueueDequeueV2(handle=queue, component_types=[tf.string])
                     sizes.append(raw.QueueSizeV2(handle=queue))
                     leaves.append(raw.QueueCloseV2(handle=queue, cancel_pending_enqueues=True))
+                    closed[name_of("worker", task, member.workers[task])] = raw.QueueIsClosedV2(handle=queue)
+            self._closed = closed
             self._put, self._take, self._leave, self._size = tf.group(puts), takes[0], leaves[0], sizes[0]
         self.session = session_of(graph, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
         self._last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
+        self._holds = holds
         if not member.is_chief:  # also if the program has no more use for it: worker 0 may have
             atexit.register(self.end)
+            for stay in counts().stays:  # first all say that they end: worker 0 may wait for that, and this for it
+                atexit.unregister(stay)
+                atexit.register(stay)
 
     def end(self) -> None:
         """Let nobody leave before worker 0 is done with it; of worker 0: say that it is."""
@@ -311,7 +319,7 @@ class Relay:
         with suppress(Exception):
             if self._member.is_chief:
                 self.session.run(self._put, {self._message: [_END]}, self._last)
-            elif getattr(sys, "last_value", None) is None:  # else the program has failed
+            elif self._holds and getattr(sys, "last_value", None) is None:  # else the program has failed
                 self._serve()
         self.leave()
 
@@ -331,6 +339,13 @@ class Relay:
             if not self._member.is_chief:
                 self.session.run(self._leave)
         abandon(self.session)
+
+    def left(self) -> list[str]:
+        """Return the workers that take no more part in it; of worker 0."""
+        found: dict[str, bool] = {}
+        with suppress(Exception):  # who does not answer is found by who waits for it
+            found = self.session.run(self._closed, options=self._last)
+        return [name for name, is_closed in found.items() if is_closed]
 
     def send(self, texts: Sequence[bytes]) -> None:
         """Hand a message to all other workers.
@@ -487,19 +502,24 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", t
 # The end of a program whose variables lie on several workers: each may be asked for them until all have ended.
 
 
-def stay_for_others(member: Membership, name: str) -> None:
+def stay_for_others(member: Membership, name: str, leave: Callable[[], None]) -> None:
     """Let this process, when its program ends, wait until those of all other workers have ended, or failed.
 
     Args:
         member: this process.
         name: what all workers call this, and nothing else.
+        leave: a method that tells those who wait for it in a step that it comes to none any more; not kept alive.
     """
-    atexit.register(_stay, member, f"{name}.ended")
+    stay = functools.partial(_stay, member, f"{name}.ended", weakref.WeakMethod(leave))
+    counts().stays.append(stay)
+    atexit.register(stay)
 
 
-def _stay(member: Membership, name: str) -> None:
+def _stay(member: Membership, name: str, leave: weakref.WeakMethod[Callable[[], None]]) -> None:
     if getattr(sys, "last_value", None) is not None:
         return  # the program has failed, and the others will see that it is gone
+    if (tell := leave()) is not None:
+        tell()
     remaining = {task for task in range(len(member.workers)) if task != member.task}
     for task in remaining:
         with suppress(Exception):

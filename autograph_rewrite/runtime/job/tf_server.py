@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -212,6 +212,7 @@ class Counts:
         accounts: of exchanges of accounts, between workers that tell each other what they do.
         failures: how many steps have failed after which all workers carry on together.
         numbers: how many numbers runs with collectives have used up.
+        stays: what waits for the other workers when the program ends, in its order.
     """
 
     exchanges: Iterator[int] = field(default_factory=lambda: count(1))
@@ -219,6 +220,7 @@ class Counts:
     accounts: Iterator[int] = field(default_factory=lambda: count(1))
     failures: int = 0
     numbers: int = 0
+    stays: list[Callable[[], None]] = field(default_factory=list)
 
 
 class ServerDef:
