@@ -17,6 +17,8 @@ ON_A_SERVER = "slots"
 """A variable stays whole on worker 0, and what an optimizer keeps for it is cut on the model axis."""
 SHARDED = "sharded"
 """Blocks of the devices of a replica are in shards over the replicas."""
+BETWEEN_STEPS = ("failing", "reading")
+"""Steps that fail, and reads of each worker between two steps."""
 SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 180, 1e-9
 MESHES = {
     "the model axis across two processes": (2, "1,1,2,1"),
@@ -36,6 +38,8 @@ def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mes
     models = MODELS if shape.endswith("1") else MODELS[:-1]
     if shape == "2,2,2,1":
         models = (*models, ON_A_SERVER, SHARDED)
+    elif shape == "1,1,2,1":
+        models = (*models, *BETWEEN_STEPS)
 
     def start(folder: Path) -> None:
         jobs = Jobs(nursery, folder)
@@ -56,3 +60,5 @@ def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mes
             wanted = expected[model].items()
             worst = {name: e for name, value in wanted if not (e := error(got[model][name], value)) <= EXACT}
             assert not worst, (task, model)
+            if shape.endswith("1") and model in ("mlp", "decoder"):
+                assert got[model]["collectives"] > 0, "whole values are on the first device only"

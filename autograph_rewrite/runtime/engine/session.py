@@ -74,12 +74,12 @@ class DistributedSession:
         self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._coordinator = self._make_coordinator(limit)
+        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.is_driven)
         self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._names.has(name)}
         if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
             clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
             self._coordinator = BoundedStaleness(self._coordinator, clock)
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
-        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.is_driven)
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
             own = f"/job:worker/replica:0/task:{self._member.task}" if self._member is not None else ""
@@ -441,7 +441,6 @@ class StepNumbers:
     def __init__(self, graph: Any, member: Membership | None, *, is_driven: bool = False) -> None:
         self._graph, self._member, self._is_driven = graph, member, is_driven
         self._is_chief = member is not None and member.is_chief
-        self._has_failed = False
         self._known: dict[tuple[str, ...], bool] = {}
         self._loops_meet = any(is_collective(one.type) for one in graph.get_operations())
         if member is not None and (self._is_chief or not is_driven):
@@ -464,8 +463,9 @@ class StepNumbers:
         return meets and self._member is not None and not self._is_driven
 
     def step_failed(self) -> None:
-        """Note that a run has failed: TensorFlow gives the next one the same number."""
-        self._has_failed = True
+        """Note that a run has failed: TensorFlow gives the next one the same number, also in another session."""
+        if self._is_driven and self._is_chief:
+            counts().has_failed = True
 
     def move_on(self, session: Any) -> None:
         """Leave the number of a failed run to it: what other processes still clean up of it would end the next run.
@@ -475,9 +475,9 @@ class StepNumbers:
         Args:
             session: of the graph, in this process.
         """
-        if self._is_driven and self._is_chief and self._has_failed:
+        if self._is_driven and self._is_chief and counts().has_failed:
             session.run(self._nothing, options=_numbered())
-        self._has_failed = False
+            counts().has_failed = False
 
     def _meets(self, fetches: Iterable[Any]) -> bool:
         names = tuple(getattr(one, "name", one) for one in fetches)

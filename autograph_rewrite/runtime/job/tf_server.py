@@ -212,6 +212,7 @@ class Counts:
         accounts: of exchanges of accounts, between workers that tell each other what they do.
         failures: how many steps have failed after which all workers carry on together.
         numbers: how many numbers runs with collectives have used up.
+        has_failed: whether the last run of worker 0 for all has failed, and its number will be the next one's.
         stays: what waits for the other workers when the program ends, in its order.
     """
 
@@ -220,6 +221,7 @@ class Counts:
     accounts: Iterator[int] = field(default_factory=lambda: count(1))
     failures: int = 0
     numbers: int = 0
+    has_failed: bool = False
     stays: list[Callable[[], None]] = field(default_factory=list)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +132,68 @@ def trained(job: Job, model: Model) -> Results:
         if job.is_rewritten and stages == 1 and each % parts == 0:
             given = [job.part(value) for value in given]
         found[f"loss {number}"] = step(*map(tf.constant, given)).numpy()
+    if job.is_rewritten:
+        edges = [edge for item in step.items for edge in item.report.plan.model_edges]
+        found["collectives"] = np.array(sum("collective" in edge.lowering for edge in edges))
     return {**found, **{f"variable {name}": one.numpy() for name, one in variables.items()}}
 
 
+def looked_up(variables: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a step that looks rows up, and fails where there are none of such numbers."""
+
+    def step(ids: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(tf.gather(variables["table"], ids) @ variables["up"])
+            loss = tf.reduce_mean((hidden @ variables["down"] - y) ** 2)
+        for name, gradient in zip(variables, tape.gradient(loss, list(variables.values())), strict=True):
+            variables[name].assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    return step
+
+
+def rewritten(job: Job) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """Return the step of `looked_up`, whose hidden units are cut between the processes, and its variables."""
+    variables = variables_of({"table": (10, 8), "up": (8, 16), "down": (16, 8)})
+    step = tf.function(looked_up(variables))
+    if not job.is_rewritten:
+        return step, variables
+    sharding = [{"match": "up", "split": [1, 2]}, {"match": "down", "split": [2, 1]}]
+    config = {**job.config(), "mesh": {"data": 1, "model": 2}, "sharding": sharding, "devices": ["CPU:0"]}
+    specs = tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 8], tf.float64)
+    return ar.distribute(looked_up(variables), {**config, "timeout_seconds": 30}, *specs), variables
+
+
+def failing(job: Job) -> Results:
+    """Go on after each of many steps that fail on all devices at about the same time."""
+    step, _ = rewritten(job)
+    rng, found = np.random.default_rng(0), {}
+    for number in range(120):
+        ids, y = rng.integers(0, 10, 4), rng.normal(size=(4, 8))
+        try:
+            found[f"loss {number}"] = step(tf.constant(ids + 1000 * (number % 3 == 2)), tf.constant(y)).numpy()
+        except tf.errors.InvalidArgumentError:
+            found[f"loss {number}"] = np.float64(-1)
+    return found
+
+
+def reading(job: Job) -> Results:
+    """Read variables between two steps, worker 1 later than worker 0, which must not have gone on."""
+    step, variables = rewritten(job)
+    rng, found = np.random.default_rng(0), {}
+    for number in range(8):
+        step(tf.constant(rng.integers(0, 10, 4)), tf.constant(rng.normal(size=(4, 8))))
+        if job.is_rewritten and job.task == 1:
+            time.sleep(0.1)
+        for name in list(variables)[number % 2 :]:
+            found[f"{name} {number}"] = variables[name].numpy()
+        if number == 4:
+            variables["up"].assign(variables["up"] / 2)
+    return found
+
+
 CASES: dict[str, Case] = {name: functools.partial(trained, model=model) for name, model in MODELS.items()}
+CASES |= {"failing": failing, "reading": reading}
 
 
 def main(names: Sequence[str], out: Path) -> None:
