@@ -19,9 +19,9 @@ from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MODEL, REPLICA, Mesh, PerInstance
+from autograph_rewrite.ir.mesh import MODEL, Mesh, PerInstance
 from autograph_rewrite.ir.types.attrs import decode
-from autograph_rewrite.ir.types.opdefs import RESHARD, is_over
+from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 SHARED = "autograph_model"
@@ -30,13 +30,14 @@ COLLECTIVES = {"CollectiveReduceV2", "CollectiveGatherV2"}
 _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
 
 
-def is_along_model(node: Node) -> bool:
-    """Return whether a node is a reshard among the devices of a replica."""
-    return is_over(node, MODEL) and not is_over(node, REPLICA)
+def is_along_model(node: Node, axis: str = "") -> bool:
+    """Return whether a node is a reshard among the devices of a replica, along one of their axes; "": any."""
+    return axis_along(node) == axis if axis else bool(axis_along(node))
 
 
 def _kinds(node: Node) -> tuple[Placement, Placement]:
-    before, after = (placements_of(node.attr(key).decode()).get(MODEL, REPLICATED) for key in ("before", "after"))
+    axis = axis_along(node)
+    before, after = (placements_of(node.attr(key).decode()).get(axis, REPLICATED) for key in ("before", "after"))
     return before, after
 
 
@@ -70,7 +71,7 @@ def _shape(read: Claim, before: Placement, after: Placement, dim: int, sizes: Se
 
 
 def is_exchange(node: Node, mesh: Mesh) -> bool:
-    """Return whether the members of a collective are the devices of a replica, which have one group key.
+    """Return whether the members of a collective are devices of a replica, which have one group key.
 
     Args:
         mesh: with the devices of each replica.
@@ -79,10 +80,10 @@ def is_exchange(node: Node, mesh: Mesh) -> bool:
         return False
     key = node.inputs[2].node
     raw = key.attrs.get("value")
-    return (
-        isinstance(raw, PerInstance)
-        and raw.raws[_number(key, {MODEL: 0}, mesh)] == raw.raws[_number(key, {MODEL: 1}, mesh)]
-    )
+    devices = range(mesh.size(MODEL))
+    return isinstance(raw, PerInstance) and len(
+        {raw.raws[_number(key, {MODEL: device}, mesh)] for device in devices}
+    ) < len(devices)
 
 
 def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
@@ -117,7 +118,7 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
                     held[one.output(index)] = made
         except (ArithmeticError, IndexError, TypeError, ValueError) as error:
             raise VerifyError(f"'{node.name}' cannot compute what its reshard promises: {error}", node=node) from error
-        for device, left, right in zip(devices, held[node.output()], _wanted(reshard, data), strict=True):
+        for device, left, right in zip(devices, held[node.output()], _wanted(reshard, data, mesh), strict=True):
             left, right = np.asarray(left), np.asarray(right)
             if left.shape != right.shape or left.dtype != right.dtype or not np.array_equal(left, right):
                 problem = f"device {device} of a replica gets something else of '{node.name}' than its reshard promises"
@@ -154,15 +155,28 @@ def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, 
         raws = [raw.raws[_number(node, one, mesh)] if isinstance(raw, PerInstance) else raw for one in at]
         return [[kernels.constant(decode(one)) for one in raws]]
     operands = [[held[value][device] for value in node.inputs] for device in range(len(at))]
-    if node.op == "CollectiveReduceV2":
-        return [[reduce(COMBINE[_MERGES[node.attr("merge_op")]], [one[0] for one in operands])] * len(at)]
-    if node.op == "CollectiveGatherV2":
-        return [[np.concatenate([one[0] for one in operands], 0)] * len(at)]
-    made = [list(kernels.run(node, one)) for one in operands]
-    return [list(each) for each in zip(*made, strict=True)]
+    if node.op in COLLECTIVES:
+        keys = [int(one[2]) for one in operands]
+        groups = {key: [one[0] for one, other in zip(operands, keys, strict=True) if other == key] for key in keys}
+        if node.op == "CollectiveReduceV2":
+            made = {key: reduce(COMBINE[_MERGES[node.attr("merge_op")]], data) for key, data in groups.items()}
+        else:
+            made = {key: np.concatenate(data, 0) for key, data in groups.items()}
+        return [[made[key] for key in keys]]
+    results = [list(kernels.run(node, one)) for one in operands]
+    return [list(each) for each in zip(*results, strict=True)]
 
 
-def _wanted(reshard: Node, data: Sequence[Any]) -> list[Any]:
+def _wanted(reshard: Node, data: Sequence[Any], mesh: Mesh) -> list[Any]:
+    """Return what each device of a replica gets: those of a line along the axis exchange what they have."""
+    wanted = list(data)
+    for line in mesh.lines([axis_along(reshard)]):
+        for device, made in zip(line, _wanted_of(reshard, [data[i] for i in line]), strict=True):
+            wanted[device] = made
+    return wanted
+
+
+def _wanted_of(reshard: Node, data: Sequence[Any]) -> list[Any]:
     before, after = _kinds(reshard)
     dim, sizes = reshard.attr("dim"), reshard.attr("shards")
     if before.is_partial:
@@ -187,34 +201,45 @@ def check_written(before: Graph, after: Graph, claims: Claims) -> None:
     Raises:
         VerifyError: a node is gone or another one, or reads a value in another placement than is claimed.
     """
+    now = {node.name: _now(node, after, claims.axis) for node in before}
     for node in before:
-        found = after.nodes.get(node.name)
-        if found is not None and found.op == RESHARD:  # a result that the outside reads whole has its name now
-            found = after.nodes.get(f"{node.name}/block")
+        found = now[node.name]
         if node.name in claims.folded or node.op == "VariableShape":  # constants
             continue
         if found is None or found.op != node.op or len(found.inputs) != len(node.inputs):
             raise VerifyError(f"'{node.name}' ({node.op}) is not in the program of one device", node=node)
         for index, (value, wanted) in enumerate(zip(found.inputs, node.inputs, strict=True)):
             read = claims.reads.get((node.name, index), OWN)
-            if (problem := _follow(value, wanted, read, claims)) is not None:
+            if (problem := _follow(value, wanted, read, claims, now[wanted.node.name])) is not None:
                 raise VerifyError(f"input {index} of '{node.name}' ({node.op}) {problem}", node=found)
 
 
-def _follow(value: Value, wanted: Value, read: Read, claims: Claims) -> str | None:
-    """Return what is wrong with what a node reads, followed back through its reshards to what it shall read."""
-    claim = claims.values[wanted.name]
+def _now(node: Node, after: Graph, axis: str) -> Node | None:
+    """Return what a node is now: where the outside reads it whole, that has its name."""
+    found = after.nodes.get(node.name)
+    while found is not None and is_along_model(found, axis) and not is_along_model(node, axis):
+        found = found.inputs[0].node
+    return found
+
+
+def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node | None) -> str | None:
+    """Return what is wrong with what a node reads, followed back through its reshards to what it shall read.
+
+    Args:
+        made: what makes the value that it shall read.
+    """
+    claim, block = claims.values[wanted.name], made.output(wanted.index).name if made is not None else wanted.name
     if claim.kind == "local" or read.kind == "entry" or wanted.node.name in claims.folded:
-        known = (wanted.name, _in_block(wanted), f"{wanted.node.name}/folded_{wanted.index}")
+        known = (wanted.name, block, f"{wanted.node.name}/folded_{wanted.index}")
         is_converted = read != OWN and wanted.node.name not in claims.folded
         if _are_sizes(value, wanted, known, read, claims) if is_converted else value.name in known:
             return None
         return f"reads '{value.name}', which counts other elements than it should of '{wanted.name}'"
     steps = []
-    while is_along_model(value.node):
+    while is_along_model(value.node, claims.axis):
         steps.append(value.node)
         value = value.node.inputs[0]
-    if value.name not in (wanted.name, _in_block(wanted)):
+    if value.name not in (wanted.name, block):
         return f"reads '{value.name}', and not '{wanted.name}'"
     at = _said(claim)
     for step in reversed(steps):
@@ -253,10 +278,6 @@ def _is_of_block(size: Dim) -> bool:
 
 def _sum(read: Read) -> tuple[str, ...]:
     return ("sum",) if read.kind == "partial" else ()
-
-
-def _in_block(value: Value) -> str:
-    return f"{value.node.name}/block" + (f":{value.index}" if value.index else "")
 
 
 def _said(claim: Claim) -> tuple[Any, ...]:

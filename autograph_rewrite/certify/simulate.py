@@ -79,7 +79,9 @@ class Simulation:
         self._copies = sample.instances // self._micro  # of each EACH node
         parts = 1 if looped else baseline.claims.micro
         self._mesh = Mesh.of(self._copies // parts, parts)
-        self._all, self._device = Mesh.of(self._copies // parts, parts, model=baseline.claims.model), device
+        claims = baseline.claims
+        self._all = Mesh.of(self._copies // parts, parts, model=claims.model, divided=claims.divided)
+        self._device = device
         self._held: dict[Value, Any] = {}
         self._loops: dict[Node, Loop] = {}  # by original node in it
         self.matches = {node: baseline.match(node) for node in order}

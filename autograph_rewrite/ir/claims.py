@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from autograph_rewrite.ir.graph import Graph
+from autograph_rewrite.ir.mesh import REPLICA, Axis
 
 Dim = Any
 """A size: an integer, a pair (constant, symbols) of which those that begin with `b` count a block, or None."""
@@ -121,6 +122,8 @@ class Claims:
         inexact: what the configuration lets differ from one device.
         stated: what the user has said of ops, by op type.
         model: how many devices of each replica run one program, each of its blocks.
+        divided: the axes along which they lie, with their sizes, where there are several.
+        axis: along which the claims are.
     """
 
     values: Mapping[str, Claim]
@@ -136,6 +139,8 @@ class Claims:
     inexact: Sequence[str] = field(default_factory=tuple)
     stated: Mapping[str, Stated] = field(default_factory=dict)
     model: int = 1
+    divided: tuple[Axis, ...] = ()
+    axis: str = REPLICA
 
 
 class Certifier(Protocol):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -97,26 +97,37 @@ class Mesh:
         devices: of each stage and logical device of each replica, major to minor.
         shared: the devices that all replicas share, by their coordinate.
         along: the axes of a replica's devices that all run what the replica runs; a span that has replica has them.
+        divided: the axes that the model axis consists of, major to minor, where there are several.
     """
 
     axes: tuple[Axis, ...]
     devices: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     along: Span = ONCE
+    divided: tuple[Axis, ...] = ()
 
     @classmethod
-    def of(cls, replicas: int, micro: int = 1, places: Iterable[Axis] = (), *, model: int = 1) -> Mesh:
+    def of(
+        cls,
+        replicas: int,
+        micro: int = 1,
+        places: Iterable[Axis] = (),
+        *,
+        model: int = 1,
+        divided: tuple[Axis, ...] = (),
+    ) -> Mesh:
         """Return the mesh of some replicas with so many micro-batches each, which follow one another.
 
         Args:
             places: the axes on which nodes have coordinates.
             model: how many devices of a replica run one program, each of its blocks.
+            divided: the axes along which they lie, major to minor, where there are several.
         """
         if model == 1:
             return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
         others = (axis for axis in places if axis.name != MODEL)
         axes = (Axis(REPLICA, replicas), Axis(MODEL, model), Axis(MICRO, micro), *others)
-        return cls(axes, along=frozenset((MODEL,)))
+        return cls(axes, along=frozenset((MODEL,)), divided=divided)
 
     def whole(self, span: Span) -> Span:
         """Return a span with the axes of the devices that run what a replica runs."""
@@ -124,7 +135,16 @@ class Mesh:
 
     def size(self, name: str) -> int:
         """Return how many coordinates an axis has."""
-        return next((axis.size for axis in self.axes if axis.name == name), 1)
+        return next((axis.size for axis in (*self.axes, *self.divided) if axis.name == name), 1)
+
+    def lines(self, axes: Container[str]) -> list[list[int]]:
+        """Return the devices of a replica, by their numbers on it, in groups that differ along these axes only."""
+        others = [name for name, _ in self.divided or (Axis(MODEL, 0),) if name not in axes]
+        found: dict[tuple[int, ...], list[int]] = {}
+        for device in range(self.size(MODEL)):
+            at = self.coordinates(PER_MODEL, device)
+            found.setdefault(tuple(at.get(name, 0) for name in others), []).append(device)
+        return list(found.values())
 
     def count(self, span: Span) -> int:
         """Return how many instances a node of this span has."""
@@ -151,11 +171,14 @@ class Mesh:
         return len(self.read(reader, 0, producer, select))
 
     def coordinates(self, span: Span, instance: int) -> dict[str, int]:
-        """Return where an instance lies along each axis of its span."""
+        """Return where an instance lies along each axis of its span, and of those that `model` consists of."""
         at, span = {}, self.whole(span)
         for name, size in reversed(self.axes):
             if name in span:
                 instance, at[name] = divmod(instance, size)
+        device = at.get(MODEL, 0)
+        for name, size in reversed(self.divided if MODEL in at else ()):
+            device, at[name] = divmod(device, size)
         return at
 
     def within(self) -> list[dict[str, int]]:

@@ -71,7 +71,7 @@ from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.passes.variable_sharding.residence import PLACE_VARIABLES, split_over_replicas
 from autograph_rewrite.passes.variable_sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.plan.parts.notes import Note
-from autograph_rewrite.plan.parts.residence import shard_name
+from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.plan.variable_policies import described
@@ -248,37 +248,38 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
     found = dict(variables)
     shards = split_over_replicas(rewrite)
     blocks = blocks_of(rewrite).of
-    along, replicas = range(rewrite.along), range(rewrite.plan.replicas)
+    replicas = range(rewrite.plan.replicas)
     mine = rewrite.of_own_replicas(replicas)
     for name in [name for name in variables if name in shards or name in blocks]:
         if (node := rewrite.graph.nodes.get(found[name].handle)) is None:
             continue
         pieces = _handles(rewrite, node)
-        cut, block = shards.get(name), blocks.get(name)
+        cut, levels = shards.get(name), blocks.get(name, ())
+        alike = rewrite.mesh.lines([axis for axis, _ in levels])  # the devices of each copy
         if cut is None:
-            copies = [[(replica, at) for at in along] for replica in mine]
-        elif block is None:
-            copies = [[(replica, at) for replica in replicas] for at in along]
+            copies = [[(replica, at) for at in devices] for replica in mine for devices in alike]
         else:
-            copies = [[(replica, at) for at in along for replica in replicas]]
+            copies = [[(replica, at) for at in devices for replica in replicas] for devices in alike]
         handles = [tuple(pieces[one][0] for one in copy) for copy in copies]
-        outer = block or cut
-        assert outer is not None
-        inner = Shards(cut.axis, cut.sizes, ()) if block and cut else None
         found[name] = replace(
             found[name],
             handle=pieces[mine[0], 0][0],
-            shards=Shards(
-                outer.axis,
-                outer.sizes,
-                handles[0],
-                tuple(pieces[one][1] for copy in copies for one in copy),
-                within=(inner,) * len(along) if inner else (),
+            shards=replace(
+                _nested([*(block for _, block in levels), *([cut] if cut is not None else [])]),
+                handles=handles[0],
+                devices=tuple(pieces[one][1] for copy in copies for one in copy),
                 elsewhere=tuple(k for k, (replica, _) in enumerate(copies[0]) if replica not in mine),
-                copies=tuple(handles) if len(along) > 1 else (),
+                copies=tuple(handles) if rewrite.along > 1 else (),
             ),
         )
     return found
+
+
+def _nested(cuts: Sequence[Sharded]) -> Shards:
+    """Return pieces of pieces."""
+    first, *rest = cuts
+    within = (_nested(rest),) * len(first.sizes) if rest else ()
+    return Shards(first.axis, first.sizes, (), within=within)
 
 
 def _handles(rewrite: Rewrite, node: Node) -> dict[tuple[int, int], tuple[str, str]]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.mesh import MODEL, Place
+from autograph_rewrite.ir.mesh import MODEL, Axis, Place
 from autograph_rewrite.ir.recorded_shapes import static_shape
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.plan.parts.messages import TensorSharding
@@ -27,6 +27,27 @@ from autograph_rewrite.training_graph import TrainingGraph
 def axis_of(axis: int) -> str:
     """Return how the mesh calls an axis of the logical devices while tensors are cut."""
     return f"{MODEL}_{axis}"
+
+
+def count_of(axes: Sequence[int]) -> int:
+    """Return how many model axes have several devices, of sizes."""
+    return sum(size > 1 for size in axes)
+
+
+def names_of(axes: Sequence[int]) -> dict[int, str]:
+    """Return what the mesh calls the axes along which the devices of a replica lie, by number: the only one `model`.
+
+    Args:
+        axes: their sizes.
+    """
+    several = [axis for axis, size in enumerate(axes) if size > 1]
+    return {axis: axis_of(axis) if len(several) > 1 else MODEL for axis in several}
+
+
+def divided_of(axes: Sequence[int]) -> tuple[Axis, ...]:
+    """Return the axes that the model axis of a mesh consists of, where there are several."""
+    names = names_of(axes)
+    return tuple(Axis(name, axes[axis]) for axis, name in names.items()) if len(names) > 1 else ()
 
 
 def put(node: Node, axis: int, place: int, *, keep: bool = False) -> None:

@@ -17,6 +17,7 @@ from autograph_rewrite import tf_private
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
+from autograph_rewrite.ir.types.placement import MODEL, REPLICA
 from autograph_rewrite.ir.types.protos import proto
 
 RESULT_TYPES = "_result_types"
@@ -286,3 +287,9 @@ class _OpLike(Protocol):
 def is_over(node: _OpLike, axis: str) -> bool:
     """Return whether a node is a reshard whose value changes along an axis of the mesh."""
     return node.op == RESHARD and axis.encode() in node.attr("over")
+
+
+def axis_along(node: _OpLike) -> str:
+    """Return the axis of the devices of a replica along which a reshard changes a value; "": there is none."""
+    axes = [axis.decode() for axis in node.attr("over")] if node.op == RESHARD else []
+    return next((axis for axis in axes if axis.startswith(MODEL)), "") if REPLICA not in axes else ""

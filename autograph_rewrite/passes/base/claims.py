@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read, Stated
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import REPLICA
+from autograph_rewrite.ir.mesh import REPLICA, Axis
 from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
 from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
@@ -18,7 +18,9 @@ from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
 
 
-def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan, *, model: int = 1) -> Claims:
+def claims_of(
+    state: Propagation, outputs: Sequence[Value], plan: Plan, *, model: int = 1, divided: tuple[Axis, ...] = ()
+) -> Claims:
     """Return the claims of a finished propagation.
 
     Args:
@@ -26,6 +28,7 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan, *, model
         outputs: the declared outputs.
         plan: which is carried out; its edges are resolved.
         model: how many devices of each replica run one program.
+        divided: the axes along which they lie, where there are several.
     """
     values = {value.name: _claim(state, value) for value in state.facts}
     carried = _carried(state)
@@ -51,6 +54,8 @@ def claims_of(state: Propagation, outputs: Sequence[Value], plan: Plan, *, model
         tuple(_inexact(state, plan)),
         {op: Stated(one.factors, one.linear, one.additive) for op, one in registered().items()},
         model,
+        divided,
+        semantics.extent.axis,
     )
 
 

@@ -119,7 +119,8 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
         one.run(rewrite)
         if verify and one.is_whole and graph.edits != rewrite.verified:
             micro = 1 if rewrite.is_rolled else rewrite.micro
-            mesh = Mesh.of(rewrite.instances // micro, micro, rewrite.places, model=rewrite.along)
+            replicas, along = rewrite.instances // micro, rewrite.along
+            mesh = Mesh.of(replicas, micro, rewrite.places, model=along, divided=rewrite.divided)
             check_folded(graph, mesh, rewrite.job.all_devices)
             _require_targets(rewrite)
             rewrite.verified = graph.edits

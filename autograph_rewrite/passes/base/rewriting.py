@@ -53,6 +53,7 @@ from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.model_axis import divided_of
 from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
@@ -321,7 +322,13 @@ class Rewrite:
     @property
     def mesh(self) -> Mesh:
         """The instances of this process, of which a loop has one for each replica."""
-        return Mesh.of(self.plan.replicas_each, 1 if self.is_rolled else self.micro, model=self.along)
+        micro = 1 if self.is_rolled else self.micro
+        return Mesh.of(self.plan.replicas_each, micro, model=self.along, divided=self.divided)
+
+    @property
+    def divided(self) -> tuple[Axis, ...]:
+        """The axes along which the devices lie that run one program, where there are several."""
+        return divided_of(self.plan.model.axes) if self.plan.model is not None and self.along > 1 else ()
 
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
         """Return the entries of this process's replicas, of a list that has one for every replica."""

@@ -22,6 +22,7 @@ from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -58,7 +59,8 @@ class AlongModel:
 
     def lower(self, node: Node) -> Value:
         """Return what ops make of a value, as a reshard says."""
-        before, after = (placements_of(node.attr(key).decode()).get(MODEL, REPLICATED) for key in ("before", "after"))
+        axis = axis_along(node)
+        before, after = (placements_of(node.attr(key).decode()).get(axis, REPLICATED) for key in ("before", "after"))
         (value,) = node.inputs
         fact, dim, sizes = self.rewrite.fact(node.output()), node.attr("dim"), node.attr("shards")
         if before.is_partial:
@@ -66,18 +68,18 @@ class AlongModel:
         if before.is_split:
             return self._joined(node, value, fact, dim)
         if after.is_split:
-            return self._block(node, value, dim, sizes)
+            return self._block(node, value, dim, sizes, axis)
         build = FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
         name = f"{node.name}/is_first"
-        mine = self.rewrite.const_at(lambda at: at[MODEL] == 0, np.bool_, name=name, near=value, span=node.span)
+        mine = self.rewrite.const_at(lambda at: at[axis] == 0, np.bool_, name=name, near=value, span=node.span)
         return build.op("SelectV2", mine, value, build.op("ZerosLike", value, what="zeros"), what="term")
 
-    def _block(self, node: Node, value: Value, dim: int, sizes: Sequence[int]) -> Value:
+    def _block(self, node: Node, value: Value, dim: int, sizes: Sequence[int], axis: str) -> Value:
         ends, build = [0, *accumulate(sizes)], FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
 
         def limits(further: int, what: str) -> Value:
             def limit(at: Mapping[str, int]) -> list[int]:
-                return [0] * dim + [ends[at[MODEL] + further]]
+                return [0] * dim + [ends[at[axis] + further]]
 
             return self.rewrite.const_at(limit, np.int32, name=f"{node.name}/{what}", near=value, span=node.span)
 
@@ -99,7 +101,7 @@ class AlongModel:
         return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
 
     def _joined(self, node: Node, value: Value, fact: Fact, dim: int) -> Value:
-        rewrite, count = self.rewrite, self.rewrite.along
+        rewrite, count = self.rewrite, self.rewrite.mesh.size(axis_along(node))
         build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
         coded = encode(rewrite, value, "gather", node.name)
         changing = may_change(fact)
@@ -142,22 +144,23 @@ class AlongModel:
 
     def _operands(self, node: Node, near: Value, changing: bool) -> list[Value]:
         """Return group size, group key and instance key."""
-        rewrite, count = self.rewrite, self.rewrite.along
-        plan = rewrite.plan
+        rewrite, axis = self.rewrite, axis_along(node)
+        mesh, plan = rewrite.mesh, rewrite.plan
         assert plan.model is not None
-        devices = plan.model.devices
+        devices, count = plan.model.devices, mesh.size(axis)
+        line_of = {device: line for line in mesh.lines([axis]) for device in line}
 
         def group(at: Mapping[str, int]) -> int:
-            begin = rewrite.replica_at(at) * count  # where all replicas share it, the devices of the first meet
-            return salted(group_key(devices[begin : begin + count]), self.salt)
+            begin = rewrite.replica_at(at) * rewrite.along  # where all replicas share it, those of the first meet
+            return salted(group_key([devices[begin + i] for i in line_of[at[MODEL]]]), self.salt)
 
         def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
             return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)
 
         def shared(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
-            key = what, node.span
+            key = what, node.span, axis
             if key not in self._constants:
-                name = f"{SCOPE}/{what}"
+                name = f"{SCOPE}/{what}" if axis == MODEL else f"{SCOPE}/{axis}/{what}"
                 self._constants[key] = rewrite.const_at(content, np.int32, name=name, near=near, span=node.span)
             return self._constants[key]
 

@@ -50,7 +50,8 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     is_whole = not plan.part_devices or rewrite.along > 1
     if rewrite.along > 1:
         wait_for_members(graph)
-    mesh = _with_devices(Mesh.of(plan.replicas_each, micro, rewrite.places, model=rewrite.along), devices)
+    mesh = Mesh.of(plan.replicas_each, micro, rewrite.places, model=rewrite.along, divided=rewrite.divided)
+    mesh = _with_devices(mesh, devices)
     stay_at_tables(rewrite, _host(devices[0]))
     for node in [node for node in graph if OFFLOAD_ATTR in node._attrs]:
         rewrite.settle(node, _host(devices[0]))

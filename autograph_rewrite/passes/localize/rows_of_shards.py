@@ -22,7 +22,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import MODEL, REPLICA, Span
+from autograph_rewrite.ir.mesh import REPLICA, Span
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle, rows_argument, updates_rows
@@ -33,7 +33,7 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.passes.tensor_parallel.local_program import blocks_of
+from autograph_rewrite.passes.tensor_parallel.local_program import Levels, blocks_of
 from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
 
 
@@ -67,10 +67,15 @@ class Table(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The rows of each device of a replica, and the shape of what one has."""
+    """The rows of each device of a replica, along each axis, and the shape of what one has."""
 
-    sizes: tuple[int, ...]
+    levels: tuple[tuple[str, tuple[int, ...]], ...]
     shape: tuple[int | None, ...]
+
+
+def _rows(levels: Levels) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the axes along which something is cut by rows, with the rows of each coordinate."""
+    return tuple((axis, cut.sizes) for axis, cut in levels if not cut.axis)
 
 
 class RowsOfShards:
@@ -85,9 +90,9 @@ class RowsOfShards:
         tables = [(node, table) for node in self._rewrite.graph if (table := self._table(node)) is not None]
         for node, table in tables:
             (self._update if updates_rows(node) else self._lookup)(node, table)
-        for name, sizes in blocks_of(self._rewrite).sums.items():
+        for name, levels in blocks_of(self._rewrite).sums.items():
             if name in self._rewrite.graph:
-                self._sum(self._rewrite.graph.nodes[name], sizes)
+                self._sum(self._rewrite.graph.nodes[name], Table(_rows(levels)))
 
     def _table(self, node: Node) -> Table | None:
         """Return the table, in blocks of rows, that a node reads or writes; None where it does not."""
@@ -100,17 +105,17 @@ class RowsOfShards:
         levels: list[tuple[str, tuple[int, ...]]] = []
         shape = fact.shape or ()
         if is_handle(node.inputs[0]) and (block := self._blocks.get(handle_node(node.inputs[0]).name)):
-            levels.append((MODEL, block.sizes))
+            levels += block.levels
             shape = block.shape
         elif node.name in self._lookups:
-            levels.append((MODEL, self._lookups[node.name]))
+            levels += _rows(self._lookups[node.name])
         size = fact.split_size
         if fact.placement == split(0) and isinstance(size, Sym) and shards_of(size):
             levels.append((REPLICA, tuple(one * size.coef for one in shards_of(size))))
         return Table(tuple(levels), tuple(dim for dim in shape[1:] if isinstance(dim, int))) if levels else None
 
     @cached_property
-    def _lookups(self) -> Mapping[str, tuple[int, ...]]:
+    def _lookups(self) -> Mapping[str, Levels]:
         """The lookups in values of which each device of a replica has some rows."""
         return blocks_of(self._rewrite).lookups
 
@@ -118,8 +123,8 @@ class RowsOfShards:
     def _blocks(self) -> dict[str, Block]:
         """The tables of which each device of a replica has some rows, by the names of their handles."""
         blocked = blocks_of(self._rewrite).of
-        tables = [(self._rewrite.item.variables[name], one.sizes) for name, one in blocked.items() if not one.axis]
-        return {one.handle: Block(sizes, one.shape or ()) for one, sizes in tables}
+        tables = [(self._rewrite.item.variables[name], rows) for name, one in blocked.items() if (rows := _rows(one))]
+        return {one.handle: Block(rows, one.shape or ()) for one, rows in tables}
 
     def _lookup(self, node: Node, table: Table) -> None:
         ids, made = node.inputs[1], node.output()
@@ -159,9 +164,9 @@ class RowsOfShards:
             self._found[key] = self._find(node, ids, table)
         return self._found[key]
 
-    def _sum(self, node: Node, sizes: tuple[int, ...]) -> None:
+    def _sum(self, node: Node, table: Table) -> None:
         """Let each device leave out the segments that are not among its rows: the kernel drops what is below zero."""
-        ids, table = node.inputs[1], Table(((MODEL, sizes),))
+        ids = node.inputs[1]
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
         first, last = self._each(build, table, table.begin, "first"), self._last(build, table, "last")
         wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)

@@ -568,7 +568,8 @@ def _assign_spans(rewrite: Rewrite) -> None:
     """Decide how often each node runs, and what runs where a variable lives."""
     state, plan = rewrite.state, rewrite.plan
     if rewrite.request.certificate is not None:
-        rewrite.request.certificate.claimed(rewrite.graph, claims_of(state, rewrite.outputs, plan, model=rewrite.along))
+        claims = claims_of(state, rewrite.outputs, plan, model=rewrite.along, divided=rewrite.divided)
+        rewrite.request.certificate.claimed(rewrite.graph, claims)
     rewrite.frames = frames_of(state.order)
     put_at_homes(rewrite)
     assign_spans(rewrite)

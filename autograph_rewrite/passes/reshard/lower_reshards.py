@@ -18,10 +18,10 @@ import numpy as np
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, MODEL, ONCE, PER_REPLICA, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import RESHARD, is_over
+from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import rows_of_unit, rows_per_example, segments
 from autograph_rewrite.ops.rules.base import LocalEntry, Slice
@@ -331,7 +331,7 @@ def _run(rewrite: Rewrite) -> None:
 
 def lower_along_model(rewrite: Rewrite) -> None:
     """Lower what the devices of a replica exchange that run one program."""
-    nodes = tuple(node for node in rewrite.graph if is_over(node, MODEL))
+    nodes = tuple(node for node in rewrite.graph if axis_along(node))
     along = AlongModel(rewrite, nodes, rewrite.get(Keys).salt)
     for node in nodes:
         new = along.lower(node)

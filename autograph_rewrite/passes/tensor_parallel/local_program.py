@@ -39,6 +39,10 @@ from autograph_rewrite.resolve.wire_types import can_be_sent
 LOWERINGS = {"partial": "collective_reduce", "split": "collective_gather"}
 
 
+Levels = tuple[tuple[str, Sharded], ...]
+"""How something is cut along axes of the mesh, major to minor: into blocks, and each of these into blocks again."""
+
+
 @dataclass(frozen=True)
 class ModelBlocks:
     """What the devices of a replica have blocks of that run one program.
@@ -50,10 +54,23 @@ class ModelBlocks:
         values: those of which no device has all, by name; handles of variables that are cut among them.
     """
 
-    of: Mapping[str, Sharded]
-    sums: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    lookups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    of: Mapping[str, Levels]
+    sums: Mapping[str, Levels] = field(default_factory=dict)
+    lookups: Mapping[str, Levels] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
+
+    def and_then(self, more: ModelBlocks) -> ModelBlocks:
+        """Return what there is once further axes have cut, too."""
+
+        def both(one: Mapping[str, Levels], other: Mapping[str, Levels]) -> dict[str, Levels]:
+            return {name: (*one.get(name, ()), *other.get(name, ())) for name in {**one, **other}}
+
+        return ModelBlocks(
+            both(self.of, more.of),
+            both(self.sums, more.sums),
+            both(self.lookups, more.lookups),
+            self.values | more.values,
+        )
 
 
 def blocks_of(rewrite: Rewrite) -> ModelBlocks:
@@ -115,6 +132,8 @@ class LocalProgram:
     Attributes:
         found: the placements.
         cut: what is cut, in which sizes.
+        number: of the axis, among the model axes.
+        axis: what the mesh calls it.
         made: the conversions, with the node that makes each.
         sums: of segments, of which each device makes its rows, by name, with the rows of each.
         lookups: of rows in values of which each device has some, by name, with the rows of each.
@@ -122,9 +141,11 @@ class LocalProgram:
 
     found: ModelPlacements
     cut: Round
+    number: int = 0
+    axis: str = MODEL
     made: list[tuple[EdgePlan, Node]] = field(default_factory=list)
-    sums: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    lookups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sums: dict[str, Levels] = field(default_factory=dict)
+    lookups: dict[str, Levels] = field(default_factory=dict)
     _made: dict[tuple[Value, object], Value] = field(default_factory=dict)
 
     @property
@@ -140,13 +161,14 @@ class LocalProgram:
     @property
     def edges(self) -> tuple[EdgePlan, ...]:
         """What the devices of a replica exchange, under the names that values have in the program."""
-        return tuple(replace(edge, value=node.inputs[0].name) for edge, node in self.made)
+        return tuple(replace(edge, value=node.inputs[0].name, axis=self.number) for edge, node in self.made)
 
     def blocked(self) -> ModelBlocks:
         """Return what the devices have blocks of; the program has been written."""
         values = [value.name for value in self.state.facts if self.state.source(value).placement.differs]
         values += [node.output().name for edge, node in self.made if edge.to != repr(REPLICATED)]
-        return ModelBlocks(self.variables(), self.sums, self.lookups, frozenset(values))
+        variables = {name: ((self.axis, cut),) for name, cut in self.variables().items()}
+        return ModelBlocks(variables, self.sums, self.lookups, frozenset(values))
 
     def variables(self) -> dict[str, Sharded]:
         """Return how variables are cut, by name."""
@@ -225,9 +247,9 @@ class LocalProgram:
     ) -> Value:
         sizes = [size * rows for size in self.cut.sizes] if rows else []
         said: dict[str, Any] = {
-            "over": [MODEL],
-            "before": _on_model(before),
-            "after": _on_model(after),
+            "over": [self.axis],
+            "before": _along(self.axis, before),
+            "after": _along(self.axis, after),
             "dim": dim,
             "shards": sizes,
         }
@@ -278,8 +300,8 @@ class LocalProgram:
 
     def _sum_rows(self, node: Node) -> None:
         """Let each device add up the segments that are its rows; which those are, `rows-of-shards` says."""
-        self.sums[node.name] = sizes = self._rows(node.output())
-        node.set_input(2, Builder.at(node).const(sizes[0], node.inputs[2].dtype, "rows_of_block"))
+        self.sums[node.name] = rows = self._rows(node.output())
+        node.set_input(2, Builder.at(node).const(rows[0][1].sizes[0], node.inputs[2].dtype, "rows_of_block"))
 
     def _finds_rows(self, node: Node) -> bool:
         """Return whether each device looks up those rows that it has, of all that are asked for."""
@@ -287,10 +309,10 @@ class LocalProgram:
         is_own = table in state.facts and state.source(table).placement == split(0)  # else it is joined by now
         return is_own and state.source(node.output()).placement == PARTIAL
 
-    def _rows(self, value: Value) -> tuple[int, ...]:
+    def _rows(self, value: Value) -> Levels:
         """Return how many rows of a value each device has."""
         rows = unit(self.state.source(value).split_size) or 1
-        return tuple(size * rows for size in self.cut.sizes)
+        return ((self.axis, Sharded(0, tuple(size * rows for size in self.cut.sizes))),)
 
     def _let_out(self, value: Value) -> None:
         """Let the outside read the whole of a value, under the name that it has."""
@@ -319,5 +341,5 @@ def _size(dim: object, units: int) -> int | None:
     return rows * units if rows is not None else dim if isinstance(dim, int) else None
 
 
-def _on_model(placement: Placement) -> str:
-    return repr(placement) if placement == REPLICATED else f"{{{MODEL}: {placement!r}}}"
+def _along(axis: str, placement: Placement) -> str:
+    return repr(placement) if placement == REPLICATED else f"{{{axis}: {placement!r}}}"

@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.claims import Certifier
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MODEL
+from autograph_rewrite.ir.mesh import MODEL, Mesh
 from autograph_rewrite.ir.recorded_shapes import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -41,7 +42,7 @@ from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
-from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram, obstacle
+from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram, ModelBlocks, obstacle
 from autograph_rewrite.passes.tensor_parallel.placements import (
     SEGMENT_SUM,
     ModelPlacements,
@@ -64,7 +65,10 @@ from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis import (
     Round,
     assign,
+    count_of,
     cut_dimensions,
+    divided_of,
+    names_of,
     number_devices,
     put,
     rounds_of,
@@ -92,13 +96,13 @@ class Exchanges:
     Attributes:
         axis: the one that is being cut.
         cuts: of copies of tensors, which axis will cut them along which dimension.
-        program: of one device, where all devices of a replica run the same.
+        programs: of one device, where all devices of a replica run the same: as each axis has left it.
         certificate: compares it with what it is written of.
     """
 
     axis: int = 0
     cuts: dict[Node, tuple[int, int]] = field(default_factory=dict)
-    program: LocalProgram | None = None
+    programs: list[LocalProgram] = field(default_factory=list)
     certificate: Certifier | None = None
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
@@ -173,10 +177,10 @@ def partition(
 ) -> tuple[Exchanges, TrainingGraph, Plan]:
     """Cut what the plan wants cut on the model axis; return the item and the request with blocks instead of it.
 
-    What the devices exchange comes with them.
+    What the devices exchange comes with them. Where several axes cut, all of them do so the same way.
 
     Args:
-        graph: a flat graph, which is edited; the outputs of the item are its anchors.
+        graph: a flat graph, which is edited, or a copy of it; the outputs of the item are its anchors.
         item: the item; its variables say what was cut, in `shards`.
         task: which of the plan's processes the graph is for.
         alike: let all devices of a replica run one program, where that is possible.
@@ -187,6 +191,26 @@ def partition(
         GraphError: a variable is used in a way that no block of it could be.
         PassError: under `strict`, an op reads blocks for which it has no rule.
     """
+    assert plan.model is not None
+    alike = alike and ALONG and plan.mode == "mirrored"
+    if alike and (why := why_apart(plan)):
+        alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
+    if alike and count_of(plan.model.axes) > 1:
+        copy = graph.clone()
+        try:
+            return _partition_axes(copy, replace(item, source=copy), plan, task, alike=True, certificate=certificate)
+        except _ApartError as found:  # an axis can't, and the program for another one is written
+            alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(found)))
+    return _partition_axes(graph, item, plan, task, alike=alike, certificate=certificate)
+
+
+class _ApartError(Exception):
+    """The program of one device cannot be written, and why."""
+
+
+def _partition_axes(
+    graph: Graph, item: TrainingGraph, plan: Plan, task: int, *, alike: bool, certificate: Certifier | None
+) -> tuple[Exchanges, TrainingGraph, Plan]:
     assert plan.model is not None
     read_by_none = [one.name for one in plan.model.shardings if not _is_there(one.name, graph, item)]
     there = tuple(one for one in plan.model.shardings if one.name not in read_by_none)
@@ -201,6 +225,7 @@ def partition(
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
+    names = names_of(model.axes)
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -212,22 +237,32 @@ def partition(
         }
         within = replace(item, source=graph, variables=shard_variables(item.variables))
         rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
-        alike = alike and ALONG and bool(rounds) and plan.mode == "mirrored"
-        if alike and (why := why_apart(plan) or ("blocks are of several sizes" if len(rounds) > 1 else "")):
-            said = dict.fromkeys((*plan.notes, FIRST_ONLY.format(why)))  # once for all axes
-            alike, plan = False, replace(plan, notes=tuple(said))
+        if alike and len(rounds) > 1:
+            alike, plan = False, _apart("blocks are of several sizes", plan, len(names))
         for cut in rounds:
-            within, plan = _partition(graph, within, plan, cut, exchanges, alike=alike)
+            within, plan = _partition(graph, within, plan, cut, exchanges, names[axis], alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
-        if exchanges.program is None:
+        if not exchanges.programs:
             settle(topological_order(graph), axis)
     for node in kept:
         node.drop_attr(WHOLE)
-    if exchanges.program is not None:
-        return exchanges, item, replace(plan, model_edges=exchanges.program.edges)
+    if exchanges.programs:
+        edges = [edge for program in exchanges.programs for edge in program.edges]
+        return exchanges, item, replace(plan, model_edges=tuple(edges))
     number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
     return exchanges, item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
+
+
+def _apart(why: str, plan: Plan, axes: int) -> Plan:
+    """Return the plan with a note that its devices run no program of their own.
+
+    Raises:
+        _ApartError: there are several axes, so that a program may be written for another one.
+    """
+    if axes > 1:
+        raise _ApartError(why)
+    return replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
 
 
 def _is_there(name: str, graph: Graph, item: TrainingGraph) -> bool:
@@ -288,9 +323,16 @@ def why_apart(plan: Plan) -> str:
     """Return why devices of a replica do not all run the same, each with copies of its own; empty where they may."""
     assert plan.model is not None
     count, devices = plan.model.size, plan.model.devices
-    groups = [devices[i : i + count] for i in range(0, len(devices), count)] + [devices[i::count] for i in range(count)]
+    replicas = [devices[i : i + count] for i in range(0, len(devices), count)]
+    lines = Mesh.of(1, model=count, divided=divided_of(plan.model.axes))
+    groups = [devices[i::count] for i in range(count)]
+    groups += [
+        tuple(own[i] for i in line)
+        for own in replicas
+        for name in names_of(plan.model.axes).values()
+        for line in lines.lines([name])
+    ]
     reasons = {
-        "it has several axes": sum(size > 1 for size in plan.model.axes) > 1,
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
         # A store on a server adds up one value of each process, and not one of each of its devices.
         "servers of a job hold variables": bool(plan.server_homes) and len(plan.processes) > 1,
@@ -302,13 +344,14 @@ def why_apart(plan: Plan) -> str:
 
 
 def _partition(
-    graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges, *, alike: bool = False
+    graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges, axis: str, *, alike: bool
 ) -> tuple[TrainingGraph, Plan]:
-    batch = batch_facts(graph, item, plan)
-    found = model_placements(graph, item, cut, step_of(graph, item), batch, finds_rows=alike)
+    batch, step = batch_facts(graph, item, plan), step_of(graph, item)
+    found = model_placements(graph, item, cut, step, batch, axis=axis if alike else MODEL, finds_rows=alike)
     if alike and (why := obstacle(found, cut)):
-        alike, found = False, model_placements(graph, item, cut, step_of(graph, item), batch)
-        plan = replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
+        assert plan.model is not None
+        plan = _apart(why, plan, count_of(plan.model.axes))
+        alike, found = False, model_placements(graph, item, cut, step, batch)
     whole = notes(found.state)
     if plan.semantics.strict and whole:
         node, text = whole[0]
@@ -319,10 +362,11 @@ def _partition(
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
     said += gathered_reads(found.state, step_of(graph, item))
     if alike:
-        exchanges.program = LocalProgram(found, cut)
-        write(exchanges.program, outputs_of(graph, item), plan, exchanges.certificate)
+        program = LocalProgram(found, cut, exchanges.axis, axis)
+        exchanges.programs.append(program)
+        write(program, outputs_of(graph, item), plan, exchanges.certificate)
         item = _in_local_shapes(item, found, cut)
-        cuts, sharded = exchanges.program.variables(), {one.name for one in plan.variables if one.over_replicas}
+        cuts, sharded = program.variables(), {one.name for one in plan.variables if one.over_replicas}
         said += [HELD_THERE.format(name) for name in cuts if _is_elsewhere(plan, name) and name not in sharded]
         blocks = {name: (cut, item.variables[name].shape or ()) for name, cut in cuts.items()}
         return item, replace(plan, notes=(*plan.notes, *said), variables=_blocks_in_shards(plan, blocks))
@@ -676,9 +720,10 @@ def _run(rewrite: Rewrite) -> None:
     exchanges, item, rewrite.plan = partition(
         rewrite.graph, rewrite.item, rewrite.plan, rewrite.task, certificate=certificate
     )
-    if exchanges.program is not None:
-        rewrite.along = exchanges.program.count
-        rewrite.put(exchanges.program.blocked())
+    if exchanges.programs:
+        assert rewrite.plan.model is not None
+        rewrite.graph, rewrite.along = item.graph, rewrite.plan.model.size
+        rewrite.put(reduce(ModelBlocks.and_then, [program.blocked() for program in exchanges.programs]))
         rewrite.put(WholeVariables(whole))
         rewrite.item = item
         rewrite.put(access_order(rewrite.graph, rewrite.targets))

@@ -72,6 +72,7 @@ def model_placements(
     step: set[Node],
     inputs: Mapping[Value, Fact],
     *,
+    axis: str = MODEL,
     finds_rows: bool = False,
 ) -> ModelPlacements:
     """Find the placements of all values; ops that mix blocks are decomposed.
@@ -81,6 +82,7 @@ def model_placements(
         cut: what is placed by hand.
         step: the nodes that one step runs.
         inputs: what is known of the batch.
+        axis: what the mesh calls the axis.
         finds_rows: of what is in blocks of rows, each device finds those that it has of all that are looked up.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
@@ -100,7 +102,7 @@ def model_placements(
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         if known is None:
-            semantics = Semantics(extent=Extent(MODEL, cut.units, cut.sizes), finds_rows=finds_rows)
+            semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), finds_rows=finds_rows)
             known = propagate(graph, tensors, semantics, given=given)
         else:
             known = restate(known, tensors, given=given)
