@@ -83,7 +83,8 @@ def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance)
     plan: Plan = item.report.plan
     if not sums or plan.looped:
         return []
-    checks = [_Sum(item, one, allowed.rtol, allowed.atol) for one in sums]
+    devices = range(item.layout.mesh.count(item.layout.mesh.along))
+    checks = [_Sum(item, one, allowed.rtol, allowed.atol, device) for one in sums for device in devices]
     checks = [one for one in checks if one.is_known]
     with TrainedGraph(item, plan.timeout_seconds) as trainee:
         try:
@@ -117,19 +118,16 @@ def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str,
 
 
 class _Sum:
-    """One compressed sum, and the worst that was seen of it."""
+    """One compressed sum of one of the devices of each replica, and the worst that was seen of it."""
 
-    def __init__(self, item: TrainingGraph, one: Compressed, rtol: float, atol: float | None) -> None:
+    def __init__(self, item: TrainingGraph, one: Compressed, rtol: float, atol: float | None, device: int = 0) -> None:
         self._one, self._rtol, self._atol = one, rtol, atol
         self._codec, self._lowering = codec_of(one.compressor), lowering(one.lowering)
-        self._groups = [self._instances(item, name) for name in (one.gradient, one.before, one.after, one.result)]
+        names = (one.gradient, one.before, one.after, one.result)
+        self._groups = [item.layout.on_device(name, device) if name else () for name in names]
+        self._device = f" on device {device} of each replica" if item.layout.mesh.along else ""
         self._last: Sequence[Array] = ()
         self._worst = Deviation(0.0, 0.0, "")
-
-    @staticmethod
-    def _instances(item: TrainingGraph, name: str) -> tuple[str, ...]:
-        view = item.layout.find(name) if name else None
-        return view.tensors if view is not None else ()
 
     @property
     def is_known(self) -> bool:
@@ -153,7 +151,7 @@ class _Sum:
     def row(self) -> ComparedTensor:
         """Return the verdict."""
         one, worst = self._one, self._worst
-        name = f"{one.owner} by {shown(one.compressor)}"
+        name = f"{one.owner} by {shown(one.compressor)}{self._device}"
         return ComparedTensor(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
 
     def _missed(self, before: Sequence[Array]) -> Deviation | None:

@@ -101,22 +101,32 @@ class Layout:
 
     def find(self, tensor: str) -> View | None:
         """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
-        original = tensor.removesuffix(":0")
-        node_name, colon, output = original.partition(":")
-        original = self.moved.get(node_name, node_name) + colon + output
-        name, _, index = self._aliases.get(original, original).partition(":")
-        node = self.graph.nodes.get(name)
+        original, node, suffix = self._now(tensor)
         if node is None:
             return None
-        suffix = f":{index or 0}"
         if node.span == ONCE:
-            return View((name + suffix,), REPLICATED)
+            return View((node.name + suffix,), REPLICATED)
         if (self.hidden and node not in self._of_replicas) or original in self.blocked:
             return None
         names = tuple(one + suffix for one in self._names(node))
         placement, parts = self._held.get(original, (REPLICATED, ()))
         scattered = (self.partial and placement.differs) or (self.interleaved and placement.is_split)
         return None if scattered else View(names, placement, parts, self._firsts(node))
+
+    def on_device(self, tensor: str, device: int) -> tuple[str, ...]:
+        """Return what one of the devices of each replica has of a tensor, which may be a block of it."""
+        _, node, suffix = self._now(tensor)
+        if node is None:
+            return ()
+        at = [self.mesh.coordinates(node.span, i).get(MODEL, device) for i in range(self.mesh.count(node.span))]
+        return tuple(name + suffix for name, one in zip(self._names(node), at, strict=True) if one == device)
+
+    def _now(self, tensor: str) -> tuple[str, Node | None, str]:
+        """Return the original name of a tensor, the node that makes it now, if there is one, and which output it is."""
+        node_name, colon, output = tensor.removesuffix(":0").partition(":")
+        original = self.moved.get(node_name, node_name) + colon + output
+        name, _, index = self._aliases.get(original, original).partition(":")
+        return original, self.graph.nodes.get(name), f":{index or 0}"
 
     def _firsts(self, node: Node) -> tuple[int, ...]:
         """Return the numbers of the instances on the first device of each replica; nothing where each has one."""

@@ -225,7 +225,7 @@ def _partition_axes(
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
-    names = names_of(model.axes)
+    names, waiting = names_of(model.axes), list[int]()
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -242,8 +242,12 @@ def _partition_axes(
         for cut in rounds:
             within, plan = _partition(graph, within, plan, cut, exchanges, names[axis], alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
-        if not exchanges.programs:
+        if alike and len(names) > 1:
+            waiting.append(axis)
+        elif not exchanges.programs:
             settle(topological_order(graph), axis)
+    for axis in waiting if not exchanges.programs else ():
+        settle(topological_order(graph), axis)
     for node in kept:
         node.drop_attr(WHOLE)
     if exchanges.programs:

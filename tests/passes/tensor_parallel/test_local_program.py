@@ -327,8 +327,8 @@ def _alone(self: AlongModel, node: Node, value: Any, *rest: Any) -> Any:
     return FoldedBuilder.of(self.rewrite, value, node.name).op("Identity", value, what="alone")
 
 
-def _of_the_other(self: AlongModel, node: Node, value: Any, dim: int, sizes: Any) -> Any:
-    return OWN_BLOCK(self, node, value, dim, (sizes[0] - 1, sizes[1]))
+def _of_the_other(self: AlongModel, node: Node, value: Any, dim: int, sizes: Any, axis: str) -> Any:
+    return OWN_BLOCK(self, node, value, dim, (sizes[0] - 1, sizes[1]), axis)
 
 
 OWN_BLOCK = AlongModel._block
