@@ -4,6 +4,7 @@ combination, a model axis, several steps per run, policies of variables, local S
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,7 @@ class Choice:
         stages: how many.
         by_cuts: stages end where the program says.
         placed: how a model axis is placed: by `regex` in the configuration, in `code`, or `both`.
+        evenly: dimensions are cut that come out even, where there are some.
         policies: how many entries of variable_policies there are, once the names of variables are known.
         save_after: the number of steps after which a checkpoint is saved, and all is begun anew from it.
         elsewhere: the configuration that goes on from the checkpoint; None: the original program.
@@ -66,6 +68,7 @@ class Choice:
     stages: int = 0
     by_cuts: bool = False
     placed: str = ""
+    evenly: bool = False
     policies: int = 0
     save_after: int = 0
     elsewhere: Choice | None = None
@@ -126,6 +129,8 @@ class Choice:
         axes = [-1] * rank
         for axis in dice.sample(range(len(self.model)), dice.choice([1, len(self.model)])):
             wide = [i for i, size in enumerate(shape) if axes[i] < 0 and size >= self.model[axis]]
+            if self.evenly:
+                wide = [i for i in wide if shape[i] % self.model[axis] == 0] or wide
             if wide:
                 axes[dice.choice(wide)] = axis
         if len(self.model) > 1 or dice.random() < 0.3:
@@ -227,15 +232,27 @@ STRATEGIES = (
 """What is drawn for a mesh whose devices run one program."""
 
 
-def meshed(choice: Choice, dice: random.Random, strategies: Sequence[str] = ("AllReduce",)) -> Choice:
+ONE_AXIS = ((1, (2,)), (1, (2,)), (2, (2,)), (1, (4,)))
+SEVERAL_AXES = (*ONE_AXIS, *[(1, (2, 2)), (2, (2, 2)), (1, (2, 4)), (1, (3, 2))])
+"""Meshes on which devices run one program: how many replicas, and the sizes of the model axes of each."""
+
+
+def meshed(
+    choice: Choice,
+    dice: random.Random,
+    strategies: Sequence[str] = ("AllReduce",),
+    meshes: Sequence[tuple[int, tuple[int, ...]]] = ONE_AXIS,
+) -> Choice:
     """Return a choice that has a model axis more often, and mirrors its variables there: devices run one program."""
     config = dict(choice.config)
     if choice.kind not in ("replicas", "micro") or "local_sgd" in config or dice.random() < 0.3:
         return choice
     if not choice.placed:
-        data, model = dice.choice([(1, 2), (1, 2), (2, 2), (1, 4)])
-        config |= {"devices": [f"CPU:{i}" for i in range(data * model)], "mesh": {"data": data, "model": [model]}}
+        data, model = dice.choice(meshes)
+        devices = [f"CPU:{i}" for i in range(data * math.prod(model))]
+        config |= {"devices": devices, "mesh": {"data": data, "model": list(model)}}
         choice = replace(choice, placed=dice.choice(["regex", "regex", "code", "both"]))
+    choice = replace(choice, evenly=meshes != ONE_AXIS and dice.random() < 0.8)
     config["strategy"] = {"name": dice.choice(strategies), "variables": "mirrored"}
     return replace(choice, config=config, policies=0)
 

@@ -1,7 +1,7 @@
 """A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
 
 What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM,
-ANY_STRATEGY_FROM).
+ANY_STRATEGY_FROM, SEVERAL_AXES_FROM).
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ MESHED_FROM = 100_000
 """The first seed that draws model axes more often, and such whose devices run one program."""
 ANY_STRATEGY_FROM = 110_000
 """The first seed that draws strategies for these."""
+SEVERAL_AXES_FROM = 120_000
+"""The first seed that draws several model axes for these."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -116,7 +118,8 @@ class Program:
             choice = configurations.combined(choice, random.Random(f"combination {seed}"))
         if seed >= MESHED_FROM and layout is None:
             strategies = configurations.STRATEGIES if seed >= ANY_STRATEGY_FROM else ("AllReduce",)
-            choice = configurations.meshed(choice, random.Random(f"mesh {seed}"), strategies)
+            meshes = configurations.SEVERAL_AXES if seed >= SEVERAL_AXES_FROM else configurations.ONE_AXIS
+            choice = configurations.meshed(choice, random.Random(f"mesh {seed}"), strategies, meshes)
         weights = (35, 10, 35, 20) if is_new else (45, 15, 36, 4)
         (mode,) = dice.choices(("session", "reference", "function", "keras"), weights)
         batches = _batches(dice)
