@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.certify import kernels
-from autograph_rewrite.certify.along_model import check_lowered, is_along_model, is_exchange
+from autograph_rewrite.certify.along_model import SHAPES_OF_ELEMENTS, check_lowered, is_along_model, is_exchange
 from autograph_rewrite.certify.baseline import Baseline, Leaf
 from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
 from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
@@ -53,7 +53,6 @@ SAID = {
     "partial": "a contribution to",
     "entry": "the local size in",
 }
-SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 RESTATED = frozenset(
     ("shared_name", "container", "element_shape", "element_shape_except0", "tensor_array_name", "stack_name")
 )

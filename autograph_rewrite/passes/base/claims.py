@@ -31,7 +31,7 @@ def claims_of(
         divided: the axes along which they lie, where there are several.
     """
     values = {value.name: _claim(state, value) for value in state.facts}
-    carried = _carried(state)
+    carried = carried_by(state)
     reads: dict[tuple[str, int], Read] = {}
     for node in state.order:
         for index, value in enumerate(node.inputs):
@@ -68,15 +68,16 @@ def _claim(state: Propagation, value: Value) -> Claim:
     return Claim(kind, dim, op, shape, fact.value, fact.zero, fact.axes)
 
 
-def _carried(state: Propagation) -> Mapping[Node, Reshard]:
+def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
     """Return the nodes that hand a converted value to the next iteration, with what it is converted to."""
     found: dict[Node, Reshard] = {}
     for node in state.order:
         if node.op in MERGES:
-            operand_reshards = state.transfers[node].operand_reshards
+            reshards = {index: REPLICATED for index, value in enumerate(node.inputs) if value in state.reduced}
+            reshards |= state.transfers[node].operand_reshards
             found |= {
                 node.inputs[index].node: reshard
-                for index, reshard in operand_reshards.items()
+                for index, reshard in reshards.items()
                 if node.inputs[index].node.op in BACK_EDGES
             }
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
@@ -39,7 +40,7 @@ def localize_shapes(rewrite: Rewrite) -> None:
         if node.span != EACH or node.op not in SHAPES_OF_ELEMENTS:
             continue
         name, left_out = SHAPES_OF_ELEMENTS[node.op]
-        stated, dim = node.attr(name), _split_dimension(rewrite, node)
+        stated, dim = node.attr(name), split_dimension(rewrite.state, node)
         if stated is None or dim is None or not left_out <= dim < left_out + len(stated):
             continue
         batch, parts = rewrite.state.semantics.extent.units, (rewrite.replicas, rewrite.processes)
@@ -87,10 +88,10 @@ def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
     node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
 
 
-def _split_dimension(rewrite: Rewrite, node: Node) -> int | None:
+def split_dimension(state: Propagation, node: Node) -> int | None:
     """Return the dimension along which the elements of an array are cut."""
     handle = node.output() if node.op == "TensorArrayV3" else node.inputs[0]
-    content = rewrite.state.cells.get(rewrite.state.facts[handle].cell)
+    content = state.cells.get(state.facts[handle].cell)
     return content.placement.dim if content is not None and content.placement.is_split else None
 
 

@@ -130,11 +130,14 @@ class AlongModel:
         return build.op("StridedSlice", line, *ends, what="kept")
 
     def _number(self, build: FoldedBuilder, content: object, what: str, dtype: int = dtypes.INT32) -> Value:
-        """Return a constant that all conversions share."""
-        key = what, str(content), dtype
+        """Return a constant that all conversions share; those in loops have their own, which waits for the value."""
+        key = what, str(content), dtype, self._loop(build.near)
         if key not in self._constants:
             self._constants[key] = replace(build, name=SCOPE).const(content, dtype, what)
         return self._constants[key]
+
+    def _loop(self, near: Value) -> Value | None:
+        return near if self.rewrite.frames.get(near.node) else None
 
     def _shape(self, build: FoldedBuilder, value: Value) -> Value:
         return build.op("Shape", value, what="shape")
@@ -158,7 +161,7 @@ class AlongModel:
             return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)
 
         def shared(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
-            key = what, node.span, axis
+            key = what, node.span, axis, self._loop(near)
             if key not in self._constants:
                 name = f"{SCOPE}/{what}" if axis == MODEL else f"{SCOPE}/{axis}/{what}"
                 self._constants[key] = rewrite.const_at(content, np.int32, name=name, near=near, span=node.span)

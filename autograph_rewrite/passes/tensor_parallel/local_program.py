@@ -16,20 +16,24 @@ from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.empty_lists import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.replace_op import become, take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD
-from autograph_rewrite.ir.variable_ops import is_handle
+from autograph_rewrite.ir.variable_ops import handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.traits import ENTERS, has
+from autograph_rewrite.ops.traits import has
+from autograph_rewrite.passes.base.claims import carried_by
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.batch.localize_shapes import SHAPES_OF_ELEMENTS, split_dimension
 from autograph_rewrite.passes.tensor_parallel.placements import SEGMENT_SUM, ModelPlacements
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.residence import Sharded
@@ -85,14 +89,13 @@ def obstacle(found: ModelPlacements, cut: Round) -> str:
         return "blocks are of several sizes"
     for node in state.order:
         made = state.transfers[node]
-        differs = any(fact.placement.differs for fact in made.outputs) or bool(made.operand_reshards)
         wanted = [want for want in made.operand_reshards.values() if isinstance(want, (Slice, LocalEntry))]
         if any(want.halo is not None for want in wanted):
             return f"'{node.name}' reads rows of its neighbours"
-        if differs and node in state.looped and not _enters_whole(state, node):
-            return f"'{node.name}' is in a loop"
+        if node.op == "VariableShape" and handle_node(node.inputs[0]) in found.members:  # a constant
+            continue
         whole = [node.inputs[i] for i, want in made.operand_reshards.items() if want == REPLICATED]
-        if node.op != "VariableShape" and any(value.dtype in (dtypes.RESOURCE, dtypes.VARIANT) for value in whole):
+        if any(value.dtype in (dtypes.RESOURCE, dtypes.VARIANT) for value in whole):
             return f"'{node.name}' hands on what is cut"
         joined = (state.source(value) for value in (*whole, *(v for v in node.read_outputs if v in state.reduced)))
         if any(not _can_be_joined(fact) for fact in joined):
@@ -102,8 +105,6 @@ def obstacle(found: ModelPlacements, cut: Round) -> str:
             is_found = bool(member.axis) or made.outputs[0].placement == PARTIAL
             if node.op != "ResourceGather" or not is_found:
                 return f"'{node.name}' takes elements of a variable"
-        if made.constant and node in state.looped:
-            return f"'{node.name}' is in a loop"
         if any(fact.placement.is_partial and fact.placement.op == "own" for fact in made.outputs):
             return f"'{node.name}' has a value of its own"
     return ""
@@ -115,14 +116,6 @@ def _can_be_joined(fact: Fact) -> bool:
     if not (placement.is_split or placement.is_partial):
         return True
     return can_be_sent(fact.dtype, placement.op if placement.is_partial else "gather")
-
-
-def _enters_whole(state: Propagation, node: Node) -> bool:
-    """Return whether a node only brings a whole value into a loop, which is joined outside of it."""
-    made = state.transfers[node]
-    wants = set(made.operand_reshards.values())
-    is_outside = bool(node.inputs) and node.inputs[0].node not in state.looped and not is_handle(node.inputs[0])
-    return node.op in ENTERS and is_outside and wants == {REPLICATED} and not made.outputs[0].placement.differs
 
 
 @dataclass
@@ -178,19 +171,21 @@ class LocalProgram:
     def write(self) -> None:
         """Let nodes read what they want, and state the shapes of blocks."""
         graph, state = self.state.graph, self.state
-        anchored = set(graph.anchors.values())
+        anchored, carried = set(graph.anchors.values()), carried_by(state)
+        self._state_shapes_of_elements()
         for node in state.order:
             made = state.transfers[node]
             if made.constant:
                 self._fold(node, made.outputs)
                 continue
-            if node.op == "VariableShape" and (member := self.found.members.get(node.inputs[0].node)) is not None:
+            member = self.found.members.get(handle_node(node.inputs[0])) if node.op == "VariableShape" else None
+            if member is not None:
                 shape = np.asarray(member.shape, dtypes.numpy_dtype(node.output_dtypes[0]))
-                become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": shape})
+                self._become_const(node, {"dtype": node.output_dtypes[0], "value": shape})
                 continue
             for index, value in enumerate(node.inputs):
-                want = self._wanted(node, index, value)
-                if want is not None:
+                want = carried.get(node) or self._wanted(node, index, value)
+                if want is not None and value.node not in carried:  # which hands on what is converted before it
                     node.set_input(index, self.converted(value, want))
             if node.op == SEGMENT_SUM and state.source(node.output()).placement == split(0):
                 self._sum_rows(node)
@@ -202,7 +197,9 @@ class LocalProgram:
         for handle, member in self.found.members.items():
             self._cut_handle(handle, member.shape, member.axis)
         for node in state.order:
-            if any(state.source(value).placement.differs for value in node.outputs if value in state.facts):
+            if node in carried:
+                record_shapes(node, [None])
+            elif any(state.source(value).placement.differs for value in node.outputs if value in state.facts):
                 record_shapes(node, [self._shape(state.source(value)) for value in node.outputs])
 
     def _wanted(self, node: Node, index: int, value: Value) -> Reshard | None:
@@ -276,16 +273,52 @@ class LocalProgram:
         entries, rows = fact.value or (), unit(want.size) or 1
         if entries and all(isinstance(entry, int) for entry in entries):
             content = [rows * self.cut.sizes[0] if i == want.position else entry for i, entry in enumerate(entries)]
-            return Builder.at(value.node).const(content, value.dtype, f"of_block_{want.position}")
+            return self._const(value, content, f"of_block_{want.position}")
         chosen = [i == want.position for i in range(len(entries))]
         return self._scaled(value, chosen, "FloorDiv", f"of_block_{want.position}", fact.shape)
 
     def _scaled(self, value: Value, chosen: list[bool], op: str, what: str, shape: Shape | None) -> Value:
         """Return sizes of which some count the elements of all devices instead of one's, or the other way round."""
-        build = Builder.at(value.node, what)
         dims = [dim for dim in shape or () if isinstance(dim, int)]
         numbers = np.array([self.count if one else 1 for one in chosen]).reshape(dims)
-        return build.op(op, value, build.const(numbers, value.dtype, "devices"))
+        return Builder.at(value.node, what).op(op, value, self._const(value, numbers, f"{what}/devices"))
+
+    def _const(self, near: Value, content: object, what: str) -> Value:
+        """Return a constant of the type of a value; where that is in a loop, in each of its iterations."""
+        made = Builder.at(near.node).const(content, near.dtype, what)
+        if near.node in self.state.looped:  # a node without inputs is in no loop
+            made.node.add_control(near.node)
+        return made
+
+    def _become_const(self, node: Node, attrs: Mapping[str, Any]) -> None:
+        waits = [] if node not in self.state.looped else [self._awaited(value) for value in node.inputs]
+        become(node, "Const", (), attrs)
+        for one in waits:
+            node.add_control(one)
+
+    def _awaited(self, value: Value) -> Node:
+        return awaited(value, lambda taken: Builder.at(taken.node).op("Identity", taken, what="taken").node)
+
+    def _state_shapes_of_elements(self) -> None:
+        """Let lists and arrays expect blocks, where that is what is put into them."""
+        state = self.state
+        for value, dim in future_splits(state).items():
+            operand = value.node.inputs[0]
+            stated = state.facts[operand].value
+            if stated is not None and dim < len(stated) and isinstance(stated[dim], int) and stated[dim] != -1:
+                content = [self._of_block(size) if i == dim else size for i, size in enumerate(stated)]
+                value.node.set_input(0, self._const(operand, content, "of_block"))
+        for node in state.order:
+            if node.op not in SHAPES_OF_ELEMENTS:
+                continue
+            (name, left_out), at = SHAPES_OF_ELEMENTS[node.op], split_dimension(state, node)
+            stated = node.attr(name)
+            if stated is not None and at is not None and left_out <= at < left_out + len(stated):
+                shape = [self._of_block(size) if i + left_out == at else size for i, size in enumerate(stated)]
+                node.set_attr(name, tuple(shape))
+
+    def _of_block(self, size: Any) -> Any:
+        return size if size is None else size // self.count
 
     def _fold(self, node: Node, facts: Iterable[Fact]) -> None:
         """Let constants stand for sizes that are known."""
@@ -293,9 +326,11 @@ class LocalProgram:
             shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
             content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
             if len(node.output_dtypes) == 1:
-                become(node, "Const", (), {"value": content, "dtype": fact.dtype})
+                self._become_const(node, {"value": content, "dtype": fact.dtype})
             else:
                 known = Builder.at(node).const(content, fact.dtype, f"folded_{index}")
+                for value in node.inputs if node in self.state.looped else ():
+                    known.node.add_control(self._awaited(value))
                 node.output(index).replace_all_uses_with(known)
 
     def _sum_rows(self, node: Node) -> None:

@@ -219,8 +219,8 @@ def _partition_axes(
     if plan.mode == "shared":
         devices = devices[: model.size]
     read = read_before_loops(graph, item, [one.name for one in model.shardings if one.split])
-    gathered = [f"model axis: {GATHERED.format(*one)}" for one in read]
-    plan = replace(plan, notes=(*plan.notes, *unused, *gathered, *_assign(graph, item, model)))
+    gathered = tuple(f"model axis: {GATHERED.format(*one)}" for one in read)
+    plan = replace(plan, notes=(*plan.notes, *unused, *_assign(graph, item, model)))
     cuts = {one.name: cut_dimensions(one, model.axes) for one in model.shardings if one.split}
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
@@ -253,6 +253,7 @@ def _partition_axes(
     if exchanges.programs:
         edges = [edge for program in exchanges.programs for edge in program.edges]
         return exchanges, item, replace(plan, model_edges=tuple(edges))
+    plan = replace(plan, notes=(*plan.notes, *gathered))
     number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
     return exchanges, item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))

@@ -106,7 +106,7 @@ def model_placements(
             known = propagate(graph, tensors, semantics, given=given)
         else:
             known = restate(known, tensors, given=given)
-        if alone := [node for node in _not_cut(known, members) if node not in marked]:
+        if alone := [node for node in _not_cut(known, members, finds_rows) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))
             marked.update(alone)
@@ -216,7 +216,7 @@ def _members(
     return members, names
 
 
-def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Iterator[Node]:
+def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike: bool) -> Iterator[Node]:
     """Yield the nodes whose placements cannot be carried out, so that they work on whole values.
 
     There is one tensor array for all devices, which holds whole values: its maker stands for what writes and reads it.
@@ -226,10 +226,10 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable]) -> Ite
             continue
         cell = state.facts[node.inputs[0]].cell if node.inputs else ""
         for fact in made.outputs:
-            if fact.placement.differs and cell and WHOLE not in maker(state, cell).attrs:
+            if not alike and fact.placement.differs and cell and WHOLE not in maker(state, cell).attrs:
                 yield maker(state, cell)
                 break
-            if fact.placement.differs and not _is_carried_out(state, node, fact) and not _touches(node, members):
+            if fact.placement.differs and not _is_carried_out(state, node, fact, alike) and not _touches(node, members):
                 yield node
                 break
         else:
@@ -241,9 +241,11 @@ def _touches(node: Node, members: Mapping[Node, ShardedVariable]) -> bool:
     return any(is_handle(value) and handle_node(value) in members for value in node.inputs)
 
 
-def _is_carried_out(state: Propagation, node: Node, fact: Fact) -> bool:
+def _is_carried_out(state: Propagation, node: Node, fact: Fact, alike: bool) -> bool:
     """Return whether a value that differs between devices can be made for each, and joined again."""
-    if node in state.looped or fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
+    if alike and fact.dtype == dtypes.VARIANT:
+        return True
+    if (node in state.looped and not alike) or fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
         return False
     if fact.placement.is_split:
         return unit(fact.split_size) is not None

@@ -15,13 +15,22 @@ import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 import autograph_rewrite as ar
-from autograph_rewrite.errors import PlanError, RewriteError
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.compile import request
+from autograph_rewrite.config.config import Config
+from autograph_rewrite.errors import PlanError, RewriteError, VerifyError
 from autograph_rewrite.inspect.communication import meetings
+from autograph_rewrite.ir.mesh import Axis, Mesh
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.rewriting import Request
+from autograph_rewrite.passes.collectives.along_model import AlongModel
+from autograph_rewrite.passes.pass_pipeline import rewrite
 from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.request import axes_of_tiles
 from autograph_rewrite.resolve.model_axis import cut_dimensions
 from tests.support import split_models as models
+from tests.support.model_axis import descent, worst_difference
 
 EXACT = 1e-9
 MESHES = {
@@ -46,6 +55,84 @@ MESHES = {
         "sharding": models.on_two_axes(1)["sharding"],
     },
 }
+
+
+ONE_PROGRAM = {
+    f"{name}, one program for all devices": {
+        **mesh,
+        "strategy": {**mesh.get("strategy", {}), "variables": "mirrored"},  # type: ignore[dict-item]
+    }
+    for name, mesh in MESHES.items()
+    if name not in ("two replicas, mirrored", "two stages")
+}
+ONE_PROGRAM |= {
+    strategy: models.on_two_axes(2, strategy={"name": strategy, "variables": "mirrored"})
+    for strategy in ("PS", "PartitionedPS", "PartitionedAR", "Parallax")
+}
+ONE_PROGRAM |= {
+    "ZeRO of what an axis has copies of": {
+        **models.on_two_axes(2, strategy={"name": "FSDP", "variables": "mirrored"}),
+        "sharding": [{"match": r"up\d", "axes": [-1, 1]}, {"match": r"down\d", "axes": [1, -1]}],
+    },
+    "steps in one run": models.on_two_axes(2, strategy={"variables": "mirrored"}, steps_per_run=2),
+    "nothing on an axis, and nothing on the other": models.on_two_axes(
+        1, strategy={"variables": "mirrored"}, sharding=[]
+    ),
+}
+
+
+@pytest.mark.parametrize("mesh", ONE_PROGRAM)
+def test_devices_along_two_axes_run_one_program_that_computes_what_one_device_does(mesh: str) -> None:
+    new = ar.rewrite(models.item(), ONE_PROGRAM[mesh])
+    assert not any("on the first device of each replica only" in note for note in new.report.notes)
+    report = ar.verify(models.item(), ONE_PROGRAM[mesh])
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
+def test_tables_are_looked_up_and_updated_where_both_axes_cut_their_rows() -> None:
+    def loss(v: Any, ids: Any, y: Any) -> Any:
+        return tf.reduce_mean((tf.tanh(tf.gather(v["table"], ids)) @ v["up"] - y) ** 2)
+
+    shapes, rng = {"table": (12, 4), "up": (4, 2)}, np.random.default_rng(0)
+    data = rng.integers(0, 12, 6), rng.normal(size=(6, 2))
+    mesh = models.on_two_axes(1, strategy={"variables": "mirrored"}, sharding=[{"match": "table", "split": [4, 1]}])
+    assert worst_difference(shapes, descent(loss), data, mesh) <= EXACT
+
+
+def certified() -> Certificate:
+    """Rewrite a graph under the eyes of the certificate."""
+    item, certificate = normalise_original(models.item()), Certificate(strict=True)
+    plan = request(item, Config.of(models.on_two_axes(2, strategy={"variables": "mirrored"})))
+    rewrite(Request(item, plan, certificate=certificate), verify=True)
+    return certificate
+
+
+def test_the_certificate_looks_at_each_axis() -> None:
+    assert not certified().not_covered
+
+
+@pytest.mark.parametrize("axis", ["model_0", "model_1"])
+def test_devices_that_meet_along_another_axis_are_found_out(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operands, lines = AlongModel._operands, Mesh.lines
+
+    def crossed(self: AlongModel, *given: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(Mesh, "lines", lambda mesh, _: lines(mesh, [axis]))
+            return operands(self, *given)
+
+    monkeypatch.setattr(AlongModel, "_operands", crossed)
+    with pytest.raises(VerifyError):
+        certified()
+
+
+def test_lines_are_the_devices_that_differ_along_some_axes_only() -> None:
+    mesh = Mesh.of(1, model=6, divided=(Axis("model_0", 3), Axis("model_1", 2)))
+    assert mesh.lines(["model_0"]) == [[0, 2, 4], [1, 3, 5]]
+    assert mesh.lines(["model_1"]) == [[0, 1], [2, 3], [4, 5]]
+    assert mesh.lines(["model_0", "model_1"]) == [[0, 1, 2, 3, 4, 5]]
+    assert mesh.lines([]) == [[0], [1], [2], [3], [4], [5]]
+    assert Mesh.of(2, model=2).lines(["model"]) == [[0, 1]]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
