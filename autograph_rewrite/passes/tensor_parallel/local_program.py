@@ -229,7 +229,10 @@ class LocalProgram:
             whole = self.converted(value, REPLICATED) if before.differs else value
             return self._reshard(whole, "block", REPLICATED, split(want.dim), want.dim, want.unit)
         if want == PARTIAL:
-            return value if before == PARTIAL else self._reshard(value, "term", REPLICATED, PARTIAL)
+            if before == PARTIAL:
+                return value
+            whole = self.converted(value, REPLICATED) if before.differs else value  # zeros may be in blocks
+            return self._reshard(whole, "term", REPLICATED, PARTIAL)
         if not before.differs:
             return value
         if before.kind == "local":

@@ -707,6 +707,8 @@ def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
         made = state.transfers[node]
         if node not in step or made.note or not made.inputs or any(fact.placement.differs for fact in made.outputs):
             continue
+        if node.op == "VariableShape":  # a constant
+            continue
         for index, want in made.operand_reshards.items():
             placement = made.inputs[index].placement
             if want == REPLICATED and placement.is_split:
