@@ -1,4 +1,7 @@
-"""Loops beside a model axis: a variable that a loop reads is gathered before it, and what a loop writes is refused."""
+"""Loops on a model axis: where devices run one program, each has the loop, of its blocks; else variables are gathered.
+
+What a loop writes is refused.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.format.serde import from_bytes
+from autograph_rewrite.ir.traversal import topological_order
 
 EXACT = 1e-9
 MESHES: dict[str, dict[str, Any]] = {
@@ -95,10 +101,34 @@ def test_a_variable_that_a_loop_reads_is_gathered_before_it(program: str, mesh: 
     config = {**MESHES[mesh], "sharding": [{"match": "w", "split": split}]}
     new = ar.rewrite(item, config)
     assert new.variables["w"].shards is not None
-    assert any("'w' is gathered for the loop" in note for note in new.report.plan.notes)
+    is_gathered = any("'w' is gathered for the loop" in note for note in new.report.plan.notes)
+    assert is_gathered == ("mirrored" not in mesh)
     report = ar.verify(item, config)
     assert report.ok, report
     assert max(row.error for row in report.rows) <= EXACT
+
+
+@pytest.mark.parametrize("program", ["recurrent", "nested"])
+def test_devices_meet_in_each_iteration_where_a_loop_is_cut(program: str) -> None:
+    new = ar.rewrite(
+        item_of(PROGRAMS[program]),
+        {**MESHES["two replicas of two, mirrored"], "sharding": [{"match": "w", "split": [2, 1]}]},
+    )
+    graph = from_bytes(new.graph_def.SerializeToString())
+    frames = frames_of(topological_order(graph))
+    meet = [node for node in graph if node.op.startswith("Collective") and node in frames]
+    assert meet
+    assert {node.device for node in meet} == {f"/device:CPU:{i}" for i in range(4)}
+    joined = [edge.value for edge in new.report.plan.model_edges if edge.lowering == "collective_gather"]
+    assert not any("read" in value.lower() for value in joined), "a device has all of the matrix"
+
+
+def test_loops_are_cut_along_two_axes() -> None:
+    mesh = {"data": 1, "model": [2, 2]}
+    config = {"devices": [f"CPU:{i}" for i in range(4)], "mesh": mesh, "strategy": {"variables": "mirrored"}}
+    for axes in ([0, 1], [1, 0], [-1, 1]):
+        report = ar.verify(item_of(recurrent), {**config, "sharding": [{"match": "w", "axes": axes}]})
+        assert report.ok, report
 
 
 def test_rows_that_a_loop_looks_up_are_those_of_the_gathered_table() -> None:
@@ -185,8 +215,9 @@ def test_a_tensor_array_of_tensorflow_1_holds_whole_values(mesh: str, is_cut: bo
     assert max(row.error for row in report.rows) <= EXACT
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
-def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str) -> None:
+@pytest.mark.parametrize("mesh", ["two replicas of two", "two replicas of two, mirrored"])
+@pytest.mark.parametrize("layer", ["SimpleRNN", "LSTM", "GRU"])
+def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str, mesh: str) -> None:
     keras.utils.set_random_seed(0)
     inputs = keras.Input((5, 3), dtype="float64")
     hidden = getattr(keras.layers, layer)(4, name="cell", dtype="float64")(inputs)
@@ -195,7 +226,7 @@ def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str) -> None:
     specs = [tf.TensorSpec([None, 5, 3], tf.float64), tf.TensorSpec([None, 2], tf.float64)]
     item = ar.GraphItem.from_keras(model, *specs)
     config = {
-        **MESHES["two replicas of two"],
+        **MESHES[mesh],
         "sharding": [{"match": ".*/(recurrent_)?kernel", "split": [1, "model"]}],
     }
     report = ar.verify(item, config)
