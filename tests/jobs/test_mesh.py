@@ -17,8 +17,8 @@ ON_A_SERVER = "slots"
 """A variable stays whole on worker 0, and what an optimizer keeps for it is cut on the model axis."""
 SHARDED = "sharded"
 """Blocks of the devices of a replica are in shards over the replicas."""
-BETWEEN_STEPS = ("failing", "reading")
-"""Steps that fail, and reads of each worker between two steps."""
+BETWEEN_STEPS = ("failing", "reading", "callbacks")
+"""Steps that fail, and what each worker reads and writes between two steps."""
 SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 180, 1e-9
 MESHES = {
     "the model axis across two processes": (2, "1,1,2,1"),

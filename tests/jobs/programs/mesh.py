@@ -192,8 +192,41 @@ def reading(job: Job) -> Results:
     return found
 
 
+def callbacks(job: Job) -> Results:
+    """Fit a Keras model whose callbacks read and write variables, worker 1 later than worker 0."""
+    import keras
+
+    class Sums(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[float] = []
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if job.is_rewritten and job.task == 1:
+                time.sleep(0.05)
+            self.found.append(sum(float(weight.sum()) for weight in self.model.get_weights()))
+
+    keras.utils.set_random_seed(0)
+    layers, rng = keras.layers, np.random.default_rng(0)
+    inputs = layers.Input((4,), dtype="float64")
+    hidden = layers.Dense(8, activation="tanh", name="up", dtype="float64")(inputs)
+    model = keras.Model(inputs, layers.Dense(2, name="down", dtype="float64")(hidden))
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    if job.is_rewritten:
+        sharding = [{"match": "up/kernel", "split": [1, 2]}, {"match": "down/kernel", "split": [2, 1]}]
+        mesh = {"mesh": {"data": 1, "model": 2}, "sharding": sharding, "devices": ["CPU:0"], "timeout_seconds": 30}
+        model = ar.distribute(model, {**job.config(), **mesh})
+    x, y, sums = rng.normal(size=(16, 4)), rng.normal(size=(16, 2)), Sums()
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    fitted = model.fit(x[:12], y[:12], 4, 6, 0, [sums, stop], validation_data=(x[12:], y[12:]), shuffle=False)
+    model.set_weights([weight / 2 for weight in model.get_weights()])
+    model.fit(x, y, 4, 1, 0, [sums], shuffle=False)
+    kept = {f"weight {i}": weight for i, weight in enumerate(model.get_weights())}
+    return {"sums": np.array(sums.found), "losses": np.array(fitted.history["val_loss"]), **kept}
+
+
 CASES: dict[str, Case] = {name: functools.partial(trained, model=model) for name, model in MODELS.items()}
-CASES |= {"failing": failing, "reading": reading}
+CASES |= {"failing": failing, "reading": reading, "callbacks": callbacks}
 
 
 def main(names: Sequence[str], out: Path) -> None:
