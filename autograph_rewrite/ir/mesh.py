@@ -138,7 +138,7 @@ class Mesh:
         return next((axis.size for axis in (*self.axes, *self.divided) if axis.name == name), 1)
 
     def lines(self, axes: Container[str]) -> list[list[int]]:
-        """Return the devices of a replica, by their numbers on it, in groups that differ along these axes only."""
+        """Return the numbers of the devices of a replica, in groups: those of one differ along these axes only."""
         others = [name for name, _ in self.divided or (Axis(MODEL, 0),) if name not in axes]
         found: dict[tuple[int, ...], list[int]] = {}
         for device in range(self.size(MODEL)):
@@ -171,7 +171,7 @@ class Mesh:
         return len(self.read(reader, 0, producer, select))
 
     def coordinates(self, span: Span, instance: int) -> dict[str, int]:
-        """Return where an instance lies along each axis of its span, and of those that `model` consists of."""
+        """Return where an instance lies along each axis of its span, and along those into which `model` is divided."""
         at, span = {}, self.whole(span)
         for name, size in reversed(self.axes):
             if name in span:

@@ -117,6 +117,7 @@ def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
     before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
     try:
         one.run(rewrite)
+        graph = rewrite.graph  # a pass may have put a copy in its place
         if verify and one.is_whole and graph.edits != rewrite.verified:
             micro = 1 if rewrite.is_rolled else rewrite.micro
             replicas, along = rewrite.instances // micro, rewrite.along

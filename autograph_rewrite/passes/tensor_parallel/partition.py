@@ -192,14 +192,15 @@ def partition(
         PassError: under `strict`, an op reads blocks for which it has no rule.
     """
     assert plan.model is not None
-    alike = alike and ALONG and plan.mode == "mirrored"
+    alike = alike and ALONG and plan.mode == "mirrored" and bool(plan.model.shardings)
     if alike and (why := why_apart(plan)):
         alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
     if alike and count_of(plan.model.axes) > 1:
         copy = graph.clone()
+        copy.current_pass = graph.current_pass
         try:
             return _partition_axes(copy, replace(item, source=copy), plan, task, alike=True, certificate=certificate)
-        except _ApartError as found:  # an axis can't, and the program for another one is written
+        except _ApartError as found:  # one axis cannot, when the program for another one has been written
             alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(found)))
     return _partition_axes(graph, item, plan, task, alike=alike, certificate=certificate)
 
@@ -260,7 +261,7 @@ def _partition_axes(
 
 
 def _apart(why: str, plan: Plan, axes: int) -> Plan:
-    """Return the plan with a note that its devices run no program of their own.
+    """Return the plan with a note that the devices of a replica do not all run one program.
 
     Raises:
         _ApartError: there are several axes, so that a program may be written for another one.
