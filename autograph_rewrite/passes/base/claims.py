@@ -73,8 +73,8 @@ def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
     found: dict[Node, Reshard] = {}
     for node in state.order:
         if node.op in MERGES:
-            reshards = {index: REPLICATED for index, value in enumerate(node.inputs) if value in state.reduced}
-            reshards |= state.transfers[node].operand_reshards
+            reduced = {index: REPLICATED for index, value in enumerate(node.inputs) if value in state.reduced}
+            reshards: Mapping[int, Reshard] = {**reduced, **state.transfers[node].operand_reshards}
             found |= {
                 node.inputs[index].node: reshard
                 for index, reshard in reshards.items()

@@ -191,11 +191,12 @@ def partition(
         GraphError: a variable is used in a way that no block of it could be.
         PassError: under `strict`, an op reads blocks for which it has no rule.
     """
-    assert plan.model is not None
-    alike = alike and ALONG and plan.mode == "mirrored" and bool(plan.model.shardings)
+    model = plan.model
+    assert model is not None
+    alike = alike and ALONG and plan.mode == "mirrored" and bool(model.shardings)
     if alike and (why := why_apart(plan)):
         alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
-    if alike and count_of(plan.model.axes) > 1:
+    if alike and count_of(model.axes) > 1:
         copy = graph.clone()
         copy.current_pass = graph.current_pass
         try:

@@ -114,8 +114,8 @@ def model_placements(
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
             decompose.decompose(graph, mixing, facts=known.facts, looped=known.looped, blocks=blocks)
         elif along := class_axis.cut_classes(known):
-            for node, axis in along:
-                tensors |= class_axis.decompose_classes(graph, node, axis)
+            for node, classes in along:
+                tensors |= class_axis.decompose_classes(graph, node, classes)
         elif anyway := [value for value in by_hand if value in tensors and _is_cut_anyway(known, value)]:
             tensors = _without(tensors, anyway)
         else:
