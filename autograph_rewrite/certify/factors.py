@@ -110,6 +110,10 @@ def _is_handle(seen: Seen, index: int) -> bool:
 # -- contributions
 
 
+def _is_list(seen: Seen, index: int) -> bool:
+    return seen.node.inputs[index].dtype == dtypes.VARIANT
+
+
 def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim]]:
     """Contributions stay contributions where the op is linear in them, and nothing else differs."""
     partial = [i for i, claim in enumerate(seen.operands) if claim.kind == "partial"]
@@ -118,7 +122,8 @@ def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequenc
     if other is not None:
         return f"input {partial[0]} is {said(first)}, and input {other} {said(seen.operands[other])}", ()
     joined, is_sum = factors.about("added", "moves"), first.op == "sum"
-    exact = factors.about("moves") or (is_sum and all(seen.is_inexact(i) for i in partial))
+    # only floating-point numbers have gradients, and so have lists that a gradient adds up element by element
+    exact = factors.about("moves") or (is_sum and all(seen.is_inexact(i) or _is_list(seen, i) for i in partial))
     together = joined.issuperset(partial) and all(
         i in partial or (seen.operands[i].zero and is_sum) or seen.operands[i].kind == "any" for i in joined
     )

@@ -94,9 +94,9 @@ def obstacle(found: ModelPlacements, cut: Round) -> str:
             return f"'{node.name}' reads rows of its neighbours"
         if node.op == "VariableShape" and handle_node(node.inputs[0]) in found.members:  # a constant
             continue
-        whole = [node.inputs[i] for i, want in made.operand_reshards.items() if want == REPLICATED]
-        if any(value.dtype in (dtypes.RESOURCE, dtypes.VARIANT) for value in whole):
+        if any(node.inputs[i].dtype in (dtypes.RESOURCE, dtypes.VARIANT) for i in made.operand_reshards):
             return f"'{node.name}' hands on what is cut"
+        whole = [node.inputs[i] for i, want in made.operand_reshards.items() if want == REPLICATED]
         joined = (state.source(value) for value in (*whole, *(v for v in node.read_outputs if v in state.reduced)))
         if any(not _can_be_joined(fact) for fact in joined):
             return f"'{node.name}' reads or makes what no collective can carry"

@@ -31,7 +31,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Extent, Fact, spli
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.table import families, rule_of
-from autograph_rewrite.ops.traits import EXITS, has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
@@ -222,6 +222,8 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike:
     There is one tensor array for all devices, which holds whole values: its maker stands for what writes and reads it.
     """
     for node, made in state.transfers.items():
+        if alike and made.operand_reshards:
+            yield from _of_lists(state, node, made.operand_reshards)
         if node in members or WHOLE in node.attrs:
             continue
         cell = state.facts[node.inputs[0]].cell if node.inputs else ""
@@ -235,6 +237,23 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike:
         else:
             if made.operand_reshards and any(not _is_given(want) for want in made.operand_reshards.values()):
                 yield node
+
+
+def _of_lists(state: Propagation, node: Node, wants: Iterable[int]) -> Iterator[Node]:
+    """Yield what has to work on whole values, since it would else have to convert a list, which nothing can.
+
+    First that is who wants it converted; if it still does then, who has made the list.
+    """
+    for index in wants:
+        if state.facts[node.inputs[index]].dtype == dtypes.VARIANT:
+            source = node
+            while WHOLE in source.attrs and (source is node or source.op in _DOORS):
+                source = source.inputs[index if source is node else 0].node
+            yield source
+
+
+_DOORS = ENTERS | EXITS | MERGES | SWITCHES | BACK_EDGES | {"Identity"}
+"""What hands a list on."""
 
 
 def _touches(node: Node, members: Mapping[Node, ShardedVariable]) -> bool:

@@ -215,6 +215,21 @@ def test_a_tensor_array_of_tensorflow_1_holds_whole_values(mesh: str, is_cut: bo
     assert max(row.error for row in report.rows) <= EXACT
 
 
+@pytest.mark.parametrize("split", [["model", 1], [1, "model"]], ids=["rows", "columns"])
+def test_lists_are_whole_where_they_would_have_to_be_converted(split: list[Any]) -> None:
+    """The gradient of the second layer's outputs comes in whole, and its loop would write blocks into that list."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 3), dtype="float64")
+    hidden = keras.layers.LSTM(4, return_sequences=True, name="lstm", dtype="float64")(inputs)
+    hidden = keras.layers.GRU(4, name="gru", dtype="float64")(hidden)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="out", dtype="float64")(hidden))
+    model.compile("sgd", "mse")
+    item = ar.GraphItem.from_keras(model, tf.TensorSpec([None, 5, 3], tf.float64), tf.TensorSpec([None, 2], tf.float64))
+    cut = {"match": "(lstm/.*/recurrent_kernel|gru/.*/(recurrent_)?kernel)", "split": split}
+    report = ar.verify(item, {**MESHES["two replicas of two, mirrored"], "sharding": [cut]})
+    assert report.ok, report
+
+
 @pytest.mark.parametrize("mesh", ["two replicas of two", "two replicas of two, mirrored"])
 @pytest.mark.parametrize("layer", ["SimpleRNN", "LSTM", "GRU"])
 def test_a_recurrent_layer_of_keras_trains_with_cut_kernels(layer: str, mesh: str) -> None:
