@@ -94,24 +94,29 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     order, _ = contracted_order(item.graph, groups)
     position = {node: index for index, node in enumerate(order)}
     groups.sort(key=lambda group: position.get(group.members[0], len(order)))
-    found = [
-        _meeting(group.members, edges, order=index, keys=(group.group_key, group.instance_key))
-        for index, group in enumerate(groups)
-    ]
+    sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
+    several_axes = plan is not None and plan.model is not None and len(plan.model.axes) > 1
+    several_axes = several_axes or any(node.attr(MODEL_AXIS_ATTR, 0) for node in item.graph)
+
+    def along(members: tuple[Node, ...], node: str, **more: Any) -> Meeting:
+        """Return an exchange between the devices of a replica, of what a node has made."""
+        owner = f"{MODEL_AXIS} {members[0].attr(MODEL_AXIS_ATTR)}" if several_axes else MODEL_AXIS
+        return replace(_meeting(members, (), **more), owners=(owner,), bytes=sizes.get(node), role=MODEL_AXIS)
+
+    found = []
+    for index, group in enumerate(groups):
+        keys = group.group_key, group.instance_key
+        if MODEL_AXIS_ATTR in group.members[0].attrs:
+            found.append(along(group.members, _exchanged(group.members[0], sizes), order=index, keys=keys))
+        else:
+            found.append(_meeting(group.members, edges, order=index, keys=keys))
     found += _stores_of(item.graph, edges)
     merges: dict[tuple[str, str], list[Node]] = {}
     made = {edge.node for edge in edges}
     for node in filter(_merges, item.graph):
         merges.setdefault((_exchanged(node, made), _role(node)), []).append(node)
     found += [_meeting(tuple(nodes), edges) for nodes in merges.values()]
-    sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
-    joins = {node: node.attr(MODEL_AXIS_ATTR) for node in item.graph if _joins_blocks(node)}
-    has_several = any(joins.values()) or (plan is not None and plan.model is not None and len(plan.model.axes) > 1)
-    for node, axis in joins.items():
-        owner = f"{MODEL_AXIS} {axis}" if has_several else MODEL_AXIS
-        nbytes = sizes.get(bare(node.name))
-        found.append(replace(_meeting((node,), ()), owners=(owner,), bytes=nbytes, role=MODEL_AXIS))
-    return found
+    return found + [along((node,), bare(node.name)) for node in item.graph if _joins_blocks(node)]
 
 
 def _joins_blocks(node: Node) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import converted_uses, variable_uses
 from autograph_rewrite.errors import PassError

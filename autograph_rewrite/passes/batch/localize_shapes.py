@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.list_elements import SHAPES_OF_ELEMENTS, split_dimension
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
@@ -21,13 +21,6 @@ from autograph_rewrite.ops.rules.base import PINNED
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
-
-SHAPES_OF_ELEMENTS = {
-    "TensorArrayV3": ("element_shape", 0),
-    "TensorArrayGatherV3": ("element_shape", 0),
-    "TensorArrayConcatV3": ("element_shape_except0", 1),
-}
-"""The attribute, and how many leading dimensions of an element it leaves out."""
 
 
 def localize_shapes(rewrite: Rewrite) -> None:
@@ -86,13 +79,6 @@ def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
     contents = [[-1 if size is None else size for size in block] for block in blocks]
     dtype = dtypes.numpy_dtype(operand.dtype)
     node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/block_shape", near=operand))
-
-
-def split_dimension(state: Propagation, node: Node) -> int | None:
-    """Return the dimension along which the elements of an array are cut."""
-    handle = node.output() if node.op == "TensorArrayV3" else node.inputs[0]
-    content = state.cells.get(state.facts[handle].cell)
-    return content.placement.dim if content is not None and content.placement.is_split else None
 
 
 def shapes_of_blocks(

@@ -21,6 +21,7 @@ import numpy as np
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL
+from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
@@ -30,6 +31,7 @@ from autograph_rewrite.passes.collectives.all_reduce import MERGES
 from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, salted
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
+from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
 SCOPE = "autograph_model"
@@ -95,6 +97,7 @@ class AlongModel:
         ready = self._line(build, coded) if changing else coded
         attrs = self._attrs() | {"merge_op": MERGES[op], "final_op": "Id"}
         total = build.op("CollectiveReduceV2", ready, *self._operands(node, ready, changing), what="sum", **attrs)
+        self._mark(node, total.node)
         if changing:
             total = build.op("Reshape", self._without_last(build, total), self._shape(build, coded), what="unflat")
         total = decode(rewrite, total, wide.dtype, node.name)
@@ -108,6 +111,7 @@ class AlongModel:
         ready = self._line(build, coded) if changing else coded
         operands = self._operands(node, ready, changing)
         gathered = build.op("CollectiveGatherV2", ready, *operands, what="gather", **self._attrs())
+        self._mark(node, gathered.node)
         if changing or dim:
             axis = self._number(build, 0, "first_axis")
             parts = build.op("Split", axis, gathered, what="parts", num_split=count).node
@@ -118,6 +122,11 @@ class AlongModel:
                         for k, one in enumerate(each)]  # fmt: skip
             gathered = build.op("ConcatV2", *each, self._number(build, dim, "axis"), what="joined", N=count)
         return decode(rewrite, gathered, value.dtype, node.name)
+
+    def _mark(self, reshard: Node, made: Node) -> None:
+        """Say of a collective along which of the model axes devices meet there."""
+        number = axis_along(reshard).removeprefix(f"{MODEL}_")
+        made.set_raw_attr(MODEL_AXIS_ATTR, raw_attrs.encode("int", int(number) if number != MODEL else 0))
 
     def _line(self, build: FoldedBuilder, value: Value) -> Value:
         """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.analysis.batch_groups import batch_groups
-from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError

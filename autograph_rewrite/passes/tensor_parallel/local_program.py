@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.list_elements import SHAPES_OF_ELEMENTS, future_splits, split_dimension
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import awaited
@@ -33,7 +33,6 @@ from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.claims import carried_by
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.batch.localize_shapes import SHAPES_OF_ELEMENTS, split_dimension
 from autograph_rewrite.passes.tensor_parallel.placements import SEGMENT_SUM, ModelPlacements
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.residence import Sharded
@@ -307,7 +306,7 @@ class LocalProgram:
         state = self.state
         for value, dim in future_splits(state).items():
             operand = value.node.inputs[0]
-            stated = state.facts[operand].value
+            stated = state.facts[operand].value if operand.dtype != dtypes.VARIANT else None  # a door has a list there
             if stated is not None and dim < len(stated) and isinstance(stated[dim], int) and stated[dim] != -1:
                 content = [self._of_block(size) if i == dim else size for i, size in enumerate(stated)]
                 value.node.set_input(0, self._const(operand, content, "of_block"))

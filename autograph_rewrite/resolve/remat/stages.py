@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.variable_ops import handle_uses

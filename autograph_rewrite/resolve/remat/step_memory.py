@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.analysis.empty_lists import future_splits
+from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.liveness import Buffers, Lives, buffers_of
 from autograph_rewrite.analysis.op_work import executed
 from autograph_rewrite.analysis.propagate import Propagation

@@ -261,11 +261,21 @@ def test_explain_says_what_is_exchanged_on_each_axis_and_how_much() -> None:
     assert hidden == [8 * 8 * 4]  # examples, bytes of a float64, half of the hidden units
 
 
-def test_comm_names_the_axis_of_each_exchange_and_the_devices_of_its_group() -> None:
-    found = meetings(ar.rewrite(models.item(), models.on_two_axes(1)))
+@pytest.mark.parametrize("mode", ["shared", "mirrored"])
+def test_comm_names_the_axis_of_each_exchange_and_the_devices_of_its_group(mode: str) -> None:
+    found = meetings(ar.rewrite(models.item(), models.on_two_axes(1, strategy={"variables": mode}), batch=8))
+    assert all(one.bytes for one in found if one.role == "model axis")
     places = {
         one.owner: {place for other in found if other.owner == one.owner for place in other.places} for one in found
     }
+    if mode == "mirrored":
+        assert set(places) == {"model axis 0", "model axis 1"}
+        pairs = {(one.owner, frozenset(place[-1] for place in one.places)) for one in found}
+        assert pairs == {
+            ("model axis 0", frozenset("02")), ("model axis 0", frozenset("13")),
+            ("model axis 1", frozenset("01")), ("model axis 1", frozenset("23")),
+        }  # fmt: skip
+        return
     assert places["model axis 0"] == {"/device:CPU:0", "/device:CPU:1"}
     assert places["model axis 1"] == {"/device:CPU:0", "/device:CPU:2"}
 

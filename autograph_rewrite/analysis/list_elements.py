@@ -1,9 +1,9 @@
-"""Empty tensor lists that will hold split values: known only from later writes."""
+"""What lists and arrays of tensors will hold: of an empty list that is known only from later writes."""
 
 from __future__ import annotations
 
 from autograph_rewrite.analysis.propagate import Propagation
-from autograph_rewrite.ir.graph import Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import ANY
 
@@ -34,3 +34,20 @@ def _follow(state: Propagation, value: Value, found: dict[Value, int]) -> int | 
             if node.output(index) in found:
                 return found[node.output(index)]
     return None
+
+
+# Arrays state the shapes of their elements in an attribute.
+
+SHAPES_OF_ELEMENTS = {
+    "TensorArrayV3": ("element_shape", 0),
+    "TensorArrayGatherV3": ("element_shape", 0),
+    "TensorArrayConcatV3": ("element_shape_except0", 1),
+}
+"""The attribute, and how many leading dimensions of an element it leaves out."""
+
+
+def split_dimension(state: Propagation, node: Node) -> int | None:
+    """Return the dimension along which the elements of an array are cut."""
+    handle = node.output() if node.op == "TensorArrayV3" else node.inputs[0]
+    content = state.cells.get(state.facts[handle].cell)
+    return content.placement.dim if content is not None and content.placement.is_split else None
