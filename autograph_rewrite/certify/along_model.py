@@ -26,7 +26,7 @@ from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 SHARED = "autograph_model"
 """The scope of constants that several conversions read."""
-COLLECTIVES = {"CollectiveReduceV2", "CollectiveGatherV2"}
+COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 """Makers of lists, whose first operand states the shape of their elements."""
 _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
@@ -91,6 +91,14 @@ def is_exchange(node: Node, mesh: Mesh) -> bool:
 def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
     """Return the number of an instance of a node."""
     return mesh.number(mesh.whole(node.span), at)
+
+
+def met(node: Node, data: Sequence[Any]) -> Any:
+    """Return what each member of a collective gets, of what they bring; a sum is divided only where its op says so."""
+    if node.op == "CollectiveGatherV2":
+        return np.concatenate(data, 0)
+    total = reduce(COMBINE[_MERGES[node.attr("merge_op")]], data)
+    return total / len(data) if node.attr("final_op") == b"Div" else total
 
 
 def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], mesh: Mesh) -> Value:
@@ -160,10 +168,7 @@ def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, 
     if node.op in COLLECTIVES:
         keys = [int(one[2]) for one in operands]
         groups = {key: [one[0] for one, other in zip(operands, keys, strict=True) if other == key] for key in keys}
-        if node.op == "CollectiveReduceV2":
-            made = {key: reduce(COMBINE[_MERGES[node.attr("merge_op")]], data) for key, data in groups.items()}
-        else:
-            made = {key: np.concatenate(data, 0) for key, data in groups.items()}
+        made = {key: met(node, data) for key, data in groups.items()}
         return [[made[key] for key in keys]]
     results = [list(kernels.run(node, one)) for one in operands]
     return [list(each) for each in zip(*results, strict=True)]

@@ -22,17 +22,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.certify import kernels
-from autograph_rewrite.certify.along_model import SHAPES_OF_ELEMENTS, check_lowered, is_along_model, is_exchange
+from autograph_rewrite.certify.along_model import (
+    COLLECTIVES,
+    SHAPES_OF_ELEMENTS,
+    check_lowered,
+    is_along_model,
+    is_exchange,
+    met,
+)
 from autograph_rewrite.certify.baseline import Baseline, Leaf
 from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
 from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
-from autograph_rewrite.certify.samples import COMBINE, Sample, Token
+from autograph_rewrite.certify.samples import Sample, Token
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
@@ -43,8 +50,6 @@ from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import VARYING
 
-MERGES = {b"Add": "sum", b"Max": "max", b"Min": "min", b"Mul": "prod"}
-COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
 WHOLE = Read("replicated")
 SAID = {
     "own": "its own instance of",
@@ -276,13 +281,7 @@ class Simulation:
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
-        if node.op == "CollectiveGatherV2":
-            joined = np.concatenate(own, 0)
-        else:
-            joined = reduce(COMBINE[MERGES[node.attr("merge_op")]], own)
-            if node.attr("final_op") == b"Div":
-                joined = joined / len(own)
-        return [joined] * len(own)
+        return [met(node, own)] * len(own)
 
     def _compare(self, node: Node, found: Node) -> None:
         if is_along_model(found) and node.op != found.op:

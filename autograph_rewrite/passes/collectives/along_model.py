@@ -28,7 +28,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import MERGES
-from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, salted
+from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, collective_attrs, salted
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
@@ -95,7 +95,7 @@ class AlongModel:
         coded = encode(rewrite, wide, op, node.name)
         changing = may_change(fact)
         ready = self._line(build, coded) if changing else coded
-        attrs = self._attrs() | {"merge_op": MERGES[op], "final_op": "Id"}
+        attrs = collective_attrs(rewrite) | {"merge_op": MERGES[op], "final_op": "Id"}
         total = build.op("CollectiveReduceV2", ready, *self._operands(node, ready, changing), what="sum", **attrs)
         self._mark(node, total.node)
         if changing:
@@ -110,7 +110,7 @@ class AlongModel:
         changing = may_change(fact)
         ready = self._line(build, coded) if changing else coded
         operands = self._operands(node, ready, changing)
-        gathered = build.op("CollectiveGatherV2", ready, *operands, what="gather", **self._attrs())
+        gathered = build.op("CollectiveGatherV2", ready, *operands, what="gather", **collective_attrs(rewrite))
         self._mark(node, gathered.node)
         if changing or dim:
             axis = self._number(build, 0, "first_axis")
@@ -150,9 +150,6 @@ class AlongModel:
 
     def _shape(self, build: FoldedBuilder, value: Value) -> Value:
         return build.op("Shape", value, what="shape")
-
-    def _attrs(self) -> dict[str, Any]:
-        return {"communication_hint": self.rewrite.plan.default.hint, "timeout_seconds": 0.0}
 
     def _operands(self, node: Node, near: Value, changing: bool) -> list[Value]:
         """Return group size, group key and instance key."""

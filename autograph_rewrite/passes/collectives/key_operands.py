@@ -23,13 +23,13 @@ KEY_BITS = 30
 """How many bits an instance key has whose upper half says that it follows from a size."""
 
 
-def collective_attrs(rewrite: Rewrite, edge: EdgePlan) -> dict[str, Any]:
+def collective_attrs(rewrite: Rewrite, edge: EdgePlan | None = None) -> dict[str, Any]:
     """Return the attributes that all collectives share.
 
     `timeout_seconds` stays 0: TensorFlow starts one sleeping thread per execution for any other value, and thousands
     of them pile up within seconds. The runtime watches the step instead.
     """
-    hint = rewrite.plan.options_of(edge.owner).hint
+    hint = (rewrite.plan.default if edge is None else rewrite.plan.options_of(edge.owner)).hint
     return {"communication_hint": hint, "timeout_seconds": 0.0}
 
 
