@@ -5,6 +5,7 @@ draw = Draw("mlp", "momentum", "mirrored2")     the normalised item, its plan, w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -67,11 +68,12 @@ SHARD_CONFIGS: Mapping[str, Mapping[str, Any]] = {
 """Of variables that are split over the replicas."""
 
 
-def _along(data: int, **more: Any) -> dict[str, Any]:
-    """Return a mesh with a model axis whose devices run one program."""
+def _along(data: int, model: tuple[int, ...] = (2,), **more: Any) -> dict[str, Any]:
+    """Return a mesh with a model axis whose devices run one program; several axes cut the same dimensions."""
     columns, rows = r"(hidden|hidden_0|layer_\d/inner)/w|words", r"(hidden_1|layer_\d/outer)/w"
-    sharding = [{"match": columns, "split": [1, 2]}, {"match": rows, "split": [2, 1], "optional": True}]
-    return _all_reduce(2 * data, "mirrored", mesh={"data": data, "model": 2}, sharding=sharding, **more)
+    count = math.prod(model)
+    sharding = [{"match": columns, "split": [1, count]}, {"match": rows, "split": [count, 1], "optional": True}]
+    return _all_reduce(count * data, "mirrored", mesh={"data": data, "model": list(model)}, sharding=sharding, **more)
 
 
 ALONG_CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -79,6 +81,7 @@ ALONG_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "along_two": _along(2),
     "along_micro": _along(2, microbatches=2),
     "along_micro_one": _along(1, microbatches=3),
+    "along_axes": _along(1, (2, 2)),
     "along_shards": {**_along(2), "strategy": {"name": "FSDP", "variables": "mirrored"}},
     "along_shards_micro": {**_along(2, microbatches=2), "strategy": {"name": "FSDP", "variables": "mirrored"}},
 }
