@@ -283,7 +283,7 @@ def _local_sgd(setting: Setting) -> str:
 
 def _timeout(setting: Setting) -> str:
     plan = setting.plan
-    waits = plan.mode == "mirrored" and plan.replicas > 1
+    waits = plan.mode == "mirrored" and len(plan.part_devices or plan.devices) > 1
     if waits or plan.workers > 1 or (plan.homes and setting.config.cluster is not None):
         return ""
     return "there is one process, whose replicas share their variables: nothing waits for another"

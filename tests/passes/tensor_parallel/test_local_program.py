@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,14 @@ def test_a_step_computes_what_one_device_does(name: str) -> None:
     report = ar.verify(models.item(), CONFIGURATIONS[name])
     assert report.ok, report
     assert max(row.error for row in report.rows) <= EXACT
+
+
+def test_a_time_limit_has_an_effect_where_the_devices_of_one_replica_meet() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ar.rewrite(models.item(), mesh(1, 2, timeout_seconds=5.0))
+    with pytest.warns(UserWarning, match="timeout_seconds: 5.0 does nothing"):
+        ar.rewrite(models.item(), models.config(1, 2, timeout_seconds=5.0))
 
 
 def test_shards_of_blocks_need_not_be_of_one_size() -> None:
