@@ -240,6 +240,7 @@ class ChiefDrivenSession:
 
     Attributes:
         changed: what else all workers have in common in the next run, by name.
+        writes: operations, with feeds, that worker 0 runs before the next run, once all have come to it.
     """
 
     def __init__(
@@ -256,6 +257,7 @@ class ChiefDrivenSession:
         self._beside = Beside(member, seconds)
         self._runs = 0
         self.changed: Mapping[str, str] = {}
+        self.writes: list[tuple[Sequence[Any], Mapping[Any, Any]]] = []
         self._relay, self._member = relay, member
         self.session = self._running = session
         self._waits, self._free = all_read and member.is_chief, free
@@ -307,6 +309,8 @@ class ChiefDrivenSession:
         try:
             if self._waits:
                 self._await_others()
+            while self.writes and self._member.is_chief:
+                self.session.run(*self.writes.pop(0))
             values = (
                 self._run_on_chief(names, elements, feeds, options) if self._member.is_chief else self._follow(options)
             )

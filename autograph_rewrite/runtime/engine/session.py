@@ -120,6 +120,11 @@ class DistributedSession:
         if self._digest is not None:
             self._digest.apart.update(operations)
 
+    def write_first(self, writes: Sequence[Any], feeds: Mapping[Any, Any]) -> None:
+        """Run operations on worker 0, which runs for all, before the next run, once all have come to it."""
+        if isinstance(self._session, connect.ChiefDrivenSession):
+            self._session.writes.append((writes, feeds))
+
     def take_no_more_part(self) -> None:
         """Tell who runs for all that this worker comes to no run any more."""
         if isinstance(self._session, connect.ChiefDrivenSession):

@@ -354,10 +354,10 @@ class SessionVariables:
         new = self._changes(changed)
         if new:
             self.began.wait()  # what is on the server they may still read
-            if any(written_between(name) in changed and self._is_read_by_others(name) for name in new):
-                report = self._item.report  # others may still read what is here
+            if any(written_between(name) in changed and is_apart(self._item.variables[name]) for name in new):
+                report = self._item.report  # others may still read the shards that are here
                 Rendezvous(report.member, report.plan.timeout_seconds).meet(WRITE)
-            self._hand_over(new)
+            self._hand_over(new, later=self._is_driven)
         written = [self._item.variables[name] for name in new if written_between(name) in changed]
         self._written = {piece.handle for variable in written for piece in pieces_of(variable)}
         self._runs = True
@@ -365,9 +365,6 @@ class SessionVariables:
             self._variables[name].leave_to(self, free=name not in self._held)
             self._seen.pop(name, None)
         return changed
-
-    def _is_read_by_others(self, name: str) -> bool:
-        return is_apart(self._item.variables[name]) or (self._is_driven and name in self._served)
 
     def feeds(self) -> dict[Any, Any]:
         """Return what the next step is fed besides: whom it has to wait for."""
@@ -392,10 +389,17 @@ class SessionVariables:
             self._seen[name] = now
         return new
 
-    def _hand_over(self, new: dict[str, Any]) -> None:
+    def _hand_over(self, new: dict[str, Any], *, later: bool = False) -> None:
+        """Write what the session does not have.
+
+        Args:
+            later: others may still read what is there: write it once all have come to the next run.
+        """
         feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
         writes = [op for name in new for op in self._writes[name][1]]
-        if writes and (self._is_chief or not self._is_driven):
+        if writes and later and self._is_chief:
+            self._session.write_first(writes, feeds)
+        elif writes and not later and (self._is_chief or not self._is_driven):
             self._session.run_ops(writes, feeds, alone=self._is_driven)
 
     @property
