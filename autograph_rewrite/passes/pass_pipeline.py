@@ -183,7 +183,7 @@ def _rewrite(
     require_no_servers(state.job)
     run_passes(state, with_user_passes(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
     if verify and len(set(run_devices(state.plan))) > 1:
-        check_arrivals(graph, {node.name for node in state.get(Propagation).order}, on_other_replicas)
+        check_arrivals(state.graph, {node.name for node in state.get(Propagation).order}, on_other_replicas)
     run_passes(state, PIPELINE[-1:])
     return finished(state)
 

@@ -29,11 +29,6 @@ def axis_of(axis: int) -> str:
     return f"{MODEL}_{axis}"
 
 
-def count_of(axes: Sequence[int]) -> int:
-    """Return how many model axes have several devices, of sizes."""
-    return sum(size > 1 for size in axes)
-
-
 def names_of(axes: Sequence[int]) -> dict[int, str]:
     """Return what the mesh calls the axes along which the devices of a replica lie, by number: the only one `model`.
 
@@ -48,6 +43,11 @@ def divided_of(axes: Sequence[int]) -> tuple[Axis, ...]:
     """Return the axes that the model axis of a mesh consists of, where there are several."""
     names = names_of(axes)
     return tuple(Axis(name, axes[axis]) for axis, name in names.items()) if len(names) > 1 else ()
+
+
+def number_of(name: str) -> int:
+    """Return the number of a model axis, of what the mesh calls it."""
+    return 0 if name == MODEL else int(name.removeprefix(f"{MODEL}_"))
 
 
 def put(node: Node, axis: int, place: int, *, keep: bool = False) -> None:

@@ -32,6 +32,7 @@ from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, collecti
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
+from autograph_rewrite.resolve.model_axis import number_of
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
 SCOPE = "autograph_model"
@@ -125,8 +126,7 @@ class AlongModel:
 
     def _mark(self, reshard: Node, made: Node) -> None:
         """Say of a collective along which of the model axes devices meet there."""
-        number = axis_along(reshard).removeprefix(f"{MODEL}_")
-        made.set_raw_attr(MODEL_AXIS_ATTR, raw_attrs.encode("int", int(number) if number != MODEL else 0))
+        made.set_raw_attr(MODEL_AXIS_ATTR, raw_attrs.encode("int", number_of(axis_along(reshard))))
 
     def _line(self, build: FoldedBuilder, value: Value) -> Value:
         """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""
@@ -157,11 +157,11 @@ class AlongModel:
         mesh, plan = rewrite.mesh, rewrite.plan
         assert plan.model is not None
         devices, count = plan.model.devices, mesh.size(axis)
-        line_of = {device: line for line in mesh.lines([axis]) for device in line}
 
         def group(at: Mapping[str, int]) -> int:
             begin = rewrite.replica_at(at) * rewrite.along  # where all replicas share it, those of the first meet
-            return salted(group_key([devices[begin + i] for i in line_of[at[MODEL]]]), self.salt)
+            line = next(line for line in mesh.lines([axis]) if at[MODEL] in line)
+            return salted(group_key([devices[begin + i] for i in line]), self.salt)
 
         def number(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
             return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)

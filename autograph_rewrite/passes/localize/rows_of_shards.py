@@ -36,6 +36,9 @@ from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 from autograph_rewrite.passes.tensor_parallel.local_program import Levels, blocks_of
 from autograph_rewrite.passes.variable_sharding.residence import split_over_replicas
 
+Rows = tuple[tuple[str, tuple[int, ...]], ...]
+"""The axes along which something is cut by rows, major to minor, with the rows of each coordinate."""
+
 
 class Table(NamedTuple):
     """A table in blocks of rows, each of which may be in shards of rows.
@@ -45,7 +48,7 @@ class Table(NamedTuple):
         row: the shape of one.
     """
 
-    levels: tuple[tuple[str, tuple[int, ...]], ...]
+    levels: Rows
     row: tuple[int, ...] = ()
 
     def begin(self, at: Mapping[str, int]) -> int:
@@ -69,12 +72,11 @@ class Table(NamedTuple):
 class Block(NamedTuple):
     """The rows of each device of a replica, along each axis, and the shape of what one has."""
 
-    levels: tuple[tuple[str, tuple[int, ...]], ...]
+    levels: Rows
     shape: tuple[int | None, ...]
 
 
-def _rows(levels: Levels) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the axes along which something is cut by rows, with the rows of each coordinate."""
+def _rows(levels: Levels) -> Rows:
     return tuple((axis, cut.sizes) for axis, cut in levels if not cut.axis)
 
 

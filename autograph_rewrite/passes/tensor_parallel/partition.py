@@ -65,7 +65,6 @@ from autograph_rewrite.plan.replica_devices import HOST, run_devices
 from autograph_rewrite.resolve.model_axis import (
     Round,
     assign,
-    count_of,
     cut_dimensions,
     divided_of,
     names_of,
@@ -196,14 +195,17 @@ def partition(
     alike = alike and ALONG and plan.mode == "mirrored" and bool(model.shardings)
     if alike and (why := why_apart(plan)):
         alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
-    if alike and count_of(model.axes) > 1:
-        copy = graph.clone()
-        copy.current_pass = graph.current_pass
+    if alike:
+        copy = graph.clone()  # what cannot be done is found out while it is edited
+        copy.current_pass, copy.edits = graph.current_pass, graph.edits
         try:
-            return _partition_axes(copy, replace(item, source=copy), plan, task, alike=True, certificate=certificate)
-        except _ApartError as found:  # one axis cannot, when the program for another one has been written
-            alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(found)))
-    return _partition_axes(graph, item, plan, task, alike=alike, certificate=certificate)
+            made = _partition_axes(copy, replace(item, source=copy), plan, task, alike=True, certificate=certificate)
+        except _ApartError as found:
+            plan = replace(plan, notes=(*plan.notes, FIRST_ONLY.format(found)))
+        else:
+            if made[0].programs:
+                return made
+    return _partition_axes(graph, item, plan, task, alike=False, certificate=certificate)
 
 
 class _ApartError(Exception):
@@ -227,7 +229,7 @@ def _partition_axes(
     whole = [one.name for one in model.shardings if not one.split]
     exchanges = Exchanges(cuts=boundaries(graph, item, cuts), certificate=certificate)
     kept = keep_whole(graph, item, [one.name for one in model.shardings if not one.split and one.device < 0])
-    names, waiting = names_of(model.axes), list[int]()
+    names = names_of(model.axes)
     for axis, size in enumerate(model.axes):
         exchanges.axis = axis
         variables = {name: dims[axis] for name, dims in cuts.items() if name in item.variables}
@@ -240,36 +242,21 @@ def _partition_axes(
         within = replace(item, source=graph, variables=shard_variables(item.variables))
         rounds = rounds_of(size, within, wanted, _tensors(graph, exchanges), whole) if size > 1 else []
         if alike and len(rounds) > 1:
-            alike, plan = False, _apart("blocks are of several sizes", plan, len(names))
+            raise _ApartError("blocks are of several sizes")
         for cut in rounds:
             within, plan = _partition(graph, within, plan, cut, exchanges, names[axis], alike=alike)
         item = replace(item, source=graph, variables=in_pieces(item.variables, within.variables))
-        if alike and len(names) > 1:
-            waiting.append(axis)
-        elif not exchanges.programs:
+        if not alike:
             settle(topological_order(graph), axis)
-    for axis in waiting if not exchanges.programs else ():
-        settle(topological_order(graph), axis)
     for node in kept:
         node.drop_attr(WHOLE)
-    if exchanges.programs:
+    if alike:
         edges = [edge for program in exchanges.programs for edge in program.edges]
         return exchanges, item, replace(plan, model_edges=tuple(edges))
     plan = replace(plan, notes=(*plan.notes, *gathered))
     number_devices(graph, model.axes)
     item = replace(item, variables=_on_devices(graph, item, model, devices))
     return exchanges, item, replace(plan, model_edges=tuple(exchanges.edges(graph, step_of(graph, item))))
-
-
-def _apart(why: str, plan: Plan, axes: int) -> Plan:
-    """Return the plan with a note that the devices of a replica do not all run one program.
-
-    Raises:
-        _ApartError: there are several axes, so that a program may be written for another one.
-    """
-    if axes > 1:
-        raise _ApartError(why)
-    return replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
 
 
 def _is_there(name: str, graph: Graph, item: TrainingGraph) -> bool:
@@ -354,11 +341,9 @@ def _partition(
     graph: Graph, item: TrainingGraph, plan: Plan, cut: Round, exchanges: Exchanges, axis: str, *, alike: bool
 ) -> tuple[TrainingGraph, Plan]:
     batch, step = batch_facts(graph, item, plan), step_of(graph, item)
-    found = model_placements(graph, item, cut, step, batch, axis=axis if alike else MODEL, finds_rows=alike)
+    found = model_placements(graph, item, cut, step, batch, axis=axis if alike else MODEL, alike=alike)
     if alike and (why := obstacle(found, cut)):
-        assert plan.model is not None
-        plan = _apart(why, plan, count_of(plan.model.axes))
-        alike, found = False, model_placements(graph, item, cut, step, batch)
+        raise _ApartError(why)
     whole = notes(found.state)
     if plan.semantics.strict and whole:
         node, text = whole[0]
@@ -367,7 +352,7 @@ def _partition(
     for handle, name in found.names.items():
         require_cuttable(name, handle, set(found.members))
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
-    said += gathered_reads(found.state, step_of(graph, item))
+    said += gathered_reads(found.state, step)
     if alike:
         program = LocalProgram(found, cut, exchanges.axis, axis)
         exchanges.programs.append(program)

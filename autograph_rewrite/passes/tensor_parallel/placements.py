@@ -73,7 +73,7 @@ def model_placements(
     inputs: Mapping[Value, Fact],
     *,
     axis: str = MODEL,
-    finds_rows: bool = False,
+    alike: bool = False,
 ) -> ModelPlacements:
     """Find the placements of all values; ops that mix blocks are decomposed.
 
@@ -83,7 +83,8 @@ def model_placements(
         step: the nodes that one step runs.
         inputs: what is known of the batch.
         axis: what the mesh calls the axis.
-        finds_rows: of what is in blocks of rows, each device finds those that it has of all that are looked up.
+        alike: each device will run one program, of its blocks: it has the loops and lists of these, and finds the rows
+            that it has of all that are looked up.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = replace(item, variables=free)
@@ -102,11 +103,11 @@ def model_placements(
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         if known is None:
-            semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), finds_rows=finds_rows)
+            semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), finds_rows=alike)
             known = propagate(graph, tensors, semantics, given=given)
         else:
             known = restate(known, tensors, given=given)
-        if alone := [node for node in _not_cut(known, members, finds_rows) if node not in marked]:
+        if alone := [node for node in _not_cut(known, members, alike) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))
             marked.update(alone)

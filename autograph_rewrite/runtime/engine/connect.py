@@ -260,7 +260,7 @@ class ChiefDrivenSession:
         self.writes: list[tuple[Sequence[Any], Mapping[Any, Any]]] = []
         self._relay, self._member = relay, member
         self.session = self._running = session
-        self._waits, self._free = all_read and member.is_chief, free
+        self._waits = all_read and member.is_chief
         self._end = weakref.finalize(self, _close, session, relay, member, free) if member.is_chief else None
 
     @property
@@ -273,7 +273,7 @@ class ChiefDrivenSession:
         if self._end is not None:
             self._end()
         else:
-            _close(self.session, self._relay, self._member, self._free)
+            _close(self.session, self._relay, self._member, ())
 
     def leave(self) -> None:
         """Close the session of a program that has failed, and wait for nobody."""
