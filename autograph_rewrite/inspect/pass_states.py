@@ -35,6 +35,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass, RewriteObserver, ru
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.passes.propagate import take_placements_as_given
+from autograph_rewrite.passes.tensor_parallel.local_program import blocks_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -363,19 +364,19 @@ def placements_of(rewrite: Rewrite) -> dict[str, Annotation]:
     """Return the placements of the values of a rewrite that propagation has reached; none before `propagate`."""
     if not rewrite.has(Propagation):
         return {}
-    state = rewrite.get(Propagation)
+    state, blocks = rewrite.get(Propagation), blocks_of(rewrite)
     found: dict[str, Annotation] = {}
     for node in rewrite.graph:
         if node in state.transfers:
             values = [node.output(i) for i in range(len(state.transfers[node].outputs))]
             for value in values:
-                made, seen = rewrite.fact(value), state.facts[value]
-                found[value.name] = annotation(
-                    made.placement, seen.placement, others=made.others, seen_others=seen.others
-                )
+                others = blocks.along(value)
+                made, seen = rewrite.fact(value).placement, state.facts[value].placement
+                found[value.name] = annotation(made, seen, others=others, seen_others=others)
     for value, placement in rewrite.converted.items():
         if rewrite.graph.nodes.get(value.node.name) is value.node:
-            found[value.name] = annotation(placement, placement)
+            others = blocks.along(value, converted=True)
+            found[value.name] = annotation(placement, placement, others=others, seen_others=others)
     return found
 
 

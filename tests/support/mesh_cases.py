@@ -31,7 +31,7 @@ import yaml
 from autograph_rewrite.ir.format.annotations import Annotation, Others
 from autograph_rewrite.ir.format.parser import Text, read
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MICRO, ONCE, REPLICA
+from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, REPLICA
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types.opdefs import EFFECT, REGION, RESHARD, find_op
 from autograph_rewrite.ir.types.placement import REPLICATED, Placement
@@ -248,8 +248,11 @@ class Step:
 
     def _resharded(self, node: Node, at: dict[str, int], t: int | None) -> Any:
         said, (value,) = reshard_of(node), node.inputs
-        assert said.before == stated(self.text.placements, value), f"{node.name}: {said.before} is not what it reads"
-        assert said.after == stated(self.text.placements, node.output()), f"{node.name}: {said.after} is not its own"
+        read, made = (stated(self.text.placements, one) for one in (value, node.output()))
+        along = {axis: (read.pop(axis, REPLICATED), made.pop(axis, REPLICATED)) for axis in said.over}
+        told = {axis: (said.before.get(axis, REPLICATED), said.after.get(axis, REPLICATED)) for axis in said.over}
+        assert told == along, f"{node.name}: {said} is not what it reads and makes"
+        assert read == made, f"{node.name} changes how a value lies along other axes than {said.over}"
         axes = [axis for axis in self.mesh if axis in said.over]  # major to minor
         assert [axis for axis in reversed(axes)] == [axis for axis in said.over if axis in axes], f"{node.name}: order"
         found = self._together(value, said.before, axes, {k: v for k, v in at.items() if k not in axes}, t)
@@ -375,8 +378,11 @@ def alone(case: Case) -> Step:
 
 
 def on_mesh(case: Case) -> Step:
-    """Return the step of the folded graph on its mesh."""
+    """Return the step of the folded graph on its mesh; the devices of a replica all run what the replica runs."""
     before, after = case.graphs
     assert all(node.span <= set(case.mesh) | {MICRO, REPLICA} for node in after.graph), "a span along no axis"
+    for node in after.graph:
+        if REPLICA in node.span and MODEL in case.mesh:
+            node.set_span(node.span | {MODEL})
     assert all(node.span == ONCE for node in before.graph)
     return Step(after, case.mesh, inputs_of(case), variables_of(before.graph))

@@ -52,7 +52,8 @@ class Layout:
         state: facts of all values as their readers see them, and of those that are converted as they are produced.
         converted: what conversions hand to readers.
         writes: what runs write, compared with the original.
-        blocked: values of which each device of a model axis has a block, or a part of a sum, by name.
+        blocked: values of which each device of a model axis has a block, or a part of a sum, by name; with how they are
+            placed along model axes.
     """
 
     graph: Graph
@@ -68,7 +69,7 @@ class Layout:
     state: tuple[Mapping[Value, Fact], Mapping[Value, Fact]] = field(default_factory=lambda: ({}, {}))
     converted: Mapping[Value, Placement] = field(default_factory=dict)
     writes: RunWrites = field(default_factory=RunWrites)
-    blocked: frozenset[str] = frozenset()
+    blocked: Mapping[str, Others] = field(default_factory=dict)
 
     @cached_property
     def _held(self) -> Mapping[str, tuple[Placement, tuple[int, ...]]]:

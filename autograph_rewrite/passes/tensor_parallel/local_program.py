@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from autograph_rewrite.analysis.list_elements import SHAPES_OF_ELEMENTS, future_
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import awaited
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.format.annotations import Others, placement_of
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
 from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.replace_op import become, take_name
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import RESHARD
+from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
 from autograph_rewrite.ir.variable_ops import handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, unit
@@ -39,6 +40,7 @@ from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.resolve.wire_types import can_be_sent
 
+T = TypeVar("T")
 LOWERINGS = {"partial": "collective_reduce", "split": "collective_gather"}
 
 
@@ -54,26 +56,45 @@ class ModelBlocks:
         of: how variables are cut, by name.
         sums: sums of segments of which each device makes its rows, by name, with the rows of each.
         lookups: of rows in values of which each device has some, by name, with the rows of each.
-        values: those of which no device has all, by name; handles of variables that are cut among them.
+        values: the placements along the model axes of what is not alike on all devices, by name; handles of variables
+            that are cut among them.
     """
 
     of: Mapping[str, Levels]
     sums: Mapping[str, Levels] = field(default_factory=dict)
     lookups: Mapping[str, Levels] = field(default_factory=dict)
-    values: frozenset[str] = frozenset()
+    values: Mapping[str, Others] = field(default_factory=dict)
 
     def and_then(self, more: ModelBlocks) -> ModelBlocks:
         """Return what there is once further axes have cut, too."""
 
-        def both(one: Mapping[str, Levels], other: Mapping[str, Levels]) -> dict[str, Levels]:
+        def both(one: Mapping[str, tuple[T, ...]], other: Mapping[str, tuple[T, ...]]) -> dict[str, tuple[T, ...]]:
             return {name: (*one.get(name, ()), *other.get(name, ())) for name in {**one, **other}}
 
         return ModelBlocks(
             both(self.of, more.of),
             both(self.sums, more.sums),
             both(self.lookups, more.lookups),
-            self.values | more.values,
+            both(self.values, more.values),
         )
+
+
+    def along(self, value: Value, *, converted: bool = False) -> Others:
+        """Return the placements of a value along the model axes, without those that are replicated.
+
+        Args:
+            converted: a conversion among replicas has made it: it lies along other axes as what was converted.
+        """
+        while self.values and value.name not in self.values:
+            node = value.node
+            original = node.graph.nodes.get((node.attr(ORIGIN_ATTR) or b"").decode())
+            if original is not None and original is not node and original.op == node.op:
+                value = original.output(value.index)  # a copy
+            elif converted and PASS_ATTR in node.attrs and node.inputs and not axis_along(node):
+                value = node.inputs[0]
+            else:
+                return ()
+        return self.values.get(value.name, ())
 
 
 def blocks_of(rewrite: Rewrite) -> ModelBlocks:
@@ -157,10 +178,11 @@ class LocalProgram:
 
     def blocked(self) -> ModelBlocks:
         """Return what the devices have blocks of; the program has been written."""
-        values = [value.name for value in self.state.facts if self.state.source(value).placement.differs]
-        values += [node.output().name for edge, node in self.made if edge.to != repr(REPLICATED)]
+        placed = {value.name: self.state.source(value).placement for value in self.state.facts}
+        placed |= {node.output().name: placement_of(edge.to) for edge, node in self.made}
+        values = {name: ((self.axis, one),) for name, one in placed.items() if one.differs}
         variables = {name: ((self.axis, cut),) for name, cut in self.variables().items()}
-        return ModelBlocks(variables, self.sums, self.lookups, frozenset(values))
+        return ModelBlocks(variables, self.sums, self.lookups, values)
 
     def variables(self) -> dict[str, Sharded]:
         """Return how variables are cut, by name."""
