@@ -13,7 +13,7 @@ GSPMD (2021); here the only annotation is the batch, and `partial` is a placemen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -40,6 +40,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})
+NOTHING_REDUCED: Mapping[Value, Reshard] = MappingProxyType({})
 MAX_ROUNDS = 24
 RESTARTS = 4
 FALLBACKS = 64
@@ -56,7 +57,8 @@ class Propagation:
         facts: what readers see of each value.
         raw: what each value in `whole_inputs` and `reduced` is before its conversion.
         transfers: of each node, its placements and the conversions of its inputs.
-        reduced: contributions that are summed, and rows that are gathered, once for all readers.
+        reduced: contributions that are summed, and rows that are gathered, once for all readers: what these see, the
+            whole or a block of it.
         whole_inputs: batch inputs: whole in the graph, split for their readers.
         given: placements or facts that somebody states, in the place of those that rules find.
         semantics: the choices that it was made under.
@@ -68,7 +70,7 @@ class Propagation:
     facts: dict[Value, Fact] = field(default_factory=dict)
     raw: dict[Value, Fact] = field(default_factory=dict)
     transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
-    reduced: set[Value] = field(default_factory=set)
+    reduced: dict[Value, Reshard] = field(default_factory=dict)
     whole_inputs: dict[Value, int] = field(default_factory=dict)
     given: Stated = field(default_factory=dict)
     cells: dict[str, Fact] = field(default_factory=dict)
@@ -105,7 +107,7 @@ def propagate(
     batch_inputs: Mapping[Value, int],
     semantics: Semantics,
     *,
-    reduced: Iterable[Value] = (),
+    reduced: Mapping[Value, Reshard] = NOTHING_REDUCED,
     given: Stated = NOTHING_GIVEN,
     cache: dict[Any, NodeTransfer] | None = None,
 ) -> Propagation:
@@ -115,7 +117,7 @@ def propagate(
         graph: a flat graph (function calls inlined).
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
         semantics: choices of the config.
-        reduced: contributions that are summed where they arise.
+        reduced: contributions that are summed where they arise, with what readers see of the sum.
         given: placements or facts that are taken as given, whatever the rules find.
         cache: answers of an earlier walk over the same kind of nodes.
 
@@ -126,7 +128,7 @@ def propagate(
     cache = {} if cache is None else cache
     for _ in range(FALLBACKS):
         state = Propagation(graph, topological_order(graph), semantics, edits=graph.edits, given=given, cache=cache)
-        state.reduced, state.whole_inputs = set(reduced), dict(batch_inputs)
+        state.reduced, state.whole_inputs = dict(reduced), dict(batch_inputs)
         _find(state)
         if not (mark_loops(state) if state.moving else mark_containers(state)):
             break
@@ -161,11 +163,17 @@ def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
         state: placements of the graph as it was; its contents are reused.
         reduced: further contributions that are summed where they arise.
     """
-    return restate(state, state.whole_inputs, given=state.given, reduced=state.reduced.union(reduced))
+    return restate(
+        state, state.whole_inputs, given=state.given, reduced=state.reduced | dict.fromkeys(reduced, REPLICATED)
+    )
 
 
 def restate(
-    state: Propagation, batch_inputs: Mapping[Value, int], *, given: Stated, reduced: Collection[Value] = ()
+    state: Propagation,
+    batch_inputs: Mapping[Value, int],
+    *,
+    given: Stated,
+    reduced: Mapping[Value, Reshard] = NOTHING_REDUCED,
 ) -> Propagation:
     """Propagate again where other things are stated, also after nodes were replaced; visit only what that affects.
 
@@ -179,9 +187,12 @@ def restate(
         return propagate(state.graph, batch_inputs, state.semantics, reduced=reduced, given=given, cache=state.cache)
     if state.graph.edits != state.edits:
         state = _without_erased(state)
-    new = replace(state, reduced=set(reduced), whole_inputs=dict(batch_inputs), given=given)
-    differ = state.reduced ^ new.reduced
-    for before, after in ((state.whole_inputs, batch_inputs), (state.given, given)):
+    new = replace(state, reduced=dict(reduced), whole_inputs=dict(batch_inputs), given=given)
+    differ: set[Value] = set()
+    changed: tuple[tuple[Mapping[Value, object], Mapping[Value, object]], ...] = (
+        (state.reduced, reduced), (state.whole_inputs, batch_inputs), (state.given, given),
+    )  # fmt: skip
+    for before, after in changed:
         differ |= {value for value in (*before, *after) if before.get(value) != after.get(value)}
     # An edit replaces a node's inputs or its attributes.
     asked = ((node, *new.visited.get(node, (None, None))) for node in new.order)
@@ -292,7 +303,7 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
         return batch_fact(value, fact, axis, state.semantics.extent.units)
     if value in state.reduced and fact.placement.differs:
         state.raw[value] = fact
-        return convert(fact, REPLICATED, state.semantics.extent.units)
+        return convert(fact, state.reduced[value], state.semantics.extent.units)
     state.raw.pop(value, None)
     return fact
 

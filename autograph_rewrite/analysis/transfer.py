@@ -384,6 +384,8 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
     outputs = tuple(_output(after, node, i, placed, _Claim(shapes[i], values[i])) for i in range(count))
     if rule is not None and rule.axes is not None and reached and None in values:
         outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
+    if any(f.held for f in inputs) and all(f.held or f.value is not None for f in inputs):
+        outputs = tuple(fact._replace(held=fact.placement.differs) for fact in outputs)
     if any(f.cell for f in inputs):
         outputs = _carry_cells(node, inputs, outputs)
     elif has(node.op, "cell_makers"):

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 SHARED = "autograph_model"
 """The scope of constants that several conversions read."""
-COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2"))
+COLLECTIVES = frozenset(("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveAllToAllV2"))
 SHAPES_OF_ELEMENTS = frozenset(("TensorListReserve", "EmptyTensorList"))
 """Makers of lists, whose first operand states the shape of their elements."""
 _MERGES = {b"Add": "sum", b"Mul": "prod", b"Max": "max", b"Min": "min"}
@@ -65,7 +65,7 @@ def judge_reshard(seen: Seen) -> str | None:
 def _shape(read: Claim, before: Placement, after: Placement, dim: int, sizes: Sequence[int]) -> tuple[Any, ...] | None:
     if read.shape is None or not (before.is_split or after.is_split):
         return read.shape
-    size = sum(sizes) if before.is_split else sizes[0]
+    size = sizes[0] if after.is_split else sum(sizes)
     return (*read.shape[:dim], size, *read.shape[dim + 1 :])
 
 
@@ -93,12 +93,14 @@ def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
     return mesh.number(mesh.whole(node.span), at)
 
 
-def met(node: Node, data: Sequence[Any]) -> Any:
+def met(node: Node, data: Sequence[Any]) -> list[Any]:
     """Return what each member of a collective gets, of what they bring; a sum is divided only where its op says so."""
+    if node.op == "CollectiveAllToAllV2":
+        return [np.stack([one[k] for one in data]) for k in range(len(data))]
     if node.op == "CollectiveGatherV2":
-        return np.concatenate(data, 0)
+        return [np.concatenate(data, 0)] * len(data)
     total = reduce(COMBINE[_MERGES[node.attr("merge_op")]], data)
-    return total / len(data) if node.attr("final_op") == b"Div" else total
+    return [total / len(data) if node.attr("final_op") == b"Div" else total] * len(data)
 
 
 def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], mesh: Mesh) -> Value:
@@ -168,8 +170,8 @@ def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, 
     if node.op in COLLECTIVES:
         keys = [int(one[2]) for one in operands]
         groups = {key: [one[0] for one, other in zip(operands, keys, strict=True) if other == key] for key in keys}
-        made = {key: met(node, data) for key, data in groups.items()}
-        return [[made[key] for key in keys]]
+        made = {key: iter(met(node, data)) for key, data in groups.items()}
+        return [[next(made[key]) for key in keys]]
     results = [list(kernels.run(node, one)) for one in operands]
     return [list(each) for each in zip(*results, strict=True)]
 
@@ -187,12 +189,14 @@ def _wanted_of(reshard: Node, data: Sequence[Any]) -> list[Any]:
     before, after = _kinds(reshard)
     dim, sizes = reshard.attr("dim"), reshard.attr("shards")
     if before.is_partial:
-        return [reduce(COMBINE[before.op], data)] * len(data)
+        data = [reduce(COMBINE[before.op], data)] * len(data)
     if before.is_split:
-        return [np.concatenate(data, dim)] * len(data)
+        data = [np.concatenate(data, dim)] * len(data)
     if after.is_split:
         ends = np.cumsum([0, *sizes])
         return [np.take(one, np.arange(ends[i], ends[i + 1]), dim) for i, one in enumerate(data)]
+    if before.differs:
+        return list(data)
     return [one if device == 0 else np.zeros_like(one) for device, one in enumerate(data)]
 
 

@@ -281,7 +281,7 @@ class Simulation:
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
-        return [met(node, own)] * len(own)
+        return met(node, own)
 
     def _compare(self, node: Node, found: Node) -> None:
         if is_along_model(found) and node.op != found.op:

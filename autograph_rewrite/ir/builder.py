@@ -96,6 +96,8 @@ class Builder:
 
     def const(self, content: Any, dtype: int | None = None, what: str = "", **how: Any) -> Value:
         """Add a constant: of a number of TensorFlow's types, or of the type that numpy gives the content."""
+        if dtype == dtypes.BFLOAT16:  # which numpy does not know
+            return self.cast(self.const(content, dtypes.FLOAT, f"{what}/wide", **how), dtype, what)
         array = np.asarray(content, dtypes.numpy_dtype(dtype) if dtype is not None else None)
         number = dtypes.from_numpy(array.dtype) if dtype is None else dtype
         controls = () if self.tied is None else (self.tied,)

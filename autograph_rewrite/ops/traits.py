@@ -173,7 +173,7 @@ _TRAITS: Mapping[str, str] = {
     "input_or_output": ".*(Iterator|Dataset|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary).*",
     # files, input, Python code or a console: those of the process whose program runs
     "of_the_program": "input_or_output .*PyFunc.* Print.*",
-    "exchanges": "CollectiveReduceV2 CollectiveGatherV2",
+    "exchanges": "CollectiveReduceV2 CollectiveGatherV2 CollectiveAllToAllV2",
     # the kernel returns before the exchange is done
     "completes_later": "exchanges CollectiveBcastSendV2 CollectiveBcastRecvV2",
     "sends": "_Send _HostSend",

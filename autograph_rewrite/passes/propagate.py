@@ -135,7 +135,7 @@ def taken_as_given(state: Propagation, stated: Annotations) -> Propagation:
         if value in state.facts and value not in state.whole_inputs:
             _require_dimension(state, value, one)
             given[value] = one.placement
-    reduced = [value for value, one in found.items() if _is_converted(state, value, one)]
+    reduced = {value: REPLICATED for value, one in found.items() if _is_converted(state, value, one)}
     new = propagate(state.graph, state.whole_inputs, state.semantics, reduced=reduced, given=given, cache=state.cache)
     for value, one in found.items():
         if value in new.facts:

@@ -83,7 +83,9 @@ RESOLVE_PLAN = Pass("resolve-plan", _resolve, needs=(Propagation,), gives=(Resol
 # Bytes of the exchanges on the model axis, once it is known how many examples a step has.
 
 
-COUNTED = frozenset(("add_n", "fold", "concat", "slice", "collective_reduce", "collective_gather", "zeros"))
+COUNTED = frozenset(
+    ("add_n", "fold", "concat", "slice", "collective_reduce", "collective_gather", "collective_scatter", "zeros")
+)
 """Lowerings that hand over a whole value; of a halo exchange only some rows travel."""
 
 

@@ -35,6 +35,7 @@ class Fact(NamedTuple):
         axes: of a vector of dimensions that only the run will tell, what is known of it.
         others: where it lives along axes besides the batch's, in the order of the mesh; replicated is left out.
             Placements have their extents; sizes of their blocks are `T:@model/b` in `shape` and `value`.
+        held: a variable is in such blocks, and the value is made of it alone: what meets it is converted, and not it.
     """
 
     placement: Placement
@@ -45,6 +46,7 @@ class Fact(NamedTuple):
     cell: str = ""
     axes: Axes | None = None
     others: tuple[tuple[str, Placement], ...] = ()
+    held: bool = False
 
     @property
     def placements(self) -> dict[str, Placement]:

@@ -49,7 +49,7 @@ def _gathered(n: Op) -> tuple[Shape | None, ...]:
 
 
 _OF_PASSES = {
-    **dict.fromkeys(("CollectiveReduceV2", "CollectiveReduce"), Rule(whole, like_first)),
+    **dict.fromkeys(("CollectiveReduceV2", "CollectiveReduce", "CollectiveAllToAllV2"), Rule(whole, like_first)),
     "CollectiveGatherV2": Rule(whole, _gathered),
     **dict.fromkeys(("Variable", "VariableV2"), Rule(whole, stated)),
 }

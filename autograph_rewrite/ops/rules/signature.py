@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.ir.types.dtypes import INEXACT
+from autograph_rewrite.ir.types.placement import REPLICA
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import (
     Dim,
@@ -109,13 +110,25 @@ def place(n: Op, sig: Signature | None) -> Placed:
 
 
 def find_cut(n: Op, sig: Signature) -> Cut | None:
-    """Return what the inputs are split along: the label that most of the split ones have, of several the first."""
-    found: dict[str, list[Dim]] = {}
+    """Return what the inputs are split along: the label that most of the split ones have, of several the first.
+
+    Among the devices of a replica, variables stay where they are, and a result in blocks is better than contributions.
+    """
+    found: dict[str, list[Fact]] = {}
     for fact, labels in _labelled(n, sig):
         if fact.placement.is_split and fact.placement.dim < len(labels) and is_open(labels[fact.placement.dim]):
-            found.setdefault(labels[fact.placement.dim], []).append(fact.split_size)
-    label = max(found, key=lambda one: len(found[one]), default="")
-    return Cut(label, found[label][0]) if label else None
+            found.setdefault(labels[fact.placement.dim], []).append(fact)
+    if not found:
+        return None
+    label = next(iter(found))
+    if len(found) > 1:
+        along_batch, kept = n.semantics.extent.axis == REPLICA, {one for labels in sig.outputs for one in labels or ()}
+
+        def worth(one: str) -> tuple[int, bool, bool]:
+            return len(found[one]), any(fact.held for fact in found[one]), not along_batch and one in kept
+
+        label = max(found, key=worth)
+    return Cut(label, found[label][0].split_size)
 
 
 def is_open(label: str) -> bool:

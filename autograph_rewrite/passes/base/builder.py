@@ -114,13 +114,15 @@ class FoldedBuilder:
         return made.op(op, value, *others, selects={0: select}, **attrs)
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
-        """Add a constant of a type that numpy knows.
+        """Add a constant.
 
         Args:
             content: a number, or nested lists of them.
             dtype: number of TensorFlow's type.
             what: told after the builder's name.
         """
+        if dtype == dtypes.BFLOAT16:  # which numpy does not know
+            return self.op("Cast", self.const(content, dtypes.FLOAT, f"{what}/wide"), what=what, DstT=dtype)
         return self.rewrite.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
 
     def of_replicas(self, contents: Sequence[Any], dtype: Any, what: str) -> Value:

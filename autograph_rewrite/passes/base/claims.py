@@ -9,7 +9,7 @@ from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read, Stated
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import REPLICA, Axis
 from autograph_rewrite.ir.types.replica_marks import VARYING
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED
+from autograph_rewrite.ops.facts.placement import PARTIAL
 from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
 from autograph_rewrite.ops.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
@@ -73,7 +73,7 @@ def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
     found: dict[Node, Reshard] = {}
     for node in state.order:
         if node.op in MERGES:
-            reduced = {index: REPLICATED for index, value in enumerate(node.inputs) if value in state.reduced}
+            reduced = {index: state.reduced[value] for index, value in enumerate(node.inputs) if value in state.reduced}
             reshards: Mapping[int, Reshard] = {**reduced, **state.transfers[node].operand_reshards}
             found |= {
                 node.inputs[index].node: reshard
@@ -90,8 +90,8 @@ def _read(state: Propagation, node: Node, index: int, value: Value, carried: Map
     if reshard is None and value in state.whole_inputs:
         of_batch = state.semantics.extent.axis == REPLICA
         reshard = Slice(state.whole_inputs[value], 1 if of_batch else unit(state.facts[value].split_size) or 1)
-    elif reshard is None and value in state.reduced:
-        reshard = REPLICATED
+    elif reshard is None:
+        reshard = state.reduced.get(value)
     return _as_read(reshard)
 
 

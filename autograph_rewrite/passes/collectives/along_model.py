@@ -1,6 +1,7 @@
 """Conversions among the devices of a replica that run one program, each of its blocks: collectives, and own blocks.
 
     partial(sum) -> replicated    CollectiveReduceV2 among the devices of the replica
+    partial(sum) -> split         CollectiveAllToAllV2 of the blocks, then AddN: CPUs have no reduce-scatter
     split -> replicated           CollectiveGatherV2, whose parts are joined along the dimension
     replicated -> split           the rows of one's block
     replicated -> partial(sum)    the value on the first device, zeros on the others
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -67,7 +69,9 @@ class AlongModel:
         (value,) = node.inputs
         fact, dim, sizes = self.rewrite.fact(node.output()), node.attr("dim"), node.attr("shards")
         if before.is_partial:
-            return self._sum(node, value, fact, before.op)
+            return (
+                self._scattered(node, value, fact, dim) if after.is_split else self._sum(node, value, fact, before.op)
+            )
         if before.is_split:
             return self._joined(node, value, fact, dim)
         if after.is_split:
@@ -101,6 +105,26 @@ class AlongModel:
         self._mark(node, total.node)
         if changing:
             total = build.op("Reshape", self._without_last(build, total), self._shape(build, coded), what="unflat")
+        total = decode(rewrite, total, wide.dtype, node.name)
+        return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
+
+    def _scattered(self, node: Node, value: Value, fact: Fact, dim: int) -> Value:
+        """Return one's block of the sum, of which half as much is sent as of the whole."""
+        rewrite, count = self.rewrite, self.rewrite.mesh.size(axis_along(node))
+        build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
+        wide = cast(rewrite, value, wire_type(fact.dtype, "sum"), f"{node.name}/widen")
+        coded = encode(rewrite, wide, "sum", node.name)
+        changing = may_change(fact)
+        blocks = build.op("Split", self._number(build, dim, "axis"), coded, what="blocks", num_split=count).node
+        each = [blocks.output(k) for k in range(count)]
+        sent = build.op("Pack", *(map(partial(self._line, build), each) if changing else each), what="packed", N=count)
+        operands = self._operands(node, sent, changing)
+        met = build.op("CollectiveAllToAllV2", sent, *operands, what="all_to_all", **collective_attrs(rewrite))
+        self._mark(node, met.node)
+        terms = build.op("Unpack", met, what="terms", num=count).node
+        total = build.op("AddN", *(terms.output(k) for k in range(count)), what="sum", N=count)
+        if changing:
+            total = build.op("Reshape", self._without_last(build, total), self._shape(build, each[0]), what="unflat")
         total = decode(rewrite, total, wide.dtype, node.name)
         return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
 

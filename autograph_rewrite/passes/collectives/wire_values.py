@@ -49,10 +49,11 @@ def encode(rewrite: Rewrite, value: Value, op: str, name: str) -> Value:
             node=value.node,
             hint="convert it to numbers before it has to be whole, or leave it to each process: batch_inputs",
         )
+    build = FoldedBuilder.of(rewrite, value, name)
     if value.dtype in REAL_PARTS:
-        return FoldedBuilder.of(rewrite, value, name).op(
-            "Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype]
-        )
+        return build.op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
+    if value.dtype == dtypes.BFLOAT16 and op == "gather":  # which no kernel gathers: its bits are handed over
+        return build.op("Bitcast", value, what="bits", type=dtypes.HALF)
     return cast(rewrite, value, WIDER.get(value.dtype, value.dtype), f"{name}/wide")
 
 
@@ -66,6 +67,8 @@ def decode(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
     """
     if dtype in REAL_PARTS:
         return FoldedBuilder.of(rewrite, value, name).op("Bitcast", value, what="whole", type=dtype)
+    if (value.dtype, dtype) == (dtypes.HALF, dtypes.BFLOAT16):
+        return FoldedBuilder.of(rewrite, value, name).op("Bitcast", value, what="as_it_was", type=dtype)
     return cast(rewrite, value, dtype, f"{name}/code")
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from autograph_rewrite.ir.control_flow import frames_of
-from autograph_rewrite.ir.format.annotations import Annotation, annotation
+from autograph_rewrite.ir.format.annotations import Annotation, Others, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, Mesh
 from autograph_rewrite.ir.run_writes import RunWrites

@@ -41,7 +41,13 @@ from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.resolve.wire_types import can_be_sent
 
 T = TypeVar("T")
-LOWERINGS = {"partial": "collective_reduce", "split": "collective_gather"}
+LOWERINGS = {
+    ("partial", "replicated"): "collective_reduce",
+    ("partial", "split"): "collective_scatter",
+    ("split", "replicated"): "collective_gather",
+    ("replicated", "split"): "slice",
+    ("replicated", "partial"): "zeros",
+}
 
 
 Levels = tuple[tuple[str, Sharded], ...]
@@ -77,7 +83,6 @@ class ModelBlocks:
             both(self.lookups, more.lookups),
             both(self.values, more.values),
         )
-
 
     def along(self, value: Value, *, converted: bool = False) -> Others:
         """Return the placements of a value along the model axes, without those that are replicated.
@@ -230,7 +235,7 @@ class LocalProgram:
             fact = state.facts[value]
             return Slice(fact.placement.dim, unit(fact.split_size) or 1)
         if want is None and value in state.reduced and state.source(value).placement.differs:
-            return REPLICATED
+            return state.reduced[value]
         return want
 
     def converted(self, value: Value, want: Reshard) -> Value:
@@ -247,6 +252,8 @@ class LocalProgram:
         if isinstance(want, Slice):
             if before == split(want.dim):  # a tensor that is cut by hand, where it arises so
                 return value
+            if before == PARTIAL:
+                return self._reshard(value, "block", before, split(want.dim), want.dim, want.unit)
             whole = self.converted(value, REPLICATED) if before.differs else value
             return self._reshard(whole, "block", REPLICATED, split(want.dim), want.dim, want.unit)
         if want == PARTIAL:
@@ -283,7 +290,7 @@ class LocalProgram:
             if dims is not None and after.is_split:
                 dims[dim] = sizes[0]
             record_shapes(made.node, [None if dims is None else tuple(dims)])
-        lowering = "slice" if after.is_split else "zeros" if after == PARTIAL else LOWERINGS[before.kind]
+        lowering = LOWERINGS[before.kind, after.kind]
         edge = EdgePlan(
             value.name, repr(before), repr(after), lowering=lowering, dtype=dtypes.dtype_name(value.dtype),
             reason="devices of a replica",

@@ -27,7 +27,7 @@ from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
-from autograph_rewrite.ops.facts.placement import REPLICATED, Extent, Fact, split
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Extent, Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.table import families, rule_of
@@ -95,6 +95,7 @@ def model_placements(
     marked: set[Node] = set()
     rows: dict[Value, Fact] = {}
     early: set[Value] = set()
+    scattered: dict[Value, Reshard] = {}
     whole = propagate(graph, {}, Semantics(), given=inputs)
     wanted = with_slots(item, whole, step, wanted)
     known: Propagation | None = None
@@ -106,7 +107,7 @@ def model_placements(
             semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), finds_rows=alike)
             known = propagate(graph, tensors, semantics, given=given)
         else:
-            known = restate(known, tensors, given=given)
+            known = restate(known, tensors, given=given, reduced=scattered)
         if alone := [node for node in _not_cut(known, members, alike) if node not in marked]:
             for node in alone:
                 node.set_raw_attr(WHOLE, encode("bool", True))
@@ -121,8 +122,11 @@ def model_placements(
             tensors = _without(tensors, anyway)
         else:
             reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
+            if alike and (blocks := _sums_in_blocks(known, reduced)):
+                scattered |= blocks
+                continue
             if reduced:
-                known = restate(known, tensors, given=given, reduced=reduced)
+                known = restate(known, tensors, given=given, reduced=scattered | dict.fromkeys(reduced, REPLICATED))
             more = _more(known, item, members, cut.units)
             if not more:
                 break
@@ -135,6 +139,24 @@ def model_placements(
     _forget_marks(graph, whole_already - {value.node for value in tensors})
     assert known is not None
     return ModelPlacements(known, revise(whole), members, tensors, names)
+
+
+# A sum of which a reader takes a block is handed to all readers in blocks: half as much travels, less is kept, and what
+# is computed of it is divided. What is kept along time between two layers makes sequence parallelism of it
+# (Korthikanti et al., 2022).
+#
+#     before   y: partial(sum) ──► sum ──► x: split(1) + block of y       after   y ──► block of the sum ──► x + y
+
+
+def _sums_in_blocks(state: Propagation, reduced: Iterable[Value]) -> dict[Value, Reshard]:
+    """Return the sums that are handed out in blocks, with the block."""
+    found: dict[Value, Reshard] = {}
+    for value in reduced:
+        wants = {state.transfers[node].operand_reshards.get(index) for node, index in value._uses}
+        blocks = [one for one in wants if isinstance(one, Slice) and one.halo is None and not one.segments]
+        if len(blocks) == 1 and state.source(value).placement == PARTIAL and value not in state.graph.anchors.values():
+            found[value] = blocks[0]
+    return found
 
 
 def _forget_marks(graph: Graph, keep: Container[Node]) -> None:
@@ -201,7 +223,7 @@ def batch_facts(graph: Graph, item: TrainingGraph, plan: Plan) -> dict[Value, Fa
 
 def _held(handle: Value, member: ShardedVariable) -> Fact:
     """Return the fact of a handle: each device has a block of the variable."""
-    return Fact(split(member.axis), handle.dtype, member.block)
+    return Fact(split(member.axis), handle.dtype, member.block, held=True)
 
 
 def _members(

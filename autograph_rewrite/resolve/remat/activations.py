@@ -18,7 +18,7 @@ from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
 from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import is_pure
+from autograph_rewrite.ir.types.opdefs import axis_along, is_pure
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE
@@ -101,7 +101,9 @@ def find_activations(
 
 
 def may_repeat(node: Node) -> bool:
-    """Return whether a node computes something, and gives the same when it runs again."""
+    """Return whether a node computes something, gives the same when it runs again, and does so without waiting."""
+    if axis_along(node) and node.attr("before") != b"replicated":
+        return False  # devices of a replica meet there: what they have found is kept
     if not is_pure(node.op) or has(node.op, "given", "routes", "loop_test") or not node.inputs:
         return False
     return not any(_is_handle(dtype) for dtype in (*node.input_dtypes, *node.output_dtypes))

@@ -1,0 +1,90 @@
+"""Sequence parallelism: what is kept between two layers is cut along time, so that sums end as blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import autograph_rewrite as ar
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.passes.collectives.along_model import AlongModel
+from tests.support.training import make_item, placeholder, variable
+
+TIMES, WIDTH = 4, 6
+LAYERS = [{"match": "up.*", "split": [1, 2]}, {"match": "down.*", "split": [2, 1]}]
+ALONG_TIME = [{"match": "kept|residual[01]", "split": [1, 2, 1]}]
+
+
+def item(dtype: Any = tf.float64, batch: int | None = None) -> ar.GraphItem:
+    """Return two layers, each behind a norm, whose results are added to what they have read."""
+
+    def forward() -> dict[str, tf.Tensor]:
+        rng = np.random.default_rng(0)
+
+        def weight(name: str, *shape: int) -> tf.Tensor:
+            return tf.cast(variable(name, rng.normal(size=shape) * 0.3), dtype)
+
+        kept = tf.identity(tf.cast(placeholder("x", batch, TIMES, WIDTH), dtype), name="kept")
+        for k in range(2):
+            centred = kept - tf.reduce_mean(kept, -1, keepdims=True)
+            norm = tf.multiply(centred, weight(f"scale{k}", WIDTH), name=f"norm{k}")
+            inner = tf.nn.relu(tf.einsum("btd,df->btf", norm, weight(f"up{k}", WIDTH, 8)))
+            kept = tf.add(kept, tf.einsum("btf,fd->btd", inner, weight(f"down{k}", 8, WIDTH)), name=f"residual{k}")
+        return {"loss": tf.cast(tf.reduce_sum(tf.square(kept)) / 100, tf.float64)}
+
+    return make_item(forward, batch_inputs={"x": 0})
+
+
+def config(data: int, axes: Any = 2, sharding: Any = (*LAYERS, *ALONG_TIME)) -> dict[str, Any]:
+    return {
+        "devices": [f"CPU:{k}" for k in range(data * int(np.prod(axes)))],
+        "mesh": {"data": data, "model": axes},
+        "strategy": {"variables": "mirrored"},
+        "sharding": list(sharding),
+    }
+
+
+def collectives(new: Any) -> Counter[str]:
+    """Return how many collectives each device of a replica joins, by op."""
+    devices = len({node.device for node in new.graph if node.op.startswith("Collective")})
+    counted = Counter(node.op for node in new.graph if node.op.startswith("Collective"))
+    return Counter({op: count // devices for op, count in counted.items()})
+
+
+def test_a_sum_of_which_blocks_are_read_ends_as_blocks() -> None:
+    """Each layer gathers and scatters once in each direction; what is left to add up are two scales and the loss."""
+    assert collectives(ar.rewrite(item(), config(1, sharding=LAYERS))) == {"CollectiveReduceV2": 4}
+    blocks = {"CollectiveGatherV2": 4, "CollectiveAllToAllV2": 4, "CollectiveReduceV2": 3}
+    assert collectives(ar.rewrite(item(), config(1))) == blocks
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("batch", [None, 6])
+def test_a_step_computes_what_one_device_does(data: int, batch: int | None) -> None:
+    report = ar.verify(item(batch=batch), config(data))
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= 1e-9
+
+
+def test_narrow_numbers_are_added_as_wide_ones() -> None:
+    report = ar.verify(item(tf.bfloat16), config(1), rtol=0.1)
+    assert report.ok, report
+
+
+def test_a_block_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = AlongModel._scattered
+
+    def wrong(self: AlongModel, node: Any, value: Any, fact: Any, dim: int) -> Any:
+        made = lowered(self, node, value, fact, dim)
+        terms = next(one for one in self.rewrite.graph if one.name.startswith(f"{node.name}/blocks"))
+        packed = next(use.node for use in terms.output(0).uses)
+        packed.set_input(0, terms.output(1))
+        return made
+
+    monkeypatch.setattr(AlongModel, "_scattered", wrong)
+    with pytest.raises(VerifyError, match="gets something else"):
+        ar.verify(item(batch=6), config(1))
