@@ -10,7 +10,12 @@
     %x: float32[?,4] = Placeholder()
     ...
     ===
-    %x/block: float32 @ split(0) = ar.reshard(%x) {...} {model, replica}
+    %x/reshard: float32 @ split(0) = ar.reshard(%x) {...} each
+
+Names, and which numbers edges have, are those of the passes; a reshard names the axes that it is over, and a value lies
+along others as it did. Constants are on each replica, the devices of a replica run what the replica runs (so `each` is
+their span, too), shapes are those of one device, a batch input is cut where it is read and an output joined by
+`merge-instances` (`-> replicated`). That is not how the cases were first written; what they compute is.
 
 The checker knows nothing of the rewriter: it cuts variables and inputs by the placements that are stated, runs every
 instance by TensorFlow's kernels, and puts values of the second graph together again. They must be those of the first.

@@ -99,7 +99,7 @@ def place_gather(n: Op) -> Placed:
 def _is_of_rows_in_shards(n: Op) -> bool:
     """Return whether whole rows are looked up in shards of a variable, by the numbers that the whole has of them."""
     table, is_number = n.inputs[0], n.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
-    in_shards = bool(shards_of(table.split_size)) or n.semantics.finds_rows
+    in_shards = bool(shards_of(table.split_size)) or n.semantics.alike
     return is_number and table.placement == split(0) and in_shards and not n.attr("batch_dims", 0)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.ir.types.dtypes import INEXACT
-from autograph_rewrite.ir.types.placement import REPLICA
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import (
     Dim,
@@ -112,7 +111,7 @@ def place(n: Op, sig: Signature | None) -> Placed:
 def find_cut(n: Op, sig: Signature) -> Cut | None:
     """Return what the inputs are split along: the label that most of the split ones have, of several the first.
 
-    Among the devices of a replica, variables stay where they are, and a result in blocks is better than contributions.
+    Where devices run one program, variables stay where they are, and a result in blocks is better than contributions.
     """
     found: dict[str, list[Fact]] = {}
     for fact, labels in _labelled(n, sig):
@@ -122,10 +121,10 @@ def find_cut(n: Op, sig: Signature) -> Cut | None:
         return None
     label = next(iter(found))
     if len(found) > 1:
-        along_batch, kept = n.semantics.extent.axis == REPLICA, {one for labels in sig.outputs for one in labels or ()}
+        alike, kept = n.semantics.alike, {one for labels in sig.outputs for one in labels or ()}
 
         def worth(one: str) -> tuple[int, bool, bool]:
-            return len(found[one]), any(fact.held for fact in found[one]), not along_batch and one in kept
+            return len(found[one]), alike and any(fact.held for fact in found[one]), alike and one in kept
 
         label = max(found, key=worth)
     return Cut(label, found[label][0].split_size)

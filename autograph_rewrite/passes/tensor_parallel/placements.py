@@ -104,7 +104,7 @@ def model_placements(
         members, names = _members(graph, item, cut, wanted)
         given = dict(inputs) | rows | {handle.output(): _held(handle.output(), one) for handle, one in members.items()}
         if known is None:
-            semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), finds_rows=alike)
+            semantics = Semantics(extent=Extent(axis, cut.units, cut.sizes), alike=alike)
             known = propagate(graph, tensors, semantics, given=given)
         else:
             known = restate(known, tensors, given=given, reduced=scattered)
