@@ -349,8 +349,8 @@ def servers_are_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             process = device_names.process_of(str(device))
             if str(device) != name:
                 yield Finding(path, f"'{name}' is not the canonical name", f"write {device}")
-            elif device.job != SERVERS and process not in plan.processes:
-                known = " and ".join(process or "this process" for process in plan.processes)
+            elif device.job != SERVERS and process not in (hosts := plan.stage_hosts or plan.processes):
+                known = " and ".join(process or "this process" for process in hosts)
                 message = f"'{request.name}' is on {name}, but no process of the plan has that device"
                 yield Finding(path, message, f"there are {known}, and parameter servers are /job:{SERVERS}/task:N")
 

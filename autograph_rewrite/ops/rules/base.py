@@ -38,8 +38,8 @@ class Semantics(NamedTuple):
         extent: of the axis that is looked at; of the batch, its units are the examples, where they are static.
         segments: blocks may have a segment of each part of a concatenation.
         more: extents of further axes, minor to the first.
-        alike: the devices of a replica run one program, each of its blocks: of what is in blocks of rows, each finds those
-            that it has of all that are looked up.
+        alike: the devices of a replica run one program, each of its blocks: of what is in blocks of rows, each finds
+            those that it has of all that are looked up.
     """
 
     random: str = "exact"

@@ -45,16 +45,29 @@ def salted(group_key: int, salt: str) -> int:
     return int.from_bytes(digest[:4], "big") % KEYS or 1
 
 
+def _salt(rewrite: Rewrite) -> str:
+    """Return what tells the groups of a rewrite from those of other plans, and of the same one for other shapes.
+
+    A digest of a graph knows neither: two models of one form, of other widths, have the same plan.
+    """
+    said = [f"{name} {one.dtype} {one.shape}" for name, one in sorted(rewrite.request.item.variables.items())]
+    for edge in rewrite.plan.edges:
+        shape = rewrite.state.source(rewrite.graph.value(edge.value)).shape if edge.is_collective else None
+        if shape is not None and all(isinstance(dim, int) for dim in shape):  # else it need not be that of others
+            said.append(f"{edge.value} {shape}")
+    return hashlib.sha256("\n".join([rewrite.plan.digest(), *said]).encode()).hexdigest()
+
+
 class Keys:
     """Makes the key operands of the collectives of one rewrite.
 
     Attributes:
-        salt: what tells its groups from those of other plans; empty in one process.
+        salt: what tells its groups from those of other plans; empty where one process has all devices.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite = rewrite
-        self.salt = rewrite.plan.digest() if rewrite.processes > 1 else ""
+        self.salt = _salt(rewrite) if rewrite.processes > 1 or rewrite.plan.is_driven else ""
         edges = [edge for edge in rewrite.plan.edges if edge.is_collective]
         ordered = sorted({edge.instance_key for edge in edges})
         self._row = {key: row for row, key in enumerate(ordered)}
