@@ -20,7 +20,9 @@ from autograph_rewrite.analysis.networks import groups, minimum_cut
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.ir.types.opdefs import is_over
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
@@ -269,6 +271,8 @@ def _gathered_from(state: Propagation) -> set[Node]:
     """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
     found = {value.node for value in state.reduced if value.node in state.transfers and _is_summed(state, value)}
     for node, transferred in state.transfers.items():
+        if is_over(node, REPLICA):  # a gather that a pass has asked for stays where that has put it
+            continue
         for index, reshard in transferred.operand_reshards.items():
             if reshard == REPLICATED and _is_local(state, node.inputs[index]):
                 found.add(node.inputs[index].node)
@@ -318,7 +322,7 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
     made: list[Value] = []
     for node, index in value._uses:
         transferred = state.transfers.get(node)
-        if transferred is None:
+        if transferred is None or is_over(node, REPLICA):
             return None
         if transferred.operand_reshards.get(index) == REPLICATED or transferred.constant:
             continue

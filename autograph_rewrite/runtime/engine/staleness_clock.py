@@ -282,7 +282,8 @@ class FinishTogether:
         self._process = f"/job:{member.job}/replica:0/task:{member.task}"
         self._known: dict[tuple[str, ...], list[Any]] = {}
         operations = graph.get_operations()
-        self._is_needed = bool(plan.homes) and any(is_collective(one.type) for one in operations)
+        meets = any(is_collective(one.type) for one in operations)
+        self._is_needed = bool(plan.homes) and meets and not plan.is_driven  # one session runs what is driven
         self._behind: dict[str, list[Any]] = defaultdict(list)
         if not self._is_needed:
             return
