@@ -17,8 +17,8 @@ ON_A_SERVER = "slots"
 """A variable stays whole on worker 0, and what an optimizer keeps for it is cut on the model axis."""
 SHARDED = "sharded"
 """Blocks of the devices of a replica are in shards over the replicas."""
-BETWEEN_STEPS = ("failing", "reading", "callbacks")
-"""Steps that fail, and what each worker reads and writes between two steps."""
+BETWEEN_STEPS = ("failing", "reading", "dropped", "callbacks")
+"""Steps that fail, what each worker reads and writes between two steps, and programs of which one ends early."""
 SCRIPT, LIMIT, EXACT = "tests/jobs/programs/mesh.py", 180, 1e-9
 MESHES = {
     "the model axis across two processes": (2, "1,1,2,1"),
@@ -38,6 +38,8 @@ def test_processes_on_a_mesh_train_as_one_does(once: Once, nursery: Nursery, mes
     models = MODELS if shape.endswith("1") else MODELS[:-1]
     if shape == "2,2,2,1":
         models = (*models, ON_A_SERVER, SHARDED)
+    elif shape == "1,2,2,1":
+        models = (*models, SHARDED)
     elif shape == "1,1,2,1":
         models = (*models, *BETWEEN_STEPS)
 

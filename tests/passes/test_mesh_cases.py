@@ -200,8 +200,13 @@ def _fact(step: Step, value: Value, axis: str, unit: int) -> Fact:
     [
         ("mlp_1x2", "MatMul(%h1/whole, %u2)", "MatMul(%h1, %u2)", "rules", "z2 on model: its rule asks for"),
         ("mlp_1x2", "MatMul(%h1/whole, %u2)", "MatMul(%h1, %u2)", "run", "z2"),
-        ("mlp_2x2", "%train0 = ResourceApplyGradientDescent(%w0, %rate, %dw0/whole)",
-         "%train0 = ResourceApplyGradientDescent(%w0, %rate, %dw0/reshard)", "rules", "train0 on model"),
+        (
+            "mlp_2x2",
+            "%train0 = ResourceApplyGradientDescent(%w0, %rate, %dw0/whole)",
+            "%train0 = ResourceApplyGradientDescent(%w0, %rate, %dw0/reshard)",
+            "rules",
+            "train0 on model",
+        ),
         ("mlp_2x2", 'ar.reshard(%dw0) {after="replicated"', 'ar.reshard(%dw0) {after="split(0)"', "run", "dw0/reshard"),
         ("fsdp_3", "@ split(0) = VarHandleOp", "@ split(1) = VarHandleOp", "run", "dimension 1"),
         ("fsdp_3", "MatMul(%dy, %r2/again)", "MatMul(%dy, %r2)", "rules", "dh on replica: its rule asks for"),

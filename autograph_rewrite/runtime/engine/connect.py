@@ -81,7 +81,7 @@ def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any, *,
         session = tf.compat.v1.Session(target(member), graph=graph, config=config)
     else:  # for what insists on a session, as a Saver does
         session = tf.compat.v1.Session(graph=graph, config=config)
-    free = _freeing(tf, graph) if member.is_chief and all_read else ()
+    free = _freeing(tf, graph) if all_read else ()
     return ChiefDrivenSession(session, relay, member, plan.timeout_seconds, all_read=all_read, free=free)
 
 
@@ -261,7 +261,10 @@ class ChiefDrivenSession:
         self._relay, self._member = relay, member
         self.session = self._running = session
         self._waits = all_read and member.is_chief
-        self._end = weakref.finalize(self, _close, session, relay, member, free) if member.is_chief else None
+        self._end = None
+        if member.is_chief or all_read:
+            self._end = weakref.finalize(self, _close, session, relay, member, free)
+            self._end.atexit = member.is_chief  # what others hold goes with their processes
 
     @property
     def graph(self) -> Any:
@@ -277,7 +280,12 @@ class ChiefDrivenSession:
 
     def leave(self) -> None:
         """Close the session of a program that has failed, and wait for nobody."""
-        self.close() if self._member.is_chief else self._relay.leave()
+        if self._member.is_chief:
+            self.close()
+            return
+        if self._end is not None:
+            self._end.detach()
+        self._relay.leave()
 
     def abandon(self) -> None:
         """Leave the sessions as they are until the process ends."""
@@ -403,13 +411,13 @@ def _close(session: Any, relay: Relay, member: Membership, free: Sequence[Any]) 
     """Release what a session holds, unless somebody is gone, who would be waited for, or all end with the program."""
     others_are_there = not member.is_chief or all_answer(member.workers[1:])
     if others_are_there and (not member.is_chief or threading.main_thread().is_alive()):
-        if free:
-            with suppress(Exception):
+        with suppress(Exception):
+            if free and relay.leave_as_one_of_all():  # others may still read what is there
                 session.run(free)
         session.close()
     else:
         abandon(session)
-    relay.end() if others_are_there else relay.leave()
+    relay.end() if others_are_there and not free else relay.leave()
 
 
 def _account(what: str, names: Sequence[str], feeds: Mapping[Any, Any], changed: Mapping[str, str]) -> StepAccount:

@@ -292,19 +292,21 @@ class Relay:
         with graph.as_default():
             self._message = tf.compat.v1.placeholder(tf.string, [None])
             puts, takes, leaves, sizes, closed = [], [], [], [], {}
-            for task in takers:
+            for task in range(1, len(hosts)):
                 with tf.device(f"{hosts[task]}/device:CPU:0"):
                     queue = raw.FIFOQueueV2(
                         component_types=[tf.string], capacity=1, container=name, shared_name=f"for_{task}"
                     )
+                    closed[name_of("worker", task, member.workers[task])] = raw.QueueIsClosedV2(handle=queue)
+                    if task not in takers:
+                        continue
                     puts.append(raw.QueueEnqueueV2(handle=queue, components=[self._message], name=f"to_{task}"))
                     takes += raw.QueueDequeueV2(handle=queue, component_types=[tf.string])
                     sizes.append(raw.QueueSizeV2(handle=queue))
                     leaves.append(raw.QueueCloseV2(handle=queue, cancel_pending_enqueues=True))
-                    closed[name_of("worker", task, member.workers[task])] = raw.QueueIsClosedV2(handle=queue)
             self._closed = closed
             self._put, self._take, self._leave, self._size = tf.group(puts), takes[0], leaves[0], sizes[0]
-        self.session = session_of(graph, member, [f"{hosts[task]}/device:CPU:0" for task in takers])
+        self.session = session_of(graph, member, [f"{host}/device:CPU:0" for host in hosts[1:]])
         self._last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         self._holds = holds
         if not member.is_chief:  # also if the program has no more use for it: worker 0 may have
@@ -340,8 +342,24 @@ class Relay:
                 self.session.run(self._leave)
         abandon(self.session)
 
+    def leave_as_one_of_all(self) -> bool:
+        """Take no more part in it; return whether nobody does now, so that what all have used can be freed.
+
+        Who says first that it leaves, and then looks at the others, misses nobody: of two that leave at the same time,
+        one may see that both have, or both do.
+        """
+        atexit.unregister(self.end)
+        has_ended = self._member.is_chief
+        with suppress(Exception):
+            if self._member.is_chief:
+                self.session.run(self._put, {self._message: [_END]}, self._last)
+            else:
+                self.session.run(self._leave)
+                has_ended = bool(self.session.run(self._size)) and self.session.run(self._take)[0] == _END
+        return has_ended and len(self.left()) == len(self._closed)
+
     def left(self) -> list[str]:
-        """Return the workers that take no more part in it; of worker 0."""
+        """Return the workers, besides worker 0, that take no more part in it."""
         found: dict[str, bool] = {}
         with suppress(Exception):  # who does not answer is found by who waits for it
             found = self.session.run(self._closed, options=self._last)

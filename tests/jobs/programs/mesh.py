@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import time
@@ -152,9 +153,9 @@ def looked_up(variables: Mapping[str, Any]) -> Callable[..., Any]:
     return step
 
 
-def rewritten(job: Job) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def rewritten(job: Job, units: int = 16) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Return the step of `looked_up`, whose hidden units are cut between the processes, and its variables."""
-    variables = variables_of({"table": (10, 8), "up": (8, 16), "down": (16, 8)})
+    variables = variables_of({"table": (10, 8), "up": (8, units), "down": (units, 8)})
     step = tf.function(looked_up(variables))
     if not job.is_rewritten:
         return step, variables
@@ -192,6 +193,21 @@ def reading(job: Job) -> Results:
     return found
 
 
+def dropped(job: Job) -> Results:
+    """Train one program after another, of one form and other sizes; worker 0 drops each before worker 1 has read it."""
+    found = {}
+    for number, units in enumerate((16, 12, 16)):
+        step, variables = rewritten(job, units)
+        ids, y = np.arange(4), np.ones((4, 8))
+        found[f"loss {number}"] = step(tf.constant(ids), tf.constant(y)).numpy()
+        if job.is_rewritten and job.task == 1:
+            time.sleep(1)
+        found |= {f"{name} {number}": variable.numpy() for name, variable in variables.items()}
+        del step, variables
+        gc.collect()
+    return found
+
+
 def callbacks(job: Job) -> Results:
     """Fit a Keras model whose callbacks read and write variables, worker 1 later than worker 0."""
     import keras
@@ -226,7 +242,7 @@ def callbacks(job: Job) -> Results:
 
 
 CASES: dict[str, Case] = {name: functools.partial(trained, model=model) for name, model in MODELS.items()}
-CASES |= {"failing": failing, "reading": reading, "callbacks": callbacks}
+CASES |= {"failing": failing, "reading": reading, "dropped": dropped, "callbacks": callbacks}
 
 
 def main(names: Sequence[str], out: Path) -> None:

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import autograph_rewrite as ar
+from autograph_rewrite.compile import request
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.collectives.all_gather import GATHER
 from autograph_rewrite.passes.collectives.all_reduce import REDUCE
 from autograph_rewrite.passes.collectives.local_ops import PEERS
+from autograph_rewrite.passes.pass_pipeline import rewrite
 from autograph_rewrite.plan.parts.lowerings import ACROSS, LOWERINGS, Lowering, Medium, Operation, lowering
 from tests.support.paths import ROOT
 
@@ -113,3 +118,18 @@ def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> No
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[:2] == ["['Pack', 'Sum']", "[]"]
     assert run.stdout.splitlines()[2] == "True False"  # it is priced, and nothing of all this needs TensorFlow
+
+
+def test_programs_of_one_form_and_other_shapes_meet_in_other_groups(tmp_path: Path) -> None:
+    """Two models of a sweep have one plan; TensorFlow remembers the shapes of each instance of a group."""
+
+    def group(units: int) -> int:
+        file = tmp_path / f"{units}.txt"
+        file.write_text(CASE.replace("[3,2]", f"[3,{units}]"), encoding="utf-8")
+        config = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"]}}
+        item = normalise_original(ar.GraphItem.load(file))
+        graph = rewrite(Request(item, request(item, ar.Config.of(config)))).graph
+        meets = next(node for node in graph if node.op == "CollectiveReduceV2" and "dw" in node.name)
+        return int(meets.inputs[2].node.attr("value"))
+
+    assert group(2) == group(2) != group(4)

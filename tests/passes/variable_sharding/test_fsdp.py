@@ -100,11 +100,17 @@ def test_partitioned_strategies_train_as_one_device(name: str, strategy: str, mo
     assert max(error for _, error in compare(trace, truth(name, options, SIZES), 1e-6)) < 1e-12
 
 
-def deep() -> GraphItem:
-    """Return a deep regression, trained by Adam."""
+def deep(*, looks_up: bool = False) -> GraphItem:
+    """Return a deep regression, trained by Adam, of numbers or of the means of rows of a table."""
     rng, graph = np.random.default_rng(0), tf.Graph()
     with graph.as_default():
-        y = v1.placeholder(tf.float32, [None, WIDTH], name="x")
+        if looks_up:
+            table = v1.get_variable(
+                "table", initializer=rng.normal(size=(50, WIDTH)).astype("float32"), use_resource=True
+            )
+            y = tf.reduce_mean(tf.gather(table, v1.placeholder(tf.int32, [None, 3], name="x")), 1)
+        else:
+            y = v1.placeholder(tf.float32, [None, WIDTH], name="x")
         for i in range(LAYERS):
             value = (rng.normal(size=(WIDTH, WIDTH)) / 8).astype("float32")
             y = tf.tanh(tf.matmul(y, v1.get_variable(f"w{i}", initializer=value, use_resource=True)))
@@ -176,6 +182,12 @@ def test_a_gathered_variable_is_freed_after_the_forward_pass_and_gathered_anew(m
     monkeypatch.setattr(residence, "gather_on_use", lambda graph, wholes: 0)
     for mine in gathered(ar.rewrite(deep(), over_data(3))).values():  # as it would be otherwise
         assert peak(mine) >= (LAYERS - 1) * LAYER_BYTES
+
+
+def test_looking_rows_up_does_not_keep_what_is_gathered_of_other_variables():
+    graph = ar.rewrite(deep(looks_up=True), over_data(3)).graph
+    wholes = [node for node in graph if node.name.startswith("replica_0/MatMul") and node.name.endswith("/all_gather")]
+    assert len(wholes) == 2 * LAYERS
 
 
 def test_each_micro_batch_gathers_for_itself_so_that_one_after_another_is_given_back(monkeypatch: pytest.MonkeyPatch):
