@@ -122,8 +122,8 @@ def model_placements(
             tensors = _without(tensors, anyway)
         else:
             reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
-            if alike and (blocks := _sums_in_blocks(known, reduced)):
-                scattered |= blocks
+            if alike and (in_blocks := _sums_in_blocks(known, reduced)):
+                scattered |= in_blocks
                 continue
             if reduced:
                 known = restate(known, tensors, given=given, reduced=scattered | dict.fromkeys(reduced, REPLICATED))
