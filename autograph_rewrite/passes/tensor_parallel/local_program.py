@@ -263,6 +263,8 @@ class LocalProgram:
             return self._reshard(whole, "term", REPLICATED, PARTIAL)
         if not before.differs:
             return value
+        if isinstance(block := self.state.reduced.get(value), Slice):  # which others read, and is less than the sum
+            return self._reshard(self.converted(value, block), "whole", split(block.dim), REPLICATED, *block[:2])
         if before.kind == "local":
             fact = self.state.source(value)
             chosen = [is_local(entry) for entry in fact.value or ()]

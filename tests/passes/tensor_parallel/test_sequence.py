@@ -88,3 +88,27 @@ def test_a_block_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(AlongModel, "_scattered", wrong)
     with pytest.raises(VerifyError, match="gets something else"):
         ar.verify(item(batch=6), config(1))
+
+
+def test_who_reads_the_whole_of_what_others_read_in_blocks_gathers_these() -> None:
+    """No sum is made twice: as blocks for one reader, and whole for another."""
+
+    def forward() -> dict[str, tf.Tensor]:
+        rng = np.random.default_rng(0)
+        x = tf.identity(placeholder("x", None, TIMES, WIDTH), name="kept")
+        up, down = (
+            variable(name, rng.normal(size=shape)) for name, shape in (("up0", (WIDTH, 8)), ("down0", (8, WIDTH)))
+        )
+        y = tf.einsum("btf,fd->btd", tf.nn.relu(tf.einsum("btd,df->btf", x, up)), down)
+        return {"loss": tf.reduce_sum(tf.square(x + y)), "last": tf.cumsum(y, 1)}
+
+    item = make_item(forward, batch_inputs={"x": 0})
+    config_ = config(1, sharding=(*LAYERS, {"match": "kept", "split": [1, 2, 1]}))
+    report = ar.verify(item, config_)
+    assert report.ok, report
+    met = {
+        "CollectiveAllToAllV2": 1,
+        "CollectiveGatherV2": 2,
+        "CollectiveReduceV2": 1,
+    }  # and the gradient of y, the loss
+    assert collectives(ar.rewrite(item, config_)) == met
