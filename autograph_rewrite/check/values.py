@@ -22,6 +22,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.emit.tensor_map import Join
 from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables
 from autograph_rewrite.runtime.engine.fetches import Fetch, assemble
 from autograph_rewrite.training_graph import TrainingGraph
@@ -38,14 +39,14 @@ class Tap(NamedTuple):
         tensors: the instances in the other graph.
         placement: how they combine; replicated ones are all the same.
         segments: of blocks, if they have some.
-        firsts: the numbers of the instances that are put together; empty: all.
+        joins: how the devices of each replica put together what they have (`View`).
     """
 
     name: str
     tensors: tuple[str, ...]
     placement: Placement = REPLICATED
     segments: tuple[int, ...] = ()
-    firsts: tuple[int, ...] = ()
+    joins: tuple[Join, ...] = ()
 
     def deviation(self, got: Sequence[Array], expected: Array, allowed: Tolerance) -> Deviation:
         """Return how far the instances are from the original's value; of replicated ones, the worst.
@@ -54,8 +55,8 @@ class Tap(NamedTuple):
             got: of the instances, in order.
             allowed: which error is none.
         """
-        if self.placement.differs:
-            got = [assemble(Fetch(self.tensors, self.placement, self.segments, firsts=self.firsts), got)]
+        if self.placement.differs or any(placement.differs for placement, _ in self.joins):
+            got = [assemble(Fetch(self.tensors, self.placement, self.segments, joins=self.joins), got)]
         found = [deviation(one, expected, allowed.rtol, allowed.atol) for one in got]
         return max(found, key=lambda one: one.error)
 
@@ -121,7 +122,7 @@ def tap(item: TrainingGraph, value: Value) -> Tap | None:
         return None
     if len(view.tensors) > 1 and not view.placement.differs and not _is_replicated(item, value):
         return None
-    return Tap(name, view.tensors, view.placement, view.segments, view.firsts)
+    return Tap(name, view.tensors, view.placement, view.segments, view.joins)
 
 
 def _is_replicated(item: TrainingGraph, value: Value) -> bool:

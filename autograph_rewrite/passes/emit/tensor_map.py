@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -10,12 +10,15 @@ from typing import NamedTuple
 from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.format.annotations import Annotation, Others, annotation
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, Mesh
+from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, REPLICA, Mesh
 from autograph_rewrite.ir.run_writes import RunWrites
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement
 from autograph_rewrite.ops.facts.symbolic_dims import segments
 from autograph_rewrite.passes.emit.replica_layout import instance_name
+
+Join = tuple[Placement, tuple[tuple[int, ...], ...]]
+"""How values become fewer: those of each group, by number, are put together as they are placed."""
 
 
 class View(NamedTuple):
@@ -25,13 +28,13 @@ class View(NamedTuple):
         tensors: its instances in the rewritten graph, one per replica, or a single one.
         placement: how they combine; replicated ones are all the same.
         segments: rows of each example in each segment of a block, where it has more than one.
-        firsts: the numbers of the instances that are put together, where devices of a replica have the same; else all.
+        joins: how the devices of each replica put together what they have, one axis after another; then come replicas.
     """
 
     tensors: tuple[str, ...]
     placement: Placement
     segments: tuple[int, ...] = ()
-    firsts: tuple[int, ...] = ()
+    joins: tuple[Join, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,14 +108,15 @@ class Layout:
         original, node, suffix = self._now(tensor)
         if node is None:
             return None
+        others = dict(self.blocked.get(original, ()))
         if node.span == ONCE:
-            return View((node.name + suffix,), REPLICATED)
-        if (self.hidden and node not in self._of_replicas) or original in self.blocked:
+            return None if others else View((node.name + suffix,), REPLICATED)
+        if (self.hidden and node not in self._of_replicas) or any(one.kind == "local" for one in others.values()):
             return None
         names = tuple(one + suffix for one in self._names(node))
         placement, parts = self._held.get(original, (REPLICATED, ()))
         scattered = (self.partial and placement.differs) or (self.interleaved and placement.is_split)
-        return None if scattered else View(names, placement, parts, self._firsts(node))
+        return None if scattered else View(names, placement, parts, tuple(self._joins(node, others)))
 
     def on_device(self, tensor: str, device: int) -> tuple[str, ...]:
         """Return what one of the devices of each replica has of a tensor, which may be a block of it."""
@@ -129,12 +133,24 @@ class Layout:
         name, _, index = self._aliases.get(original, original).partition(":")
         return original, self.graph.nodes.get(name), f":{index or 0}"
 
-    def _firsts(self, node: Node) -> tuple[int, ...]:
-        """Return the numbers of the instances on the first device of each replica; nothing where each has one."""
-        if not self.mesh.along:
-            return ()
-        at = [self.mesh.coordinates(node.span, i) for i in range(self.mesh.count(node.span))]
-        return tuple(i for i, one in enumerate(at) if one.get(MODEL, 0) == 0)
+    def _joins(self, node: Node, others: Mapping[str, Placement]) -> Iterator[Join]:
+        """Yield how the devices of each replica put a value together, minor axis first; nothing where each has one.
+
+        Args:
+            others: how it is placed along their axes; what is replicated is that of the first.
+        """
+        mesh = self.mesh
+        if not mesh.along:
+            return
+        found = [mesh.coordinates(node.span, i) for i in range(mesh.count(node.span))]
+        at = [(one.get(REPLICA, 0), one.get(MICRO, 0), one.get(MODEL, 0)) for one in found]
+        for axis in reversed([one.name for one in mesh.divided] or [MODEL]):
+            line_of = {device: line[0] for line in mesh.lines([axis]) for device in line}
+            groups: dict[tuple[int, int, int], list[int]] = {}
+            for i, (replica, micro, device) in enumerate(at):
+                groups.setdefault((replica, micro, line_of[device]), []).append(i)
+            yield others.get(axis, REPLICATED), tuple(map(tuple, groups.values()))
+            at = list(groups)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""

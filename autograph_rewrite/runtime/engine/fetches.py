@@ -8,6 +8,7 @@ the updates of the step. Of a reference variable it hands out the buffer itself,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ops.facts.placement import Placement
+from autograph_rewrite.passes.emit.tensor_map import Join
 from autograph_rewrite.training_graph import TensorInfo, Variable
 
 _COMBINE = {
@@ -36,7 +38,7 @@ class Fetch(NamedTuple):
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
         variable: the variable whose value it is, read on its own; empty where the elements give the value.
         late: the variable is read after the run, else before it.
-        firsts: the numbers of the elements that are put together, all of which run; empty: all.
+        joins: how the devices of each replica put together what they have (`View`).
     """
 
     elements: tuple[Any, ...]
@@ -44,7 +46,7 @@ class Fetch(NamedTuple):
     segments: tuple[int, ...] = ()
     variable: str = ""
     late: bool = False
-    firsts: tuple[int, ...] = ()
+    joins: tuple[Join, ...] = ()
 
 
 def name_of(thing: Any) -> str:
@@ -89,17 +91,20 @@ def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
     """Return the value of a fetch from those of its elements."""
     if fetch.placement is None:
         return None
-    if len(got) == 1 or not fetch.placement.differs:
-        return got[0]
-    got = [got[i] for i in fetch.firsts] or got
-    if fetch.segments:
+    for placement, groups in fetch.joins:
+        got = [_together([got[i] for i in group], placement) for group in groups]
+    if fetch.segments and len(got) > 1:
         return _in_order(got, fetch.placement.dim, fetch.segments)
-    if fetch.placement.is_split:
-        return np.concatenate(got, axis=fetch.placement.dim)
-    result = got[0]
-    for part in got[1:]:
-        result = _COMBINE[fetch.placement.op](result, part)
-    return result
+    return _together(got, fetch.placement)
+
+
+def _together(got: Sequence[Any], placement: Placement) -> Any:
+    """Return the whole of what is placed so."""
+    if len(got) == 1 or not placement.differs:
+        return got[0]
+    if placement.is_split:
+        return np.concatenate(got, axis=placement.dim)
+    return functools.reduce(_COMBINE[placement.op], got)
 
 
 def _in_order(blocks: Sequence[Any], dim: int, segments: Sequence[int]) -> Any:

@@ -597,14 +597,14 @@ class OriginalNames:
         try:
             if is_tensor or (self._has_value(node) and node not in self._item.targets and node != self._item.init_op):
                 view = layout.find(name) if layout is not None else None
-                if layout is not None and name.removesuffix(":0") in layout.blocked:
+                if view is None and layout is not None and name.removesuffix(":0") in layout.blocked:
                     raise GraphError(
-                        f"'{name}' is in blocks on the model axis: no device has all of it",
+                        f"'{name}' is in blocks on the model axis, which are not all within reach",
                         hint=f"declare it, so that it is joined: outputs=[..., '{node}']",
                     )
                 view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
                 elements = tuple(self._graph.get_tensor_by_name(t) for t in view.tensors)
-                return Fetch(elements, view.placement, view.segments, firsts=view.firsts)
+                return Fetch(elements, view.placement, view.segments, joins=view.joins)
             names = (layout.instances(node) if layout is not None else ()) or (node,)
             return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names), None)
         except (KeyError, ValueError):

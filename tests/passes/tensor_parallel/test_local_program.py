@@ -16,7 +16,7 @@ import autograph_rewrite as ar
 from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.compile import request
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.errors import GraphError, RewriteError, VerifyError
+from autograph_rewrite.errors import RewriteError, VerifyError
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.normalize.normalize import normalise_original
@@ -28,7 +28,6 @@ from autograph_rewrite.passes.pass_pipeline import rewrite
 from autograph_rewrite.passes.reshard import insert_reshards
 from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram
 from autograph_rewrite.resolve import server_region
-from autograph_rewrite.runtime.engine.session import open_session
 from tests.passes.tensor_parallel import test_partition as zoo
 from tests.support import split_models as models
 from tests.support.model_axis import descent, on_mesh, worst_difference
@@ -136,14 +135,6 @@ def test_a_session_gives_whole_outputs_also_where_a_replica_has_no_example(data:
     for one, other in zip(alone.fetched, together.fetched, strict=True):
         for name, value in one.items():
             np.testing.assert_allclose(other[name], value, rtol=1e-9, atol=1e-12)
-
-
-def test_what_no_device_has_all_of_cannot_be_fetched_by_its_name() -> None:
-    new = ar.rewrite(make_item(wide), on_mesh(2, 2, {"columns": (1, 0)}) | {"strategy": MIRRORED})
-    with open_session(new) as session:
-        session.run(new.init_op)
-        with pytest.raises(GraphError, match="in blocks on the model axis"):
-            session.run("matmul:0", {"x:0": np.ones((2, 4)), "y:0": np.ones((2, 6))})
 
 
 TABLES: dict[str, Callable[..., Any]] = {

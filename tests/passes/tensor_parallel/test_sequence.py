@@ -11,7 +11,10 @@ import tensorflow as tf
 
 import autograph_rewrite as ar
 from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.collectives.along_model import AlongModel
+from autograph_rewrite.runtime.engine.session import open_session
 from tests.support.training import make_item, placeholder, variable
 
 TIMES, WIDTH = 4, 6
@@ -112,3 +115,24 @@ def test_who_reads_the_whole_of_what_others_read_in_blocks_gathers_these() -> No
         "CollectiveReduceV2": 1,
     }  # and the gradient of y, the loss
     assert collectives(ar.rewrite(item, config_)) == met
+
+
+BOTH = [{"match": "up.*", "split": [2, 2]}, {"match": "down.*", "split": [2, 2]}]
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("cuts", ["layers", "along time", "both axes"])
+def test_blocks_and_parts_of_sums_are_whole_for_who_fetches_them(data: int, cuts: str) -> None:
+    sharding = {"layers": LAYERS, "along time": (*LAYERS, *ALONG_TIME), "both axes": BOTH}[cuts]
+    one, new = item(), ar.rewrite(item(), config(data, [2, 2] if cuts == "both axes" else 2, sharding))
+    flat, blocked = normalise_original(one).graph, new.layout.blocked
+    names = [name for name in blocked if name in flat and flat.node(name).output_dtypes[:1] == (dtypes.DOUBLE,)]
+    assert {placement.kind for name in names for _, placement in blocked[name]} == {"split", "partial"}
+    found = []
+    for each in (one, new):
+        with open_session(each) as session:
+            session.run("init")
+            feeds = {"x:0": np.random.default_rng(1).normal(size=(4, TIMES, WIDTH))}
+            found.append(session.run([f"{name}:0" for name in names], feeds))
+    for name, left, right in zip(names, *found, strict=True):
+        np.testing.assert_allclose(right, left, rtol=1e-9, atol=1e-9, err_msg=name)
