@@ -121,7 +121,7 @@ def model_placements(
         elif anyway := [value for value in by_hand if value in tensors and _is_cut_anyway(known, value)]:
             tensors = _without(tensors, anyway)
         else:
-            reduced = place_reductions(known, outputs_of(graph, item), cuts=cuts) | early
+            reduced = (place_reductions(known, outputs_of(graph, item), cuts=cuts) | early) - scattered.keys()
             if alike and (in_blocks := _sums_in_blocks(known, reduced)):
                 scattered |= in_blocks
                 continue
