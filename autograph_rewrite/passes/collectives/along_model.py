@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -69,9 +68,7 @@ class AlongModel:
         (value,) = node.inputs
         fact, dim, sizes = self.rewrite.fact(node.output()), node.attr("dim"), node.attr("shards")
         if before.is_partial:
-            return (
-                self._scattered(node, value, fact, dim) if after.is_split else self._sum(node, value, fact, before.op)
-            )
+            return self._sum(node, value, fact, before.op, dim if after.is_split else None)
         if before.is_split:
             return self._joined(node, value, fact, dim)
         if after.is_split:
@@ -94,39 +91,40 @@ class AlongModel:
         ahead: dict[str, Any] = {"begin_mask": before, "end_mask": before}
         return build.op("StridedSlice", value, limits(0, "begin"), limits(1, "end"), step, what="rows", **ahead)
 
-    def _sum(self, node: Node, value: Value, fact: Fact, op: str) -> Value:
+    def _sum(self, node: Node, value: Value, fact: Fact, op: str, dim: int | None) -> Value:
+        """Return the sum, or one's block of it along a dimension, of which half as much is sent."""
         rewrite, build = self.rewrite, FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
         wide = cast(rewrite, value, wire_type(fact.dtype, op), f"{node.name}/widen")
         coded = encode(rewrite, wide, op, node.name)
         changing = may_change(fact)
-        ready = self._line(build, coded) if changing else coded
-        attrs = collective_attrs(rewrite) | {"merge_op": MERGES[op], "final_op": "Id"}
-        total = build.op("CollectiveReduceV2", ready, *self._operands(node, ready, changing), what="sum", **attrs)
-        self._mark(node, total.node)
+        parts = [coded] if dim is None else self._blocks_of(node, build, coded, dim)
+        ready = [self._line(build, one) for one in parts] if changing else parts
+        if dim is None:
+            attrs = collective_attrs(rewrite) | {"merge_op": MERGES[op], "final_op": "Id"}
+            operands = self._operands(node, ready[0], changing)
+            total = build.op("CollectiveReduceV2", ready[0], *operands, what="sum", **attrs)
+            self._mark(node, total.node)
+        else:
+            total = self._sum_of_mine(node, build, ready, changing)
         if changing:
-            total = build.op("Reshape", self._without_last(build, total), self._shape(build, coded), what="unflat")
+            total = build.op("Reshape", self._without_last(build, total), self._shape(build, parts[0]), what="unflat")
         total = decode(rewrite, total, wide.dtype, node.name)
         return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
 
-    def _scattered(self, node: Node, value: Value, fact: Fact, dim: int) -> Value:
-        """Return one's block of the sum, of which half as much is sent as of the whole."""
-        rewrite, count = self.rewrite, self.rewrite.mesh.size(axis_along(node))
-        build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
-        wide = cast(rewrite, value, wire_type(fact.dtype, "sum"), f"{node.name}/widen")
-        coded = encode(rewrite, wide, "sum", node.name)
-        changing = may_change(fact)
-        blocks = build.op("Split", self._number(build, dim, "axis"), coded, what="blocks", num_split=count).node
-        each = [blocks.output(k) for k in range(count)]
-        sent = build.op("Pack", *(map(partial(self._line, build), each) if changing else each), what="packed", N=count)
+    def _blocks_of(self, node: Node, build: FoldedBuilder, value: Value, dim: int) -> list[Value]:
+        count = self.rewrite.mesh.size(axis_along(node))
+        blocks = build.op("Split", self._number(build, dim, "axis"), value, what="blocks", num_split=count).node
+        return [blocks.output(k) for k in range(count)]
+
+    def _sum_of_mine(self, node: Node, build: FoldedBuilder, blocks: Sequence[Value], changing: bool) -> Value:
+        """Hand each device its block, and add up those that come."""
+        count, attrs = len(blocks), collective_attrs(self.rewrite)
+        sent = build.op("Pack", *blocks, what="packed", N=count)
         operands = self._operands(node, sent, changing)
-        met = build.op("CollectiveAllToAllV2", sent, *operands, what="all_to_all", **collective_attrs(rewrite))
+        met = build.op("CollectiveAllToAllV2", sent, *operands, what="all_to_all", **attrs)
         self._mark(node, met.node)
         terms = build.op("Unpack", met, what="terms", num=count).node
-        total = build.op("AddN", *(terms.output(k) for k in range(count)), what="sum", N=count)
-        if changing:
-            total = build.op("Reshape", self._without_last(build, total), self._shape(build, each[0]), what="unflat")
-        total = decode(rewrite, total, wide.dtype, node.name)
-        return cast(rewrite, total, fact.dtype, f"{node.name}/narrow")
+        return build.op("AddN", *(terms.output(k) for k in range(count)), what="sum", N=count)
 
     def _joined(self, node: Node, value: Value, fact: Fact, dim: int) -> Value:
         rewrite, count = self.rewrite, self.rewrite.mesh.size(axis_along(node))

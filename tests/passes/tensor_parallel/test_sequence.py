@@ -79,16 +79,12 @@ def test_narrow_numbers_are_added_as_wide_ones() -> None:
 
 
 def test_a_block_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered = AlongModel._scattered
+    lowered = AlongModel._sum_of_mine
 
-    def wrong(self: AlongModel, node: Any, value: Any, fact: Any, dim: int) -> Any:
-        made = lowered(self, node, value, fact, dim)
-        terms = next(one for one in self.rewrite.graph if one.name.startswith(f"{node.name}/blocks"))
-        packed = next(use.node for use in terms.output(0).uses)
-        packed.set_input(0, terms.output(1))
-        return made
+    def wrong(self: AlongModel, node: Any, build: Any, blocks: Any, changing: bool) -> Any:
+        return lowered(self, node, build, [blocks[1], *blocks[1:]], changing)
 
-    monkeypatch.setattr(AlongModel, "_scattered", wrong)
+    monkeypatch.setattr(AlongModel, "_sum_of_mine", wrong)
     with pytest.raises(VerifyError, match="gets something else"):
         ar.verify(item(batch=6), config(1))
 
