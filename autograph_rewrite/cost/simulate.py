@@ -172,7 +172,7 @@ def simulated(
         bubble=0.0,
         devices=tuple(use for use, _ in devices),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=(*_exchanges((group for group, _ in built.groups), plan), *_sent(built, topology)),
+        exchanges=(*_exchanges((group for group, _ in built.groups), plan), *_brought(built), *_sent(built, topology)),
         replicas=plan.replicas,
         batch=sizes.batch,
         events=tuple(_events(built.tasks, {id(task): task.place for task in built.tasks if task.place}))
@@ -234,6 +234,12 @@ def _exchanges(groups: Iterable[ExchangeGroup], plan: Plan) -> Iterator[Exchange
         yield ExchangeUse(group.first.value, group.kind, owners, -(-group.sent // plan.period_of(group.first)))
         if group.handed_over:
             yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
+
+
+def _brought(built: Built) -> Iterator[ExchangeUse]:
+    """Yield what brings variables from servers, or from the shards of all replicas, to where they are read."""
+    for name, kind, nbytes in built.brought:
+        yield ExchangeUse(name, kind, (name,), nbytes)
 
 
 def _sent(built: Built, topology: Topology) -> Iterator[ExchangeUse]:

@@ -16,7 +16,7 @@ from autograph_rewrite.ir.traversal import descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import COMMON, Dim, is_local, rows_per_example
+from autograph_rewrite.ops.facts.symbolic_dims import COMMON, EXAMPLES_OF_ALL, Dim, is_local, rows_per_example
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.plan.parts.batch_split import limits
@@ -66,6 +66,25 @@ def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Va
 
 
 _LOOP_OUTSIDE = "let the loop stand outside, as in `for batch in dataset: step(batch)`, and distribute the step"
+
+
+def batch_facts(graph: Graph, item: TrainingGraph, plan: Plan) -> dict[Value, Fact]:
+    """Return what is known of the batch inputs: all of them have as many examples, also where nobody states it.
+
+    Args:
+        graph: where the inputs are read.
+        item: its signature.
+        plan: names the batch inputs.
+    """
+    values, static = batch_values(graph, item, plan)
+    infos = {info.tensor.removesuffix(":0"): info for info in item.inputs.values()}
+    facts = {}
+    for value, axis in values.items():
+        shape = infos[value.name].shape if value.name in infos else None
+        if shape is not None and shape[axis] is None:
+            size = EXAMPLES_OF_ALL if static is None else static
+            facts[value] = Fact(REPLICATED, value.dtype, (*shape[:axis], size, *shape[axis + 1 :]))
+    return facts
 
 
 def _require_outside_of_loops(graph: Graph, values: Mapping[Value, int], plan: Plan) -> None:

@@ -59,7 +59,11 @@ class Pulled(NamedTuple):
 
 
 class Reads:
-    """Makes the exchanges that bring variables to where they are read."""
+    """Makes the exchanges that bring variables to where they are read.
+
+    Attributes:
+        brought: the variable, the kind of exchange, and the bytes that one member hands over.
+    """
 
     def __init__(self, folded: AnalyzedStep, held: Mapping[str, Holding], topology: Topology, sizes: Sizes) -> None:
         self._folded, self._held, self._topology, self._sizes = folded, held, topology, sizes
@@ -68,6 +72,7 @@ class Reads:
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
         self._forward: set[Node] = set()
         self._times = topology.plan.microbatches if topology.plan.gathers_for_each else 1
+        self.brought: list[tuple[str, str, int]] = []
         self.regathers = any(holder.gathers for holder in held.values())
         if self.regathers:
             self._forward = ancestors([value.node for value in folded.outputs], controls=False)
@@ -109,7 +114,9 @@ class Reads:
         whole = self._folded.item.variables[name].nbytes
         if (name, what) not in self._chains:
             times = 1 if kept else self._times
-            exchange = self._topology.ring_gather(times * whole / self._topology.plan.replicas)
+            block = times * whole / self._topology.plan.replicas
+            exchange = self._topology.ring_gather(block)
+            self.brought.append((name, "all_gather", int(block)))
             sent = exchange_task(f"gather {name}", "all_gather", exchange)
             join = self._joining(name, times * (1 if self._topology.on_cpu else self._topology.local))
             join.after([sent])
@@ -124,6 +131,7 @@ class Reads:
             nbytes = rows * (self._topology.local if node in self._folded.each else 1)
         if (name, what) not in self._chains:
             exchange = self._topology.pull(nbytes, *self._held[name].homes)
+            self.brought += [(name, "pull", nbytes)] if exchange.traffic else []
             self._chains[name, what] = [exchange_task(f"pull {name}", "pull", exchange)]
         is_there = has(node.op, "reads_rows") or not self._chains[name, what][0].traffic
         if is_there and self._held[name].parts > 1 and not has(node.op, "reads_rows"):
@@ -211,6 +219,7 @@ class Built:
         work: FLOPs and bytes of one instance, by the device and whether every replica has one.
         tasks_of: the tasks of each node.
         sent: what has come to another logical device, with the move and the buffer there.
+        brought: variables that come to where they are read, with the kind of exchange and the bytes.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -221,6 +230,7 @@ class Built:
     work: dict[tuple[str, bool], tuple[float, float]] = field(default_factory=dict)
     tasks_of: dict[Node, list[Task]] = field(default_factory=dict)
     sent: dict[tuple[Value, str, int], tuple[Task, Buffer]] = field(default_factory=dict)
+    brought: list[tuple[str, str, int]] = field(default_factory=list)
 
     def busy(self, task: Task) -> dict[str, float]:
         """Return for how long a task keeps each lane busy: of several cores, for how long it would keep all of them."""
@@ -277,6 +287,7 @@ class TaskGraphBuilder:
                 self._feed(first, member.value)
         self.built.tasks += self.reads.tasks
         self.built.buffers += self.reads.buffers
+        self.built.brought += self.reads.brought
         self.built.sent = self.logical.sent
         self.logical.put_rest()
 

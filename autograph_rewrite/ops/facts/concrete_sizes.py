@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autograph_rewrite.ir.claims import segment_rows, sizes_of_shards
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact
-from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, EXAMPLES_OF_ALL, Dim
 
 UNKNOWN = 1
 """Stands in for a size that nothing tells."""
@@ -60,7 +60,7 @@ class Sizes:
             return max(sizes)
         if factor.partition("#")[0] == BLOCK:
             return self.block
-        return self.batch if factor.partition("#")[0] == "B" else UNKNOWN
+        return self.batch if factor.partition("#")[0] == "B" or factor in EXAMPLES_OF_ALL.factors else UNKNOWN
 
 
 def static_elements(fact: Fact) -> int:

@@ -66,6 +66,10 @@ def common_symbol(origin: str) -> Sym:
     return Sym(1, (f"{COMMON}:{origin}",))
 
 
+EXAMPLES_OF_ALL = common_symbol("batch")
+"""The examples of the whole batch, on an axis along which nobody splits them."""
+
+
 def on_axis(dim: Dim, axis: str, before: str) -> Dim:
     """Return a size as a rule on one axis sees it, which the rules on another axis see as `dim`.
 

@@ -46,7 +46,6 @@ from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram,
 from autograph_rewrite.passes.tensor_parallel.placements import (
     SEGMENT_SUM,
     ModelPlacements,
-    batch_facts,
     model_placements,
     sums_by_rows,
 )
@@ -62,6 +61,7 @@ from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARI
 from autograph_rewrite.plan.parts.residence import Sharded, placed
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import HOST, run_devices
+from autograph_rewrite.resolve.batch import batch_facts
 from autograph_rewrite.resolve.model_axis import (
     Round,
     assign,

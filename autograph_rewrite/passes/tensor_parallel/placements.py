@@ -28,7 +28,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Extent, Fact, split
-from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, common_symbol, is_local, unit
+from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, is_local, unit
 from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
@@ -37,8 +37,6 @@ from autograph_rewrite.passes.canonicalize import class_axis, decompose
 from autograph_rewrite.passes.variable_sharding.emitter import Emitter
 from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
-from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.resolve.batch import batch_values
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -200,25 +198,6 @@ def _more(state: Propagation, item: TrainingGraph, members: Mapping[Node, Sharde
     copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in variables})
     rows = {value: convert(state.facts[value], block, units) for value, block in reads.by_rows.items()}
     return _More(variables, copies, rows, reads.early)
-
-
-def batch_facts(graph: Graph, item: TrainingGraph, plan: Plan) -> dict[Value, Fact]:
-    """Return what is known of the batch inputs: all of them have as many examples, also where nobody states it.
-
-    Args:
-        graph: where the inputs are read.
-        item: its signature.
-        plan: names the batch inputs.
-    """
-    values, static = batch_values(graph, item, plan)
-    infos = {info.tensor.removesuffix(":0"): info for info in item.inputs.values()}
-    facts = {}
-    for value, axis in values.items():
-        shape = infos[value.name].shape if value.name in infos else None
-        if shape is not None and shape[axis] is None:
-            size = common_symbol("batch") if static is None else static
-            facts[value] = Fact(REPLICATED, value.dtype, (*shape[:axis], size, *shape[axis + 1 :]))
-    return facts
 
 
 def _held(handle: Value, member: ShardedVariable) -> Fact:

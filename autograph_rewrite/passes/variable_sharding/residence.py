@@ -33,6 +33,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE
 from autograph_rewrite.ir.value import Use
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses
+from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Sizes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import shard_symbol
 from autograph_rewrite.ops.rules.base import Semantics
@@ -50,6 +51,7 @@ from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.batch import batch_facts
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
@@ -121,7 +123,7 @@ class Ways(NamedTuple):
 
 
 def place_variables(
-    graph: Graph, item: TrainingGraph, plan: Plan, asked: Mapping[str, Sharded]
+    graph: Graph, item: TrainingGraph, plan: Plan, asked: Mapping[str, Sharded], batch: int | None = None
 ) -> tuple[Residences, list[str]]:
     """Ask for the whole of variables, and for shards of gradients, where they are read; return where variables live.
 
@@ -130,6 +132,7 @@ def place_variables(
     Args:
         graph: edited.
         asked: how variables are cut, without their slots.
+        batch: examples of all replicas together, where the graph leaves that open.
 
     Raises:
         GraphError: a variable is used in a way that no shard of it could be.
@@ -150,7 +153,9 @@ def place_variables(
     apart = [one.variable for one in plan.policies if not one.declared]
     by_policy = {graph.nodes[one] for name in apart if (one := item.variables[name].handle) in graph.nodes}
     cuts = {node: padded[name] for node, name in handles.items()}
-    asks = _Asks(propagate(graph, {}, Semantics()), step, cuts, by_policy - handles.keys())
+    state = propagate(graph, {}, Semantics(), given=batch_facts(graph, item, plan))
+    sizes = Sizes(plan.batch or batch or EXAMPLES * plan.replicas, plan.replicas)
+    asks = _Asks(state, step, cuts, by_policy - handles.keys(), sizes, plan)
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
     if not plan.looped:  # nothing may wait for what a loop has made in it, and is read there again
@@ -172,12 +177,22 @@ class _Asks:
         step: the nodes that one step runs.
         cuts: the variables, by the node that gives the handle.
         apart: handles of variables that each replica updates with its contribution, which is no shard of a sum.
+        sizes: of the whole batch.
+        plan: how often a whole is gathered in a step for one reader.
     """
 
     def __init__(
-        self, state: Propagation, step: set[Node], cuts: Mapping[Node, Sharded], apart: Collection[Node] = ()
+        self,
+        state: Propagation,
+        step: set[Node],
+        cuts: Mapping[Node, Sharded],
+        apart: Collection[Node],
+        sizes: Sizes,
+        plan: Plan,
     ) -> None:
-        self._state, self._cuts, self._apart = state, cuts, apart
+        self._state, self._cuts, self._apart, self._sizes = state, cuts, apart, sizes
+        self._times = plan.microbatches if plan.gathers_for_each else 1
+        self._in_blocks = plan.model is not None  # rows of a handle's blocks are found by lookups of the handle
         writes = [node for node in state.order if node in step and has(node.op, "writes")]
         updates = [node for node in writes if handle_node(node.inputs[0]) not in apart]
         self._updates = [node for node in updates if handle_node(node.inputs[0]) in cuts]
@@ -205,6 +220,9 @@ class _Asks:
         """Let all but the update read the whole of a variable; return what is gathered on use."""
         cut, found = self._cuts[handle], []
         for node, _ in list(handle_uses(handle)):
+            if node.op == "ResourceGather" and self._takes_less(variable, node) and not self._in_blocks:
+                _read_table(node)
+        for node, _ in list(handle_uses(handle)):
             if node.op == "VariableShape":
                 shape = np.asarray(variable.shape, dtypes.numpy_dtype(node.output_dtypes[0]))
                 become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": shape})
@@ -214,7 +232,9 @@ class _Asks:
                 node.drop_attr("_output_shapes")  # that of the whole
                 value, anchors = node.output(), node.graph.anchors.values()
                 uses = [use for use in value.uses if not self._is_of_update(use.node)]
-                lookups = [use for use in uses if not cut.axis and use.index == 0 and self._looks_rows_up(use.node)]
+                firsts = [use for use in uses if not cut.axis and use.index == 0]
+                few = [use for use in firsts if not self._takes_less(variable, use.node)]
+                lookups = [use for use in few if self._looks_rows_up(use.node)]
                 for use in lookups:
                     self._find_rows(use.node)
                 uses = [use for use in uses if use not in lookups]
@@ -229,6 +249,16 @@ class _Asks:
         is_gather = node.op == "GatherV2" and not node.attr("batch_dims", 0)
         is_number = node.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
         return is_gather and is_number and self._state.facts[node.inputs[2]].value == (0,)
+
+    def _takes_less(self, table: Variable, lookup: Node) -> bool:
+        """Return whether a table is gathered with fewer bytes than rows of it are exchanged that all replicas look up.
+
+        Those are kept whole on each replica until they are added up, so that the table takes no more memory either.
+        """
+        rows = self._state.facts.get(lookup.output())
+        if rows is None or lookup in self._state.looped:
+            return False
+        return table.nbytes * self._times <= self._sizes.nbytes(rows)
 
     def _find_rows(self, node: Node) -> None:
         """Let each replica have the rows that it looks up, of what all replicas find together."""
@@ -246,6 +276,15 @@ class _Asks:
             return handle_node(node.inputs[0]) not in self._apart
         inside = node in self._behind and node not in self._before and node not in self._state.looped
         return inside and is_of_updates(node)
+
+
+def _read_table(lookup: Node) -> None:
+    """Let a lookup take its rows of the value of a variable."""
+    handle, ids = lookup.inputs
+    dims, dtype, build = lookup.attr("batch_dims", 0), lookup.output_dtypes[0], Builder.at(lookup)
+    table = build.op("ReadVariableOp", handle, what="table", controls=lookup.controls, dtype=dtype)
+    types = {"Tparams": dtype, "Tindices": ids.dtype, "Taxis": dtypes.INT32}
+    become(lookup, "GatherV2", (table, ids, build.const(dims, dtypes.INT32, "axis")), {**types, "batch_dims": dims})
 
 
 def _ask(value: Value, what: str, uses: Iterable[Use], before: Placement, after: Placement, **attrs: Any) -> Value:
@@ -305,7 +344,7 @@ def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
 def _place(rewrite: Rewrite) -> None:
     """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
     plan = rewrite.plan
-    found, said = place_variables(rewrite.graph, rewrite.item, plan, _asked(rewrite))
+    found, said = place_variables(rewrite.graph, rewrite.item, plan, _asked(rewrite), rewrite.request.batch)
     rewrite.put(found)
     requests = (
         replace(residence.placed(one, residence.REPLICATED), server=None, stage=one.stage) if one.stage else one

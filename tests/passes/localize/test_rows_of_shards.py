@@ -19,15 +19,16 @@ from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.localize import rows_of_shards
+from autograph_rewrite.passes.variable_sharding import residence
 from tests.support.covering import covering
 from tests.support.training import train, v1, variable
 
-ROWS, WIDTH = 7, 6
+ROWS, WIDTH = 131, 6  # more rows than are looked up in a step, of which 64 examples are assumed
 RNG = np.random.default_rng(0)
 TABLE, OUT = RNG.normal(size=(ROWS, WIDTH)), RNG.normal(size=(WIDTH, 2))
 FEEDS = [
     {"ids:0": np.array(ids), "y:0": np.random.default_rng(len(ids)).normal(size=(len(ids), 2))}
-    for ids in ([0, 6, 3, 3, 1], [2, 2, 2, 2], [5, 4, 6, 0, 1, 2, 3, 0])
+    for ids in ([0, 130, 65, 65, 1], [2, 2, 2, 2], [66, 43, 130, 0, 1, 99, 44, 0])
 ]
 
 
@@ -57,12 +58,12 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def item(lookup: str, optimizer: str = "sgd") -> ar.GraphItem:
+def item(lookup: str, optimizer: str = "sgd", rows: int = ROWS) -> ar.GraphItem:
     """Return a table of rows and a layer, with a loss of a batch of any size."""
     graph = tf.Graph()
     with graph.as_default():
         ids, y = v1.placeholder(tf.int64, [None], "ids"), v1.placeholder(tf.float64, [None, 2], "y")
-        h = LOOKUPS[lookup](variable("table", TABLE), ids)
+        h = LOOKUPS[lookup](variable("table", TABLE[:rows]), ids % rows)
         loss = tf.reduce_mean(tf.square(tf.tanh(h) @ variable("out", OUT) - y), name="out_loss")
         tf.group(OPTIMIZERS[optimizer]().minimize(loss), name="train")
         tf.group(v1.global_variables_initializer(), name="init")
@@ -78,9 +79,9 @@ def config(replicas: int = 2, axis: int = 0, **more: Any) -> dict[str, Any]:
     }
 
 
-def differences(lookup: str, optimizer: str, given: dict[str, Any]) -> float:
+def differences(lookup: str, optimizer: str, given: dict[str, Any], rows: int = ROWS) -> float:
     """Return how far a rewrite is from one device, at most."""
-    one = item(lookup, optimizer)
+    one = item(lookup, optimizer, rows)
     new = ar.rewrite(one, given)
     assert new.variables["table"].shards is not None
     found, expected = train(new, FEEDS), train(one, FEEDS)
@@ -108,10 +109,35 @@ def test_no_replica_holds_the_whole_table_where_rows_are_looked_up() -> None:
     assert any(edge.lowering == "all_gather" and edge.owner == "table" for edge in tied)
 
 
+@pytest.mark.parametrize(
+    ("lookup", "axis"), [("rows", 0), ("rows", 1), ("rows of the value", 0), ("in a branch", 0), ("tied", 0)]
+)
+def test_a_table_of_fewer_bytes_than_the_rows_that_are_looked_up_is_gathered(
+    lookup: str, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exchanged() -> tuple[int, int]:
+        edges = ar.rewrite(item(lookup, "adagrad", 7), config(axis=axis)).report.plan.edges
+        gathers = [edge for edge in edges if edge.lowering == "all_gather" and edge.owner == "table"]
+        return sum(edge.bytes for edge in edges), len(gathers)
+
+    assert differences(lookup, "adagrad", config(axis=axis), 7) < 1e-12
+    less, gathers = exchanged()
+    assert gathers > 0
+    monkeypatch.setattr(residence._Asks, "_takes_less", lambda *_: False)
+    assert less < exchanged()[0]
+
+
 @pytest.mark.parametrize("wrong", [-1, ROWS])
 def test_a_row_that_there_is_not_is_refused_as_by_the_whole_table(wrong: int) -> None:
-    feeds = {"ids:0": np.array([0, wrong, 1]), "y:0": np.zeros((3, 2))}
-    with ar.rewrite(item("rows"), config(3)).session() as session:
+    graph = tf.Graph()
+    with graph.as_default():
+        ids = v1.placeholder(tf.int64, [None], "ids")
+        loss = tf.reduce_sum(tf.square(tf.gather(variable("table", TABLE), ids)), name="out_loss")
+        tf.group(OPTIMIZERS["sgd"]().minimize(loss), name="train")
+        tf.group(v1.global_variables_initializer(), name="init")
+    one = ar.GraphItem.from_graph(graph, train_op="train", outputs=["out_loss"], init_op="init")
+    feeds = {"ids:0": np.array([0, wrong, 1])}
+    with ar.rewrite(one, config(3)).session() as session:
         session.run("init")
         with pytest.raises(tf.errors.InvalidArgumentError, match="not in"):
             session.run("out_loss:0", feeds)
