@@ -362,6 +362,8 @@ class Simulation:
                 continue
             if key == "shape" and self._is_of_shards(node, found):
                 continue
+            if key == "frame_name" and _is_entered_apart(node, found, self._baseline.claims.micro):
+                continue
             raise VerifyError(f"attribute '{key}' of '{node.name}' ({node.op}) is not the original's", node=node)
 
     def _is_of_shards(self, node: Node, found: Node) -> bool:
@@ -444,7 +446,15 @@ def alike(left: Any, right: Any) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and np.array_equal(left, right)
 
 
-# -- loops that the rewrite has made
+# -- loops that the rewrite has made, or that each instance has for itself
+
+
+def _is_entered_apart(node: Node, original: Node, micro: int) -> bool:
+    """Return whether each instance, or each replica, enters a loop of its own: all that enter one name it alike."""
+    names, name = node.attr("frame_name"), original.attr("frame_name")
+    names = names if isinstance(names, tuple) else (names,)
+    return any(names == tuple(name + b"/%d" % (i // each) for i in range(len(names))) for each in (1, micro))
+
 
 IDLE = 64
 """So many iterations behind each other may work on no micro-batch: a stage of a pipeline waits for those before it."""

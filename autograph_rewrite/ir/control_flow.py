@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import dependencies
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 
@@ -50,6 +51,30 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
         if frame:
             frames[node] = frame
     return frames
+
+
+def shared_frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
+    """Return the frames of nodes in loops that all instances run together, without those that each has for itself.
+
+    Args:
+        order: the nodes of a folded graph, producers first.
+    """
+    frames = frames_of(order)
+    together = {frame[0] for node, frame in frames.items() if has(node.op, "loop_test") and node.span != EACH}
+    return {node: frame for node, frame in frames.items() if frame[0] in together}
+
+
+def loops_of(order: Iterable[Node]) -> dict[Node, str]:
+    """Return the outermost loop of every node that belongs to one, with those that lead out of it.
+
+    Args:
+        order: the nodes, producers first.
+    """
+    nodes = list(order)
+    frames = frames_of(nodes)
+    leaving = (node for node in nodes if node.op in EXITS and node.inputs[0].node in frames)
+    found = {node: frame[0] for node, frame in frames.items()}
+    return found | {node: frames[node.inputs[0].node][0] for node in leaving}
 
 
 def _name_of(frame: bytes | tuple[bytes, ...]) -> str:

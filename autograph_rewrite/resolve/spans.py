@@ -3,17 +3,24 @@
     dw: partial on each ──► AddN(all) ──► dw * dw ──► update          once, where the variable lives
     rows: split on each ──► Shape ──► [3, 4]: the same everywhere     each; a constant takes its place
 
-Everything else may run once: servers run a part of it, and mirrored replicas repeat it.
+Everything else may run once: servers run a part of it, and mirrored replicas repeat it. The nodes of a loop run
+together, on all micro-batches, unless nothing in it is shared: then each micro-batch has the loop for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 from autograph_rewrite.analysis.propagate import Propagation
+from autograph_rewrite.analysis.replicated_regions import maker
+from autograph_rewrite.ir.control_flow import Frame, frames_of, loops_of
 from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.mesh import SERVER
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.traits import has
+from autograph_rewrite.ir.types.opdefs import axis_along, is_pure
+from autograph_rewrite.ops.facts.placement import REPLICATED
+from autograph_rewrite.ops.traits import ENTERS, SWITCHES, has
+from autograph_rewrite.plan.plan import Plan
 
 
 def differs_by_replica(state: Propagation, node: Node, future_splits: Container[Value] = ()) -> bool:
@@ -47,3 +54,76 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
         ):
             return True
     return False
+
+
+_EXACT = frozenset((dtypes.BOOL, dtypes.INT32, dtypes.INT64))
+"""Types of which no computation depends on the device that makes it."""
+
+
+def own_loops(state: Propagation, plan: Plan) -> dict[Node, str]:
+    """Return the nodes of the loops of which each micro-batch has one for itself, with the outermost loop.
+
+    One loop for all would let the micro-batches wait for each other in each iteration: a pipeline could not run it, and
+    what all of them keep for the backward part would be there at once.
+
+    Args:
+        state: the placements; what servers run has its place.
+        plan: the request.
+    """
+    if plan.microbatches == 1:
+        return {}
+    frames, loops = frames_of(state.order), loops_of(state.order)
+    if not frames:
+        return {}
+    together = {frame[0] for node, frame in frames.items() if _is_shared(state, frames, node)}
+    containers = _containers(state, frames)
+    while more := {loop for used in containers.values() if used & {*together, ""} for loop in used} - together:
+        together |= more
+    own = {node: loop for node, loop in loops.items() if loop not in together}
+    makers = {node: min(used) for node, used in containers.items() if not used & {*together, ""}}
+    return {**own, **makers}
+
+
+def _containers(state: Propagation, frames: Mapping[Node, Frame]) -> dict[Node, set[str]]:
+    """Return the loops that use each container which would be there once, by its maker; "" stands for none."""
+    found: dict[Node, set[str]] = {}
+    for node in state.order:
+        for value in node.inputs:
+            cell = state.facts[value].cell
+            if cell and value.dtype == dtypes.RESOURCE and not state.cells[cell].placement.differs:
+                found.setdefault(maker(state, cell), set()).add(frames.get(node, ("",))[0])
+    return found
+
+
+def _is_shared(state: Propagation, frames: Mapping[Node, Frame], node: Node) -> bool:
+    """Return whether a node of a loop needs one loop for all instances: it exchanges something, or acts for all."""
+    made = state.transfers[node]
+    if made.constant:
+        return False
+    if REPLICATED in made.operand_reshards.values() or axis_along(node) or node.is_driven or SERVER in node.place:
+        return True
+    if any(value in state.reduced for value in node.inputs):
+        return True
+    acts = not (is_pure(node.op) or any(has(node.op, trait) for trait in ("reads", "inspects", "routes", "lists")))
+    if acts and not differs_by_replica(state, node):
+        return True
+    is_choice = node.op in SWITCHES and not has(node.inputs[1].node.op, "loop_test")
+    if is_choice or has(node.op, "loop_test"):
+        return not _is_exact(state, frames, node.inputs[int(is_choice)])
+    return False
+
+
+def _is_exact(state: Propagation, frames: Mapping[Node, Frame], predicate: Value) -> bool:
+    """Return whether all instances find the same, whatever devices they run on: it is computed of whole numbers."""
+    if state.source(predicate).placement.differs:
+        return False
+    frame, pending, seen = frames.get(predicate.node, ()), [predicate], {predicate}
+    while pending:
+        value = pending.pop()
+        if value.dtype not in _EXACT:
+            return False
+        if frames.get(value.node, ()) == frame and value.node.op not in ENTERS:
+            new = [one for one in value.node.inputs if one not in seen]
+            seen.update(new)
+            pending += new
+    return True

@@ -115,10 +115,28 @@ def contrastive() -> tuple[Any, list[str]]:
     return tf.reduce_mean(tf.nn.log_softmax(h @ tf.transpose(h))), ["h0"]
 
 
-def looped() -> tuple[Any, list[str]]:
-    """Run a loop in the first stage."""
+def counted() -> tuple[Any, list[str]]:
+    """Run a loop in the first stage, which each micro-batch has for itself."""
     w = variable("w0", values(6, 6))
     h = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h @ w)), [0, inputs(6)])[1]
+    return tf.reduce_mean((tf.identity(h, name="h0") @ variable("w1", values(6, 6))) ** 2), ["h0"]
+
+
+def test_a_loop_of_each_micro_batch_is_simulated_in_its_stage() -> None:
+    item, cuts = staged_item(counted)
+    uses = {}
+    for given in ("gpipe", "1f1b"):
+        pipeline = {"stages": 2, "microbatches": 4, "schedule": given, "boundaries": cuts}
+        plan = ar.build_plan(item, {"devices": ["CPU:0", "CPU:1"], "pipeline": pipeline})
+        uses[given] = ar.simulate(item, plan, batch=4096)
+    assert uses["1f1b"].peak_bytes <= uses["gpipe"].peak_bytes
+    assert all(device.busy_seconds > 0 for device in uses["gpipe"].devices)
+
+
+def looped() -> tuple[Any, list[str]]:
+    """Run a loop in the first stage, which real numbers decide: one for all micro-batches."""
+    w = variable("w0", values(6, 6))
+    h = tf.while_loop(lambda i, _: i < 2.5, lambda i, h: (i + 1, tf.tanh(h @ w)), [0.0, inputs(6)])[1]
     h = tf.identity(h, name="h0")
     return tf.reduce_mean((h @ variable("w1", values(6, 6))) ** 2), ["h0"]
 

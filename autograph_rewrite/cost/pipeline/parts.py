@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.control_flow import shared_frames_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import ancestors, topological_order
@@ -132,10 +133,11 @@ def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Coll
     Raises:
         PlanError: there is such a node.
     """
+    shared = shared_frames_of(folded.state.order)
     for node in folded.order:
         if node.span != EACH or node in early:
             continue
-        if node in folded.frames:
+        if node in shared:
             raise PlanError(
                 f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
                 node=node,

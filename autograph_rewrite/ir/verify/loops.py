@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened
+from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened, shared_frames_of
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.ir.mesh import EACH, OFTEN
 from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, has
 
@@ -35,6 +36,7 @@ def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
     frames = frames_of(order)
     if frames:
         yield from _by_no_door(order, frames)
+        yield from _run_once(order, frames)
         yield from _waiting_for_themselves(order, frames)
         yield from _standing_still(order)
         yield from _carried_sometimes(order, frames)
@@ -53,6 +55,14 @@ def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[Lo
                 where = f"'{given[-1]}'" if given else "no loop"
                 problem = f"'{node.name}' is in the loop '{own[-1]}'" if own else f"'{node.name}' is in no loop"
                 yield LoopFault(f"{problem} and reads '{producer.name}', which is in {where}", node)
+
+
+def _run_once(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+    """Yield what runs once in a loop that each instance has for itself: no instance of the loop has it."""
+    shared = shared_frames_of(order)
+    for node, frame in frames.items():
+        if node not in shared and node.span != EACH:
+            yield LoopFault(f"'{node.name}' runs {OFTEN[node.span]}, in the loop '{frame[-1]}' of each instance", node)
 
 
 def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:

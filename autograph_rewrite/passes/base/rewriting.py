@@ -159,6 +159,7 @@ class Rewrite:
     added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made
     compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
     frames: dict[Node, Frame] = field(default_factory=dict)  # loop of each node that is in one
+    apart: frozenset[str] = frozenset()  # the outermost loops that each instance has for itself
     originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
     _place: Place = field(default_factory=lambda: ANYWHERE)  # where nodes that run once are added now
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
@@ -527,10 +528,11 @@ class Rewrite:
         for depth in range(len(self.frames.get(value.node, ())), len(frame)):
             key = (value, frame[: depth + 1])
             if key not in self._entered:
-                node = Builder.at(value.node, "enter", span=value.node.span).node(
+                apart = frame[0] in self.apart
+                node = Builder.at(value.node, "enter", span=EACH if apart else value.node.span).node(
                     "Enter",
                     value,
-                    frame_name=frame[depth],
+                    frame_name=self.frame_name(frame, depth),
                     is_constant=True,
                     parallel_iterations=self._parallel(key[1]),
                 )
@@ -538,6 +540,19 @@ class Rewrite:
                 self._entered[key] = node.output()
             value = self._entered[key]
         return value
+
+    def is_apart(self, node: Node) -> bool:
+        """Return whether a node is in a loop that each instance has for itself."""
+        return self.frames.get(node, ("",))[0] in self.apart
+
+    def frame_name(self, frame: Frame, depth: int = -1) -> str | PerInstance:
+        """Return the name of a loop, or of one of those around it, as Enter says it."""
+        if frame[0] not in self.apart:
+            return frame[depth]
+        numbers = range(self.mesh.count(EACH))
+        if self.plan.looped:  # it will be in a loop of the micro-batches, of which each replica has one
+            numbers = [self.mesh.coordinates(EACH, i)[REPLICA] for i in numbers]
+        return PerInstance(tuple(raw_attrs.encode("string", f"{frame[depth]}/{i}") for i in numbers))
 
     def _parallel(self, frame: Frame) -> int:
         enters = (n for n, f in self.frames.items() if f == frame and n.op == "Enter")

@@ -19,7 +19,7 @@ import numpy as np
 from autograph_rewrite.analysis.barriers import barrier_depths, late_nodes, needed_of_all, predecessors
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.control_flow import frames_of, is_there, unconditional_nodes
+from autograph_rewrite.ir.control_flow import is_there, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PER_REPLICA, REPLICA, Mesh, PerInstance, Select, prefix
@@ -115,11 +115,11 @@ def _refuse_what_meets(order: list[Node]) -> None:
     Raises:
         PassError: there is one.
     """
-    frames = frames_of(order)
-    levels = barrier_depths(order, frames, ())
+    shared = shared_frames_of(order)
+    levels = barrier_depths(order, shared, ())
     for node in order:
-        if node.span == EACH and node in frames:
-            raise PassError(f"'{node.name}' is in a loop of its own", node=node, hint=UNROLL)
+        if node.span == EACH and node in shared:
+            raise PassError(f"'{node.name}' is in a loop that all micro-batches run together", node=node, hint=UNROLL)
         if node.span == EACH and node.op != "Const" and levels[node]:
             problem = f"'{node.name}' {needed_of_all(node, levels)}, and runs in each iteration of a loop"
             raise PassError(problem, node=node, hint=UNROLL)
@@ -300,7 +300,7 @@ class LoopBodies:
         for node in [node for node in self.of if node.op == "Const" and not _is_plain_constant(node)]:
             self._look_up(node, mesh, unconditional)
         for node in [node for node in order if node in self.of]:
-            _require_alike(node)
+            _keep_one_of_each_replica(node, mesh)
             self._move_in(node, unconditional)
         for node in order:
             if node.span != EACH and node.name in self._graph.nodes:
@@ -478,15 +478,20 @@ def _is_plain_constant(node: Node) -> bool:
     return node.op == "Const" and not any(isinstance(raw, PerInstance) for raw in node.attrs.values())
 
 
-def _require_alike(node: Node) -> None:
-    """Refuse attributes that differ between iterations.
+def _keep_one_of_each_replica(node: Node, mesh: Mesh) -> None:
+    """Let attributes that differ between instances differ between replicas only.
 
     Raises:
-        PassError: there is one.
+        PassError: one differs between iterations.
     """
-    for key, raw in node.attrs.items():
+    for key, raw in list(node.attrs.items()):
         if isinstance(raw, PerInstance):
-            raise PassError(f"'{key}' of '{node.name}' differs between micro-batches", node=node, hint=UNROLL)
+            micro = mesh.size(MICRO)
+            parts = [raw.raws[first : first + micro] for first in range(0, len(raw.raws), micro)]
+            if any(len(set(part)) > 1 for part in parts):
+                raise PassError(f"'{key}' of '{node.name}' differs between micro-batches", node=node, hint=UNROLL)
+            own = tuple(part[0] for part in parts)
+            node.set_raw_attr(key, PerInstance(own) if len(own) > 1 else own[0])
 
 
 def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
@@ -496,7 +501,7 @@ def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
         PassError: the producer is in a branch.
     """
     if not is_certain:
-        problem = f"'{node.name}' is in a branch, and needs '{producer.name}' of it from outside of the loop"
+        problem = f"'{node.name}' is in a branch or a loop, and needs '{producer.name}' of it from outside of the loop"
         raise PassError(problem, node=node, hint=UNROLL)
 
 

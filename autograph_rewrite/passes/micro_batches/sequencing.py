@@ -11,21 +11,21 @@ a placeholder with a default: whoever fetches a prediction alone feeds it, and i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.control_flow import frames_of, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.ops.traits import EXITS, READS
+from autograph_rewrite.ops.traits import ENTERS, EXITS, READS
 from autograph_rewrite.passes.base.instance_order import (
     GATE,
     NO_ORDER,
@@ -36,9 +36,6 @@ from autograph_rewrite.passes.base.instance_order import (
 )
 
 Cluster = TypeVar("Cluster", bound=Hashable)
-
-FREE = frozenset(("Const", *EXITS))
-"""What costs nothing, or belongs to a loop as far as waiting goes."""
 
 
 def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
@@ -51,16 +48,26 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
         return NO_ORDER
     relax_waits(graph)
     order = let_actors_wait(graph, count_first=True)
-    frames, unconditional, early = frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
-    levels = barrier_depths(order, frames, early)
+    shared, unconditional, early = shared_frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
+    levels = barrier_depths(order, shared, early)
     members: dict[int, list[Node]] = {}
-    for node in order:
-        if node.span == EACH and node.op not in FREE and node not in frames and node not in early:
+    for node in runs_of(order):
+        if node not in shared and node not in early:
             members.setdefault(levels[node], []).append(node)
     gates = gates_of(graph, members, unconditional)
     meetings = tuple(nodes[0] for level, nodes in sorted(members.items()) if level)
     tasks = [[(level, m) for m in range(micro)] for level in members]
-    return replace(in_order(members, gates, tasks, micro), meetings=meetings)
+    return replace(in_order(order, members, gates, tasks, micro), meetings=meetings)
+
+
+def runs_of(order: Sequence[Node]) -> Iterator[Node]:
+    """Yield the nodes that each micro-batch runs, without those that cost nothing."""
+    frames, shared = frames_of(order), shared_frames_of(order)
+    for node in order:
+        if node.span != EACH or node.op == "Const":
+            continue
+        if node.op not in EXITS or (node.inputs[0].node in frames and node.inputs[0].node not in shared):
+            yield node
 
 
 def gates_of(
@@ -77,6 +84,7 @@ def gates_of(
 
 
 def in_order(
+    order: Sequence[Node],
     clusters: Mapping[Cluster, Collection[Node]],
     gates: Mapping[Cluster, Gate],
     devices: Iterable[Sequence[tuple[Cluster, int]]],
@@ -85,6 +93,7 @@ def in_order(
     """Return what waits for the gates, so that each device runs its tasks one after the other.
 
     Args:
+        order: all nodes, producers first; into a loop nothing waits but by what enters it.
         clusters: nodes that run together for one micro-batch.
         gates: of the clusters: what waits for all that one computes.
         devices: of each, its tasks in their order: a cluster, and the number of the micro-batch.
@@ -95,9 +104,11 @@ def in_order(
         for (first, earlier), (then, later) in itertools.pairwise(tasks):
             waits[then][later] = HappensAfter(gates[first].passed, earlier)
     roots: dict[Node, tuple[HappensAfter | None, ...]] = {}
+    frames = frames_of(order)
     for cluster, nodes in clusters.items():
         inside, own = set(nodes), tuple(waits[cluster])
-        roots |= {node: own for node in nodes if not any(producer in inside for producer in predecessors(node))}
+        begin = (node for node in nodes if node not in frames or (node.op in ENTERS and len(frames[node]) == 1))
+        roots |= {node: own for node in begin if not any(producer in inside for producer in predecessors(node))}
     return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
 
 
@@ -201,7 +212,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
     """
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
-    levels = barrier_depths(order, frames_of(order), parameter_free_nodes(order) if count_first else ())
+    levels = barrier_depths(order, shared_frames_of(order), parameter_free_nodes(order) if count_first else ())
     held = {value.node for value in graph.anchors.values()}
     for node in order:
         if node not in unconditional or node in held or not _only_passes_on(node):

@@ -214,7 +214,8 @@ class Loop:
         Raises:
             PassError: it is a container.
         """
-        _require_no_container(value)
+        if dtypes.base(value.dtype) == dtypes.RESOURCE:
+            _require_no_container(value)
         return self._list(value)[0]
 
     def item(self, kept: Value, value: Value, at: Value) -> Value:

@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping
 
 from autograph_rewrite.analysis.barriers import barrier_depths, needed_of_all, parameter_free_nodes, predecessors
 from autograph_rewrite.errors import PassError, PlanError
-from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
+from autograph_rewrite.ir.control_flow import Frame, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import EACH, REPLICA, STAGE, Mesh
+from autograph_rewrite.ir.mesh import REPLICA, STAGE, Mesh
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.micro_batches.sequencing import FREE, gates_of, in_order, let_actors_wait, relax_waits
+from autograph_rewrite.passes.micro_batches.sequencing import gates_of, in_order, let_actors_wait, relax_waits, runs_of
 from autograph_rewrite.passes.pipeline_parallel.early_sends import Devices, send_first
 from autograph_rewrite.passes.pipeline_parallel.placement import complete_stages, stage_of
 from autograph_rewrite.plan.parts.messages import Pipeline
@@ -75,11 +75,11 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
         return NO_ORDER
     relax_waits(graph)
     order = let_actors_wait(graph, count_first=True)
-    frames, unconditional, early = frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
-    _refuse_meetings(order, frames, early)
+    shared, unconditional, early = shared_frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
+    _refuse_meetings(order, shared, early)
     clusters: dict[Cluster, list[Node]] = {}
-    for node in order:
-        if node.span == EACH and node.op not in FREE and node not in early:
+    for node in runs_of(order):
+        if node not in early:
             kind = BACKWARD if node in stages.backward else FORWARD
             clusters.setdefault((kind, node.at(STAGE)), []).append(node)
     each = len(devices[0])
@@ -96,20 +96,20 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
         made.gate.put(STAGE, stage)
         made.passed.put(STAGE, stage)
     tasks = [[((task.kind, task.stage), task.micro) for task in each_device] for each_device in given]
-    return in_order(clusters, gates, tasks, micro)
+    return in_order(order, clusters, gates, tasks, micro)
 
 
-def _refuse_meetings(order: list[Node], frames: Mapping[Node, object], early: Collection[Node]) -> None:
+def _refuse_meetings(order: list[Node], shared: Mapping[Node, Frame], early: Collection[Node]) -> None:
     """Refuse what lets all micro-batches wait for each other between the batch and the gradients.
 
     Raises:
         PassError: there is such a node.
     """
-    levels = barrier_depths(order, frames_of(order), early)
+    levels = barrier_depths(order, shared, early)
     for node in order:
         if node in early or stage_of(node) is None:
             continue
-        if node in frames:
+        if node in shared:
             raise PassError(
                 f"'{node.name}' is in a loop, which all micro-batches run together; a pipeline cannot wait for that",
                 node=node,

@@ -59,7 +59,7 @@ from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices
 from autograph_rewrite.resolve.batch import inputs_behind, measured_input
 from autograph_rewrite.resolve.server_region import find_server_region
-from autograph_rewrite.resolve.spans import differs_by_replica
+from autograph_rewrite.resolve.spans import differs_by_replica, own_loops
 from autograph_rewrite.resolve.stages.assignment import Stages, assign_stages
 
 
@@ -70,6 +70,13 @@ def assign_spans(rewrite: Rewrite) -> None:
     handles = rewrite.handles
     for node in order:
         node.set_span(_span(rewrite, node, handles))
+    rewrite.frames = frames_of(order)
+    own = own_loops(rewrite.state, rewrite.plan)
+    rewrite.apart = frozenset(own.values())
+    for node in own:
+        node.set_span(EACH)
+        if node.op in ENTERS:
+            node.set_attr("frame_name", rewrite.frame_name(rewrite.frames[node]))
     devices = run_devices(rewrite.plan, rewrite.task)
     if len(set(devices)) > 1 or parse(devices[0]).kind != "CPU":
         _enter_where_it_is_carried(order)
@@ -314,8 +321,8 @@ class Reshards:
             self._read(node, index, new)
 
     def _common_predicate(self, value: Value) -> Value:
-        """Return one predicate for all replicas."""
-        if value.node.span == ONCE:
+        """Return one predicate for all replicas; in a loop that each has for itself, all find the same."""
+        if value.node.span == ONCE or self._rewrite.is_apart(value.node):
             return value
         if value not in self._predicates:
             self._predicates[value] = common_predicate(self._rewrite, value)
@@ -389,9 +396,10 @@ class Reshards:
     def _enter(self, enter: Node, value: Value) -> Value:
         """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
         rewrite, name = self._rewrite, f"{enter.name}/whole"
-        attrs = {key: enter.attr(key) for key in ("frame_name", "is_constant", "parallel_iterations")}
+        attrs = {key: enter.attr(key) for key in ("is_constant", "parallel_iterations")}
+        attrs["frame_name"] = rewrite.frame_name(rewrite.frames[enter])
         # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
-        span = EACH if value.node.span == EACH else rewrite.common_span
+        span = EACH if value.node.span == EACH or rewrite.is_apart(enter) else rewrite.common_span
         node = rewrite.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
         rewrite.frames[node] = rewrite.frames[enter]
         return node.output()
@@ -497,7 +505,7 @@ def constant_size(rewrite: Rewrite, node: Node, read: Callable[[Node, int, Value
         shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
         content = np.array(fact.value, dtype=dtype).reshape(shape)
         new = rewrite.const(content, dtype, name=f"{node.name}/folded", near=value)
-        new.node.set_span(rewrite.common_span)
+        new.node.set_span(EACH if rewrite.is_apart(node) else rewrite.common_span)
         _wait_for_operands(rewrite, new.node, node)
         for user, position in value.uses:
             read(user, position, new)
@@ -570,7 +578,6 @@ def _assign_spans(rewrite: Rewrite) -> None:
     if rewrite.request.certificate is not None:
         claims = claims_of(state, rewrite.outputs, plan, model=rewrite.along, divided=rewrite.divided)
         rewrite.request.certificate.claimed(rewrite.graph, claims)
-    rewrite.frames = frames_of(state.order)
     put_at_homes(rewrite)
     assign_spans(rewrite)
 

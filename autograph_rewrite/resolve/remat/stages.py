@@ -27,7 +27,7 @@ from autograph_rewrite.resolve.remat.budget import RematChoice, choose
 from autograph_rewrite.resolve.remat.policies import Parts
 from autograph_rewrite.resolve.remat.step_memory import StepMemory, StepRun, gradients_of_variables
 from autograph_rewrite.resolve.spans import differs_by_replica
-from autograph_rewrite.resolve.stages.assignment import backward_stages, forward_stages, gradients_of, owners_of
+from autograph_rewrite.resolve.stages.assignment import divide, owners_of
 from autograph_rewrite.training_graph import Variable
 
 
@@ -36,10 +36,7 @@ def stages_of(acts: Activations, resolved: Plan) -> dict[Node, int]:
     assert resolved.pipeline is not None
     state, forward, lists = acts.state, set(acts.forward), future_splits(acts.state)
     each = [node for node in state.order if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
-    found = forward_stages(resolved, state, [node for node in each if node in forward])
-    rest = [node for node in each if node not in forward]
-    backward_stages(rest, found, gradients_of(rest, acts.backward, found), resolved.pipeline.stages)
-    return found
+    return divide(resolved, state, each, forward, acts.backward)[0]
 
 
 def needs_of(

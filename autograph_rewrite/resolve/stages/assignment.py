@@ -13,18 +13,20 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.op_work import runs, trips_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.limits import first_match
 from autograph_rewrite.errors import PlanError
+from autograph_rewrite.ir.control_flow import by_loops, frames_of, loops_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.run_writes import name_of_whole
@@ -150,33 +152,56 @@ def assign_stages(
         return None
     forward = forward_nodes(plan, state, outputs)
     each = [node for node in state.order if node.span == EACH and not has(node.op, "constant")]
-    work = [node for node in each if node in forward]
-    chosen = forward_stages(plan, state, work)
-    _require_every_stage(chosen, pipeline.stages)
-    if plan.looped:
-        require_isomorphic_stages(state, work, chosen, pipeline.stages)
     needed = ancestors((graph.value(edge.value).node for edge in plan.edges), controls=False)
-    rest = [node for node in each if node not in forward]
-    backward = gradients_of(rest, needed, chosen)
-    backward_stages(rest, chosen, backward, pipeline.stages)
+    chosen, backward = divide(plan, state, each, forward, needed)
+    if plan.looped:
+        require_isomorphic_stages(state, [node for node in each if node in forward], chosen, pipeline.stages)
     return chosen, Stages(backward, owners_of(plan, state, variables))
 
 
-def forward_stages(plan: Plan, state: Propagation, work: Sequence[Node]) -> dict[Node, int]:
-    """Return the stages of the forward nodes.
+def divide(
+    plan: Plan, state: Propagation, each: Sequence[Node], forward: Collection[Node], needed: Collection[Node]
+) -> tuple[dict[Node, int], set[Node]]:
+    """Return the stages of the nodes that run for each block, and those of them that compute gradients.
+
+    A loop is in one stage, with what it keeps for the backward part.
 
     Args:
         plan: resolved; it has stages.
         state: the placements.
-        work: those that run for each block, producers first.
+        each: the nodes, producers first.
+        forward: those that make the loss, among others.
+        needed: what the gradients are made of, among others.
 
     Raises:
         PlanError: the division that the plan asks for is impossible on this graph.
     """
     assert plan.pipeline is not None
-    chosen = _forward_stages(state.graph, state, work, plan.pipeline, alike=plan.looped)
-    _late_as_possible(work, chosen, state)
-    return chosen
+    loops, count = loops_of(state.order), plan.pipeline.stages
+    entered = {loops[node] for node in each if node in forward and node in loops}
+    kept = ancestors((node for node in each if loops.get(node) in entered), controls=False)
+    work = [node for node in each if node in forward or node in kept]
+    chosen = _forward_stages(state, work, plan.pipeline, loops, alike=plan.looped)
+    _keep_together(work, chosen, loops)
+    _late_as_possible(work, chosen, state, loops)
+    _require_every_stage(chosen, count)
+    rest = [node for node in each if node not in chosen]
+    backward = gradients_of(rest, needed, chosen)
+    _add_backward(rest, chosen, backward, count, loops)
+    return chosen, backward
+
+
+def _keep_together(work: Sequence[Node], stages: dict[Node, int], loops: Mapping[Node, str]) -> None:
+    """Put all of a loop in the latest of its stages, and what follows from it no earlier."""
+    while True:
+        latest: dict[str, int] = {}
+        for node in work:
+            if node in loops:
+                latest[loops[node]] = max(stages[node], latest.get(loops[node], 0))
+        said = {node: latest[loops[node]] if node in loops else stages[node] for node in work}
+        if said == stages:
+            return
+        stages.update(_following(work, said, strict=False))
 
 
 def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
@@ -194,19 +219,19 @@ def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable])
 
 
 def _forward_stages(
-    graph: Graph, state: Propagation, work: Sequence[Node], pipeline: Pipeline, *, alike: bool
+    state: Propagation, work: Sequence[Node], pipeline: Pipeline, loops: Mapping[Node, str], *, alike: bool
 ) -> dict[Node, int]:
     if pipeline.stages == 1:
         return dict.fromkeys(work, 0)
     if pipeline.boundaries:
-        return _behind(graph, work, pipeline.boundaries)
+        return _behind(state.graph, work, pipeline.boundaries)
     if pipeline.names:
         return _following(
             work, {node: i for node in work if (i := first_match(pipeline.names, name_of_whole(node))) is not None}
         )
     if pipeline.assign == "device":
         return _following(work, _by_device(work, variable_dependent_nodes(state.order), pipeline.stages))
-    return _balanced(state, work, pipeline.stages, alike=alike)
+    return _balanced(state, work, pipeline.stages, loops, alike=alike)
 
 
 def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
@@ -278,14 +303,16 @@ def _following(work: Sequence[Node], said: Mapping[Node, int], *, strict: bool =
     return stages
 
 
-def _balanced(state: Propagation, work: Sequence[Node], stages: int, *, alike: bool) -> dict[Node, int]:
+def _balanced(
+    state: Propagation, work: Sequence[Node], stages: int, loops: Mapping[Node, str], *, alike: bool
+) -> dict[Node, int]:
     """Cut the forward nodes, in order, where the heaviest stage is lightest and the fewest bytes cross.
 
     Where stages have to be alike, they are made of what the nodes do again and again, if that is found.
     """
     learnt = variable_dependent_nodes(state.order)
-    units = [node for node in work if node in learnt]
-    place = {node: i for i, node in enumerate(units)}
+    units = _units([node for node in work if node in learnt], state.order, loops)
+    place = {node: i for i, unit in enumerate(units) for node in unit}
     crossing = [0.0] * (len(units) + 1)
     for node, at in place.items():
         for value in node.read_outputs:
@@ -295,10 +322,22 @@ def _balanced(state: Propagation, work: Sequence[Node], stages: int, *, alike: b
             crossing[last + 1] -= size
     for i in range(1, len(crossing)):
         crossing[i] += crossing[i - 1]
-    begins = repeated_layers([_sign(state, node) for node in units], crossing, stages) if alike else None
-    begins = begins or balanced_cut([cost_of(state, node) for node in units], crossing, stages)
+    begins = repeated_layers([_sign(state, unit[0]) for unit in units], crossing, stages) if alike else None
+    trips = trips_of(state.order, frames := frames_of(state.order))
+    costs = [sum(cost_of(state, node) * runs(frames.get(node, ()), trips) for node in unit) for unit in units]
+    begins = begins or balanced_cut(costs, crossing, stages)
     said = {node: sum(at >= begin for begin in begins) for node, at in place.items()}
     return _following(work, said)
+
+
+def _units(work: Sequence[Node], order: Sequence[Node], loops: Mapping[Node, str]) -> list[list[Node]]:
+    """Return what has to be in one stage, in order: single nodes, and loops."""
+    if loops.keys().isdisjoint(work):
+        return [[node] for node in work]
+    wanted, units = set(work), dict[object, list[Node]]()
+    for node in (node for run in by_loops(order) for node in run if node in wanted):
+        units.setdefault(loops.get(node, node), []).append(node)
+    return list(units.values())
 
 
 def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
@@ -308,12 +347,14 @@ def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
     return node.op, node.output_dtypes, tuple(size if isinstance(size, int) else None for size in sizes)
 
 
-def _late_as_possible(work: Sequence[Node], stages: dict[Node, int], state: Propagation) -> None:
-    """Move what needs no variable (labels, masks) to the stage that reads it first."""
+def _late_as_possible(
+    work: Sequence[Node], stages: dict[Node, int], state: Propagation, loops: Container[Node]
+) -> None:
+    """Move what needs no variable (labels, masks) to the stage that reads it first; loops stay in one."""
     learnt, inside = variable_dependent_nodes(state.order), set(work)
     for node in reversed(work):
         readers = [stages[user] for user in _users(node) if user in inside]
-        if node not in learnt and readers:
+        if node not in learnt and readers and node not in loops:
             stages[node] = min(readers)
 
 
@@ -347,7 +388,9 @@ def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collectio
     return found
 
 
-def backward_stages(rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int) -> None:
+def _add_backward(
+    rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int, loops: Mapping[Node, str]
+) -> None:
     """Place the gradients, and whatever else runs for each block: outputs beside the loss, and what reads gradients.
 
     Args:
@@ -355,21 +398,44 @@ def backward_stages(rest: Sequence[Node], stages: dict[Node, int], backward: set
         stages: of the forward nodes; those of the rest are added.
         backward: the nodes that compute gradients; more are added.
         count: how many stages there are.
+        loops: of the nodes that belong to one: all of it is where its first stage of the backward part is.
     """
+    held: dict[str, int] = {}
+    while True:
+        found, of_loops = dict(stages), dict[str, list[Node]]()
+        _place_rest(rest, found, backward, count, {node: held[loop] for node, loop in loops.items() if loop in held})
+        for node in rest:
+            if node in loops:
+                of_loops.setdefault(loops[node], []).append(node)
+        for nodes in of_loops.values():
+            backward.update(nodes if not backward.isdisjoint(nodes) else ())
+        limits = {
+            loop: (min if backward.issuperset(nodes) else max)(found[node] for node in nodes)
+            for loop, nodes in of_loops.items()
+        }
+        if all(found[node] == limits[loop] for loop, nodes in of_loops.items() for node in nodes):
+            stages.update(found)
+            return
+        held |= limits
+
+
+def _place_rest(
+    rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int, held: Mapping[Node, int]
+) -> None:
     named = {node.name: stage for node, stage in stages.items()}
     for node in rest:
         known = [producer for producer in _producers(node) if producer in stages]
         upstream = min([stages[producer] for producer in known if producer in backward], default=None)
         consumed = max([stages[producer] for producer in known if producer not in backward], default=None)
         if node not in backward and upstream is None:
-            stages[node] = consumed if consumed is not None else 0
+            stages[node] = max(consumed if consumed is not None else 0, held.get(node, 0))
             continue
         backward.add(node)
         latest = count - 1 if upstream is None else upstream
         hint = differentiated(node.name, named)
         if hint is None:
             hint = consumed if consumed is not None else latest
-        stages[node] = min(hint, latest)
+        stages[node] = min(hint, latest, held.get(node, latest))
 
 
 def _producers(node: Node) -> list[Node]:
@@ -709,7 +775,7 @@ def _written(shape: Sequence[object] | None) -> str:
 
 
 def _attributes(a: Node, b: Node) -> Iterator[str]:
-    for key in sorted({*a.attrs, *b.attrs} - SEEDS):
+    for key in sorted({*a.attrs, *b.attrs} - SEEDS - {"frame_name"}):
         if key.startswith("_") or a.attrs.get(key) == b.attrs.get(key):
             continue
         one, two = a.attr(key), b.attr(key)

@@ -88,7 +88,7 @@ def branching() -> tuple[Any, list[str]]:
 
 def test_a_branch_that_has_something_of_its_own_is_refused_by_name() -> None:
     item, cuts = staged_item(branching)
-    with pytest.raises(PassError, match=r"is in a branch, and needs .*ReadVariableOp. of it from outside"):
+    with pytest.raises(PassError, match=r"is in a branch or a loop, and needs .*ReadVariableOp. of it from outside"):
         looped(item, microbatches=4, boundaries=cuts)
 
 

@@ -275,7 +275,7 @@ def test_an_update_under_a_condition_is_refused_in_shards_after_a_loop_over_micr
 
     given = GraphItem.from_function(step, tf.TensorSpec([None, 6], tf.float64))
     assert ar.verify(given, config(sharded, MICRO["unrolled"])).ok
-    with pytest.raises(PassError, match=r"is in a branch, and needs .* from outside|which may not be there"):
+    with pytest.raises(PassError, match=r"is in a branch or a loop, and needs .* from outside|which may not be there"):
         ar.rewrite(given, config(sharded, MICRO["loop"]))
 
 
