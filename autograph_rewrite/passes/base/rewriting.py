@@ -549,7 +549,7 @@ class Rewrite:
         """Return the name of a loop, or of one of those around it, as Enter says it."""
         if frame[0] not in self.apart:
             return frame[depth]
-        numbers = range(self.mesh.count(EACH))
+        numbers = list(range(self.mesh.count(EACH)))
         if self.plan.looped:  # it will be in a loop of the micro-batches, of which each replica has one
             numbers = [self.mesh.coordinates(EACH, i)[REPLICA] for i in numbers]
         return PerInstance(tuple(raw_attrs.encode("string", f"{frame[depth]}/{i}") for i in numbers))
