@@ -40,6 +40,7 @@ class Style:
         apart: examples rather stay apart, as micro-batches in a loop and pipelines need it.
         newest: what only the newest seeds draw.
         model: the sizes of a model axis that the program itself places variables and activations on.
+        loops: recurrent layers are drawn more often, also where examples rather stay apart.
     """
 
     function: bool
@@ -51,6 +52,7 @@ class Style:
     apart: bool = False
     newest: bool = False
     model: tuple[int, ...] = ()
+    loops: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
 
 What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM,
-ANY_STRATEGY_FROM, SEVERAL_AXES_FROM).
+ANY_STRATEGY_FROM, SEVERAL_AXES_FROM, LOOPS_FROM).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ ANY_STRATEGY_FROM = 110_000
 """The first seed that draws strategies for these."""
 SEVERAL_AXES_FROM = 120_000
 """The first seed that draws several model axes for these."""
+LOOPS_FROM = 130_000
+"""The first seed whose micro-batches and stages have loops over time, also where nothing meets."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -136,6 +138,7 @@ class Program:
             apart=choice.kind not in ("replicas", "micro") and dice.random() < 0.65,
             newest=is_new,
             model=choice.model if choice.placed in ("code", "both") else (),
+            loops=seed >= LOOPS_FROM,
         )
         if is_new:
             batches, times = (batches[0], *batches), (times[0], *times)
@@ -257,6 +260,7 @@ def grow(net: Net) -> Any:
         h = _alike(net, h)
     else:
         blocks = APART if net.style.apart else BLOCKS
+        blocks = {**blocks, "recurrent": (8, FLOW["recurrent"][1])} if net.style.loops else blocks
         # Replicas that train alone have no rows of a ragged argument, of which each has all.
         lengths = {name: one for name, one in LENGTHS.items() if name != "ragged" or not net.style.apart}
         blocks = {**blocks, **lengths} if net.style.newest else blocks
