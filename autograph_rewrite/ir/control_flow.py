@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -80,6 +80,11 @@ def loops_of(order: Iterable[Node]) -> dict[Node, str]:
 def _name_of(frame: bytes | tuple[bytes, ...]) -> str:
     """Return the name of a loop; of one that each replica has under its own name, the first."""
     return (frame if isinstance(frame, bytes) else frame[0]).decode()
+
+
+def is_inside(node: Node, frames: Mapping[Node, Frame]) -> bool:
+    """Return whether a node is in a loop, and may not wait for anything outside: what enters the loop may."""
+    return node in frames and not (node.op in ENTERS and len(frames[node]) == 1)
 
 
 def before_loops(value: Value) -> Value:

@@ -18,14 +18,14 @@ from typing import TypeVar
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.control_flow import frames_of, shared_frames_of, unconditional_nodes
+from autograph_rewrite.ir.control_flow import frames_of, is_inside, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.ops.traits import ENTERS, EXITS, READS
+from autograph_rewrite.ops.traits import EXITS, READS
 from autograph_rewrite.passes.base.instance_order import (
     GATE,
     NO_ORDER,
@@ -107,7 +107,7 @@ def in_order(
     frames = frames_of(order)
     for cluster, nodes in clusters.items():
         inside, own = set(nodes), tuple(waits[cluster])
-        begin = (node for node in nodes if node not in frames or (node.op in ENTERS and len(frames[node]) == 1))
+        begin = (node for node in nodes if not is_inside(node, frames))
         roots |= {node: own for node in begin if not any(producer in inside for producer in predecessors(node))}
     return InstanceOrder(roots, {made.gate: made.sums for made in gates.values()})
 

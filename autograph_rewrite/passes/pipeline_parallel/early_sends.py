@@ -22,6 +22,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.ir.builder import Builder
+from autograph_rewrite.ir.control_flow import frames_of, is_inside, loops_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import EACH, ONCE, STAGE, Span
 from autograph_rewrite.ir.types import dtypes
@@ -50,12 +51,18 @@ def are_apart(one: int, other: int, devices: Devices) -> bool:
 
 
 def send_first(
-    graph: Graph, nodes: Sequence[Node], stages: Stages, devices: Devices, unconditional: Collection[Node]
+    graph: Graph,
+    order: Sequence[Node],
+    nodes: Sequence[Node],
+    stages: Stages,
+    devices: Devices,
+    unconditional: Collection[Node],
 ) -> list[Node]:
     """Let what other processes read be sent before the rest of a part is computed; return the nodes that this adds.
 
     Args:
         graph: the folded graph.
+        order: its nodes, producers first.
         nodes: a part: the forward or backward nodes of one stage, producers first.
         stages: what is known of the EACH nodes besides theirs; of added ones, too.
         devices: of each replica's stages, in turn.
@@ -66,11 +73,13 @@ def send_first(
     crossing = [value for node in certain for value in node.read_outputs if _away(value, devices)]
     if not crossing:
         return []
-    _wait_for_less(nodes, crossing)
+    frames, loops = frames_of(order), loops_of(order)
+    _wait_for_less(nodes, crossing, loops)
     inside = set(nodes)
-    needed = _before_all({value.node for value in crossing}, inside)
+    needed = _before_all({value.node for value in crossing}, inside, loops)
     rest = inside - needed
-    late = [node for node in nodes if node in rest and not any(producer in rest for producer in predecessors(node))]
+    begin = [node for node in nodes if node in rest and not is_inside(node, frames)]
+    late = [node for node in begin if not any(producer in rest for producer in predecessors(node))]
     made = _look(graph, "made", 1, EACH, [value.node for value in crossing])[-1]
     turn = _look(graph, "turn", _WORK, EACH, [made])[-1]
     added = [made, turn]
@@ -113,22 +122,27 @@ def _is_away(reader: Node, stage: int, devices: Devices) -> bool:
     return reader.span == EACH and are_apart(stage, reader.at(STAGE, stage), devices)
 
 
-def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value]) -> None:
+def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value], loops: Mapping[Node, str]) -> None:
     """Take the waits away that only keep values together; TensorFlow's gradients of an op come out all at once."""
-    for node in _before_all({value.node for value in crossing}, set(nodes)):
+    for node in _before_all({value.node for value in crossing}, set(nodes), loops):
         for control in [one for one in node.controls if node.op == "Identity" and one.op == "NoOp"]:
             if all(waited.span == EACH and is_pure(waited.op) for waited in predecessors(control)):
                 node.remove_control(control)
 
 
-def _before_all(roots: Collection[Node], inside: Collection[Node]) -> set[Node]:
-    """Return the roots, and what they need of some nodes."""
+def _before_all(roots: Collection[Node], inside: Collection[Node], loops: Mapping[Node, str]) -> set[Node]:
+    """Return the roots, and what they need of some nodes: of a loop, all of it."""
+    of_loops: dict[str, list[Node]] = {}
+    for node in inside:
+        if node in loops:
+            of_loops.setdefault(loops[node], []).append(node)
     found, pending = set(roots), list(roots)
     while pending:
-        for producer in predecessors(pending.pop()):
-            if producer in inside and producer not in found:
-                found.add(producer)
-                pending.append(producer)
+        node = pending.pop()
+        for needed in (*predecessors(node), *of_loops.pop(loops.get(node, ""), ())):
+            if needed in inside and needed not in found:
+                found.add(needed)
+                pending.append(needed)
     return found
 
 

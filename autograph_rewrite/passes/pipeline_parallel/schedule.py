@@ -88,7 +88,7 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
     given = tuple(tuple(task for task in tasks if (task.kind, task.stage) in clusters) for tasks in given)
     _require_no_cycle(clusters, given, micro)
     for nodes in clusters.values():
-        added = send_first(graph, nodes, stages, devices, unconditional)
+        added = send_first(graph, order, nodes, stages, devices, unconditional)
         nodes += added
         unconditional |= set(added)
     gates = gates_of(graph, clusters, unconditional)
