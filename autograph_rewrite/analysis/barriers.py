@@ -7,10 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR
-from autograph_rewrite.ir.control_flow import Frame
+from autograph_rewrite.ir.control_flow import frames_of, shared_frames_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH, Select
 from autograph_rewrite.ir.traversal import ancestors, descendants
@@ -55,28 +55,29 @@ def late_nodes(nodes: Iterable[Node]) -> set[Node]:
     return descendants(touching_nodes(nodes))
 
 
-def barrier_depths(order: list[Node], frames: Mapping[Node, Frame], early: Collection[Node]) -> dict[Node, int]:
+def barrier_depths(order: Sequence[Node], early: Collection[Node]) -> dict[Node, int]:
     """Return how many times all instances have met before each node: in one that reads all of them, or in a loop.
 
+    All of a loop is as deep as the deepest of it, also where each instance has the loop for itself.
+
     Args:
-        order: all nodes, in topological order but for loops' back edges.
-        frames: the loops around each node.
+        order: all nodes of a folded graph, in topological order but for loops' back edges.
         early: nodes that need no variable: they run ahead of all micro-batches.
     """
     levels: dict[Node, int] = dict.fromkeys(order, 0)
-    loops: dict[str, int] = {}
-    for _ in range(len({frame[0] for frame in frames.values()}) + 1):
+    depths: dict[str, int] = {}
+    loops = {node: frame[0] for node, frame in frames_of(order).items()}
+    shared = shared_frames_of(order)
+    for _ in range(len(set(loops.values())) + 1):
         changed = False
         for node in order:
             if node in early:
                 continue
-            level = max([_reached(node, i, levels) for i in range(len(node.inputs))], default=0)
-            level = max([level, *(_met(node, control, levels) for control in node.controls)])
-            frame = frames.get(node)
-            if frame is not None:
-                if node.op in ENTERS:
-                    loops[frame[0]] = max(loops.get(frame[0], 0), level + 1)
-                level = max(level, loops.get(frame[0], 0))
+            loop = loops.get(node)
+            level = max(_depths_before(node, levels, loops), default=0)
+            if loop is not None:
+                meets = node.op in ENTERS and node in shared
+                level = depths[loop] = max(level + meets, depths.get(loop, 0))
             changed |= level != levels[node]
             levels[node] = level
         if not changed:
@@ -84,15 +85,16 @@ def barrier_depths(order: list[Node], frames: Mapping[Node, Frame], early: Colle
     return levels
 
 
-def _reached(node: Node, index: int, levels: Mapping[Node, int]) -> int:
-    producer = node.inputs[index].node
-    if producer.op in BACK_EDGES:
-        return 0
-    return levels[producer] + (node.selects.get(index) is Select.ALL and producer.span == EACH)
-
-
-def _met(node: Node, control: Node, levels: Mapping[Node, int]) -> int:
-    return levels[control] + (node.span != EACH and control.span == EACH)
+def _depths_before(node: Node, levels: Mapping[Node, int], loops: Mapping[Node, str]) -> Iterator[int]:
+    """Yield how deep a node is because of each that comes before it, outside of its loop."""
+    loop = loops.get(node)
+    for index, value in enumerate(node.inputs):
+        producer = value.node
+        if producer.op not in BACK_EDGES and (loop is None or loops.get(producer) != loop):
+            yield levels[producer] + (node.selects.get(index) is Select.ALL and producer.span == EACH)
+    for control in node.controls:
+        if loop is None or loops.get(control) != loop:
+            yield levels[control] + (node.span != EACH and control.span == EACH)
 
 
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:

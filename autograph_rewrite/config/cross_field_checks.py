@@ -227,6 +227,3 @@ def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
         and config.pipeline.chunks != config.pipeline.stages
     ):
         yield ("remat", "policy"), f"remat.policy {config.remat.policy} with several stages per device"
-    has_model_axis = config.mesh is not None and config.mesh.model_size > 1
-    if has_model_axis and config.pipeline is not None and config.pipeline.form == "loop":
-        yield ("mesh", "model"), "mesh.model above 1 with stages in a loop (pipeline.form)"

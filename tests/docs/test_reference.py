@@ -47,7 +47,7 @@ def test_every_verb_option_setting_preset_and_strategy_is_listed() -> None:
     assert [path.stem for path in CONFIGS if f"\n## {path.stem}\n" not in presets] == []
     assert [name for name in STRATEGIES if f"[`{name}`]" not in strategies_page()] == []
     assert set(PAGES) == set(STRATEGIES)
-    assert "mesh.model above 1 with stages in a loop" in settings
+    assert "with several stages per device" in settings
     assert [one.name for one in PIPELINE if f"| `{one.name}` | {one.summary} |" not in made()["passes.md"]] == []
     assert [name for name in autograph_rewrite.__all__ if f".{name}\n" not in made()["api.md"]] == []
 

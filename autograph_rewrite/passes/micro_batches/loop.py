@@ -116,7 +116,7 @@ def _refuse_what_meets(order: list[Node]) -> None:
         PassError: there is one.
     """
     shared = shared_frames_of(order)
-    levels = barrier_depths(order, shared, ())
+    levels = barrier_depths(order, ())
     for node in order:
         if node.span == EACH and node in shared:
             raise PassError(f"'{node.name}' is in a loop that all micro-batches run together", node=node, hint=UNROLL)

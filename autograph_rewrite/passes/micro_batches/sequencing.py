@@ -49,7 +49,7 @@ def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
     relax_waits(graph)
     order = let_actors_wait(graph, count_first=True)
     shared, unconditional, early = shared_frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
-    levels = barrier_depths(order, shared, early)
+    levels = barrier_depths(order, early)
     members: dict[int, list[Node]] = {}
     for node in runs_of(order):
         if node not in shared and node not in early:
@@ -212,7 +212,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
     """
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
-    levels = barrier_depths(order, shared_frames_of(order), parameter_free_nodes(order) if count_first else ())
+    levels = barrier_depths(order, parameter_free_nodes(order) if count_first else ())
     held = {value.node for value in graph.anchors.values()}
     for node in order:
         if node not in unconditional or node in held or not _only_passes_on(node):

@@ -105,7 +105,7 @@ def _refuse_meetings(order: list[Node], shared: Mapping[Node, Frame], early: Col
     Raises:
         PassError: there is such a node.
     """
-    levels = barrier_depths(order, shared, early)
+    levels = barrier_depths(order, early)
     for node in order:
         if node in early or stage_of(node) is None:
             continue

@@ -12,9 +12,17 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.analysis.barriers import barrier_depths
+from autograph_rewrite.compile import request
+from autograph_rewrite.config.config import Config
 from autograph_rewrite.errors import RewriteError, VerifyError
+from autograph_rewrite.ir.control_flow import frames_of
+from autograph_rewrite.ir.graph import Graph
 from autograph_rewrite.ir.mesh import ONCE, PerInstance
-from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.ir.traversal import topological_order
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.reshard import insert_reshards
 from tests.support.training import make_item, placeholder, train, variable
 
@@ -153,6 +161,28 @@ def test_micro_batches_that_share_something_in_a_loop_meet_in_it(loop: str) -> N
 def test_what_differs_between_micro_batches_within_a_loop_is_in_no_loop_of_theirs(form: str) -> None:
     with pytest.raises(RewriteError, match="is in a branch or a loop"):
         ar.rewrite(item(within_a_loop), FORMS[form])
+
+
+def after_a_meeting(x: Any, h: Any, w: Any) -> Any:
+    """Begin a loop of each micro-batch behind one that all share; its number of steps does not depend on that."""
+    return counted(x, meeting(x, h, w), w)
+
+
+def test_all_of_a_loop_waits_for_as_many_meetings() -> None:
+    """A counter that ran ahead of them would wait for its own iterations, and hold up those who have to meet."""
+    found: dict[tuple[str, str], set[int]] = {}
+
+    def look(done: str, graph: Graph) -> None:
+        order = topological_order(graph)
+        depths = barrier_depths(order, ())
+        for node, frame in frames_of(order).items():
+            found.setdefault((done, frame[0]), set()).add(depths[node])
+
+    one = normalise_original(item(after_a_meeting))
+    given = Config.of(FORMS["copies"])
+    pass_pipeline.rewrite(Request(one, request(one, given)), observers=[look])
+    assert {len(depths) for depths in found.values()} == {1}
+    assert worst(item(after_a_meeting), ar.rewrite(item(after_a_meeting), FORMS["copies, 2 replicas"])) < 1e-12
 
 
 def test_two_instances_of_a_loop_under_one_name_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,10 @@ MESHES = {
     "micro-batches in a loop": models.config(1, 2, microbatches=2, accumulation={"form": "loop"}),
     "stages": models.config(1, 2, 2),
     "replicas, stages and blocks": models.config(2, 2, 2),
+    "stages in a loop": models.config(1, 2, 2, pipeline={"stages": 2, "microbatches": 3, "form": "loop"}),
+    "replicas, stages in a loop and blocks": models.config(
+        2, 2, 2, pipeline={"stages": 2, "microbatches": 2, "form": "loop"}
+    ),
     "ZeRO of what is whole": models.config(2, 2, strategy={"name": "FSDP"}),
     "parameter servers": models.config(2, 2, strategy={"name": "PS"}),
     "recomputation": models.config(2, 2, remat={"policy": "every:1"}),
