@@ -26,7 +26,7 @@ from tests.support.staged import mlp, staged_item
 from tests.zoo import ZOO
 
 SCRIPT, TROUBLE = "tests/jobs/programs/stages.py", "tests/jobs/programs/trouble.py"
-GRAPHS = ("mlp", "tied", "dropout", "normalised", "saver", "function", "iterator")
+GRAPHS = ("mlp", "tied", "dropout", "normalised", "recurrent", "saver", "function", "iterator")
 LIMIT, PATIENCE = 150, 5
 EXACT, SINGLE_PRECISION = 1e-9, 1e-5
 JOBS = {

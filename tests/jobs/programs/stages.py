@@ -50,7 +50,18 @@ def normalised() -> tuple[Any, list[str]]:
     return tf.reduce_mean(h**2 * tf.range(6, dtype=h.dtype)), cuts[:3]
 
 
-FORWARD = {**staged.MODELS, "normalised": normalised}
+def recurrent() -> tuple[Any, list[str]]:
+    """Recurrent layers, each of which is a loop of its stage."""
+    h, cuts = staged.inputs(6), []
+    for i in range(4):
+        w, x = staged.variable(f"w{i}", staged.values(6, 6, seed=i)), h
+        step = lambda t, h, w=w, x=x: (t + 1, tf.tanh(h @ w + x))  # noqa: E731
+        h = tf.identity(tf.while_loop(lambda t, _: t < 3, step, (0, tf.zeros_like(x)))[1], name=f"h{i}")
+        cuts.append(h.op.name)
+    return tf.reduce_mean((h - 1) ** 2), cuts[:3]
+
+
+FORWARD = {**staged.MODELS, "normalised": normalised, "recurrent": recurrent}
 
 
 def where(job: Job, cuts: Sequence[str]) -> Sequence[str]:
@@ -220,6 +231,7 @@ CASES: dict[str, Case] = {
     "tied": graph("tied", schedule="gpipe"),
     "dropout": graph("dropout"),
     "normalised": graph("normalised", always_in_stages=True, batch_norm="local"),
+    "recurrent": graph("recurrent"),
     "where_it_ran": where_it_ran,
     "saver": saver,
     "function": function,
