@@ -29,7 +29,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.verify.loops import loop_faults
-from autograph_rewrite.ops.traits import BACK_EDGES, SWITCHES, has
+from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.collectives.all_gather import RESTORES
 from autograph_rewrite.passes.micro_batches.sequencing import let_actors_wait, relax_waits
@@ -349,11 +349,13 @@ class LoopBodies:
                 node.remove_control(control)
                 self._wait(node, control, cluster)
         gate = self._gate(cluster)
-        if gate is None:
-            if not node.inputs and not node.controls:
-                node.add_control(self._loops[cluster.kind].number.node)
-        elif not any(producer in self.of for producer in predecessors(node)):
+        begins = not any(producer in self.of for producer in predecessors(node))
+        if gate is not None and begins:
             node.add_control(gate.micro.node)
+        elif begins and (node.op in ENTERS or not predecessors(node)):
+            # A loop in the body must not begin once more where there is no further iteration: constants of the loop
+            # around it are there once more, and a step with a part of the body on another device would hang.
+            node.add_control(self._loops[cluster.kind].number.node)
 
     def _brought(self, node: Node, value: Value, cluster: Cluster) -> Value:
         source = self.of.get(value.node)

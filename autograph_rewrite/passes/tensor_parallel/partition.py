@@ -565,9 +565,11 @@ class Partitioner(Emitter):
 
     def finish(self) -> None:
         """Let conversions take the place of what runs on each device, and put what reads a block there."""
-        for copies in self.clones.values():
-            for k, copy in enumerate(copies if len(copies) == len(self.sizes) else ()):
-                self.put(copy, k, keep=True)
+        for node, copies in self.clones.items():
+            made = self.shares.transfers.get(node)
+            if len(copies) == len(self.sizes) and not (made is not None and made.constant):  # those are for everybody
+                for k, copy in enumerate(copies):
+                    self.put(copy, k, keep=True)
         super().finish()
 
     def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:

@@ -157,6 +157,20 @@ def test_micro_batches_that_share_something_in_a_loop_meet_in_it(loop: str) -> N
             ar.rewrite(one, FORMS[form])
 
 
+def test_a_loop_of_micro_batches_with_a_loop_within_goes_with_a_model_axis() -> None:
+    """In a step that begins the inner loop once too often, the second device waits for ever."""
+
+    def model() -> dict[str, Any]:
+        x, rng = placeholder("x", None, TIME, WIDTH), np.random.default_rng(1)
+        h = counted(x, tf.zeros_like(x[:, 0]), variable("w", rng.normal(size=(WIDTH, WIDTH))))
+        return {"loss": tf.reduce_mean((h @ variable("head", rng.normal(size=(WIDTH, 4)))) ** 2)}
+
+    sharding = [{"match": "head", "split": [1, 2]}]
+    on_mesh = {"mesh": {"data": 1, "model": 2}, "sharding": sharding, "timeout_seconds": 30}
+    one = make_item(model)
+    assert worst(one, ar.rewrite(one, {**FORMS["a loop, 2 replicas"], **on_mesh})) < 1e-12
+
+
 @pytest.mark.parametrize("form", ["a loop", "a loop of stages"])
 def test_what_differs_between_micro_batches_within_a_loop_is_in_no_loop_of_theirs(form: str) -> None:
     with pytest.raises(RewriteError, match="is in a branch or a loop"):
