@@ -11,7 +11,7 @@ part of the body runs in some iterations only, what the loop carries for that pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -212,10 +212,9 @@ class Loop:
         """Return the list of the values of all iterations.
 
         Raises:
-            PassError: it is a container.
+            PassError: it is a handle, which stands for one container in all iterations.
         """
-        if dtypes.base(value.dtype) == dtypes.RESOURCE:
-            _require_no_container(value)
+        _require_no_container(value, (dtypes.RESOURCE,))
         return self._list(value)[0]
 
     def item(self, kept: Value, value: Value, at: Value) -> Value:
@@ -333,6 +332,6 @@ class Loop:
         return node
 
 
-def _require_no_container(value: Value) -> None:
-    if dtypes.base(value.dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
+def _require_no_container(value: Value, types: Container[int] = (dtypes.VARIANT, dtypes.RESOURCE)) -> None:
+    if dtypes.base(value.dtype) in types:
         raise PassError(f"'{value.name}' is a container of each micro-batch", node=value.node, hint=UNROLL)
