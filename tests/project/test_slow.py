@@ -19,8 +19,6 @@ TOO_MUCH, TOO_LITTLE = 1.01 * slow.MOST * slow.SLACK, 0.99 * slow.LEAST / slow.S
         (Spent(count=1, quick=[TOO_MUCH]), "without the marker"),
         (Spent(count=2, quick=[0.1, TOO_MUCH]), "without the marker"),
         (Spent(count=2, quick=[2.9, 2.9]), ""),
-        (Spent(count=3, quick=[0.1, TOO_MUCH, 0.1]), ""),  # one of several has waited for something
-        (Spent(count=3, quick=[0.1, TOO_MUCH, TOO_MUCH]), "without the marker"),
         (Spent(count=1, slow=[TOO_LITTLE]), "its slow cases take"),
         (Spent(count=2, quick=[0.1], slow=[TOO_LITTLE]), "its slow cases take"),
         (Spent(count=1, quick=[2.9]), ""),
