@@ -330,6 +330,7 @@ class Starts:
     found: list[Start] = field(default_factory=list)
     errors: list[RewriteError] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    _known: set[Plan] = field(default_factory=set)
 
     def fitting(self) -> list[Start]:
         """Return those that fit, the shortest step first.
@@ -371,12 +372,19 @@ class Starts:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
                 for start in front:
                     self._try(with_settings(start.config, microbatches=count), start.builder)
-        in_stages = dict.fromkeys(start.builder for start in front)
+        in_stages = {start.builder: start.config for start in front if start.config.model_size == 1}
+        cut = [start.config for start in _front([one for one in self.found if one.config.model_size > 1])]
+        devices = len(self.config.devices or ())
         for stages in self._stages():
-            for count in (1, *self._counts(len(self.config.devices or ()) // stages)):
+            for count in (1, *self._counts(devices // stages)):
                 section = Pipeline(stages=stages, microbatches=count)
                 for builder in in_stages:
                     self._try(with_settings(in_mode(self.config, "shared"), pipeline=section), builder)
+            for config in cut:
+                replicas, left = divmod(devices, stages * config.model_size)
+                for count in (1, *self._counts(replicas)) if not left else ():
+                    section, mesh = Pipeline(stages=stages, microbatches=count), Mesh(data=replicas, model=config.model_size)
+                    self._try(with_settings(in_mode(config, "shared"), pipeline=section, mesh=mesh), PLAIN)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""
@@ -426,13 +434,17 @@ class Starts:
         return min((candidate.found.step_seconds for candidate in fits), default=float("inf"))
 
     def _try(self, config: Config, builder: str) -> Start | None:
-        """Simulate one plan; None where there is no such plan, or enough has been tried."""
+        """Simulate one plan; None where there is no such plan, it is known, or enough has been tried."""
         from autograph_rewrite.cost.search import Candidate
 
         if self.evaluator.tried >= max(FEWEST_FITTING, NODES_FITTING // max(1, len(self.item.graph))):
             return None
         try:
             plan = self._builders[builder].build(self.item, config)
+            alike = replace(plan, id="", strategy="", notes=())
+            if alike in self._known:
+                return None
+            self._known.add(alike)
             start = Start(config, builder, Candidate(plan, self.evaluator.simulate(plan)))
         except RewriteError as error:
             self.errors.append(error)

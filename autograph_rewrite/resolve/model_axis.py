@@ -190,7 +190,7 @@ def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None
 def rounds_of(
     count: int, item: TrainingGraph, variables: Mapping[str, int], tensors: Mapping[str, int], whole: Iterable[str]
 ) -> list[Round]:
-    """Return what one axis of the mesh cuts, what comes out even first.
+    """Return what one axis of the mesh cuts, what comes out even first; a single element stays on the first device.
 
     Args:
         count: the size of the axis.
@@ -206,6 +206,8 @@ def rounds_of(
     for place, several in enumerate((variables, tensors)):
         for name, dim in several.items():
             extent = _extent(name, dim, item)
+            if extent == 1:  # nobody could tell blocks of one and of no element from a value that is broadcast
+                continue
             units = count if extent % count == 0 else extent
             found.setdefault(units, ({}, {}))[place][name] = dim
     order = sorted(found, key=lambda units: (units != count, -units))

@@ -136,6 +136,17 @@ def test_the_verifier_refuses_a_reshard_that_contradicts_itself(old: str, new: s
     assert caught.value.node_name == "r"
 
 
+def test_what_a_replica_runs_runs_on_all_of_its_devices() -> None:
+    graph = parse("""\
+%sum: float32[4] = Placeholder() {model}
+%block: float32[2] = ar.reshard(%sum) {after="{model_0: split(0)}", before="replicated", over=["model_0"]} each
+""")
+    divided = (Axis("model_0", 2), Axis("model_1", 2))
+    check_folded(graph, Mesh.of(2, model=4, divided=divided))
+    with pytest.raises(VerifyError, match="reads 'sum', which has instances along 'model', and is not over it"):
+        check_folded(graph, Mesh.of(2, places=[Axis(MODEL, 4)]))
+
+
 def test_what_changes_its_place_keeps_its_placements() -> None:
     read = '%r: float32[4] = ar.reshard(%x) {after="split(0)", before="split(0)", over=["stage"]} each stage='
     check_folded(parse(f"%x: float32[4] = Placeholder() each stage=0\n{read}1"), STAGED)

@@ -27,10 +27,10 @@ def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, st
             except GraphError as error:
                 yield node, error.problem
                 continue
-            yield from ((node, f"'{node.name}' {problem}") for problem in _faults(node, found, alone))
+            yield from ((node, f"'{node.name}' {problem}") for problem in _faults(node, found, mesh, alone))
 
 
-def _faults(node: Node, found: Reshard, alone: set[str]) -> Iterator[str]:
+def _faults(node: Node, found: Reshard, mesh: Mesh, alone: set[str]) -> Iterator[str]:
     unknown = [axis for axis in found.over if not is_axis(axis)]
     if unknown or len(set(found.over)) != len(found.over) or not found.over:
         yield f"is over {', '.join(found.over) or 'nothing'}: axes of a mesh are wanted, each once"
@@ -46,7 +46,7 @@ def _faults(node: Node, found: Reshard, alone: set[str]) -> Iterator[str]:
         elif not changes and axis in found.over:
             yield f"is over '{axis}', along which its value is {before!r} before and after"
     for value in node.inputs:
-        for axis in sorted(value.node.span - node.span - set(found.over) - alone):
+        for axis in sorted(value.node.span - mesh.whole(node.span) - set(found.over) - alone):
             yield f"reads '{value.name}', which has instances along '{axis}', and is not over it"
 
 
