@@ -372,19 +372,22 @@ class Starts:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
                 for start in front:
                     self._try(with_settings(start.config, microbatches=count), start.builder)
-        in_stages = {start.builder: start.config for start in front if start.config.model_size == 1}
-        cut = [start.config for start in _front([one for one in self.found if one.config.model_size > 1])]
-        devices = len(self.config.devices or ())
+        self._in_stages(dict.fromkeys(start.builder for start in front))
+
+    def _in_stages(self, builders: Iterable[str]) -> None:
+        """Try stages, with whole layers on each device and with the best annotations of each mesh."""
+        devices, by_size = len(self.config.devices or ()), dict[int, list[Start]]()
+        for start in self.found:
+            by_size.setdefault(start.config.model_size, []).append(start)
+        kinds = [(1, self.config, builder) for builder in builders]
+        kinds += [(size, one.config, PLAIN) for size in sorted(by_size.keys() - {1}) for one in _front(by_size[size])]
         for stages in self._stages():
-            for count in (1, *self._counts(devices // stages)):
-                section = Pipeline(stages=stages, microbatches=count)
-                for builder in in_stages:
-                    self._try(with_settings(in_mode(self.config, "shared"), pipeline=section), builder)
-            for config in cut:
-                replicas, left = divmod(devices, stages * config.model_size)
+            for model, config, builder in kinds:
+                replicas, left = divmod(devices, stages * model)
                 for count in (1, *self._counts(replicas)) if not left else ():
-                    section, mesh = Pipeline(stages=stages, microbatches=count), Mesh(data=replicas, model=config.model_size)
-                    self._try(with_settings(in_mode(config, "shared"), pipeline=section, mesh=mesh), PLAIN)
+                    section = Pipeline(stages=stages, microbatches=count)
+                    mesh = Mesh(data=replicas, model=model) if model > 1 else None
+                    self._try(with_settings(in_mode(config, "shared"), pipeline=section, mesh=mesh), builder)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""

@@ -15,6 +15,7 @@ from autograph_rewrite.strategies.auto import RESERVE, Starts
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from benchmarks.auto_memory import by_hand, measured_peak, simulated
 from benchmarks.memory_limits import LIMITED
+from benchmarks.mesh_models import MODELS
 from tests.support.recomputed import chain
 from tests.support.training import make_item
 
@@ -87,3 +88,20 @@ def test_state_is_shared_out_and_stages_compute_activations_again_as_far_as_they
     assert any("ZeRO 1 (mirrored)" in start.name for start in starts.found)
     assert any("ZeRO 2 (mirrored)" in start.name for start in starts.found)
     assert any("stages" in name and "remat budget" in name for name in fits)
+
+
+def test_stages_have_a_model_axis_too_and_no_plan_is_tried_twice() -> None:
+    item = normalise(MODELS["layers"].item(32))
+    config = Config.of(
+        {"devices": [f"CPU:{i}" for i in range(4)], "strategy": {"name": "Auto"}, "memory_limit": "4MiB"}
+    )
+    starts = Starts(item, config, Evaluator(item), {one.name: one for one in BUILDERS}, 4 * 2**20)
+    starts.fitting()
+    names = [start.name for start in starts.found]
+    assert len(names) == len(set(names))
+    (both,) = [
+        one
+        for one in starts.found
+        if one.name.startswith("AllReduce (shared), mesh 1 x 2") and one.name.endswith(", 2 stages")
+    ]
+    assert ar.verify(item, both.candidate.plan).ok

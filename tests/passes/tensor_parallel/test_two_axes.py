@@ -105,7 +105,10 @@ def test_a_row_that_one_axis_has_left_alone_is_not_cut_by_the_next() -> None:
         return tf.reduce_mean((tf.tanh(x @ v["up"]) @ v["down"] - y) ** 2)
 
     shapes, rng = {"up": (3, 4), "down": (4, 2)}, np.random.default_rng(0)
-    mesh = {**MESHES["3 x 2 devices"], "sharding": [{"match": "up", "axes": [-1, 0]}, {"match": "down", "axes": [1, -1]}]}
+    mesh = {
+        **MESHES["3 x 2 devices"],
+        "sharding": [{"match": "up", "axes": [-1, 0]}, {"match": "down", "axes": [1, -1]}],
+    }
     data = rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
     assert worst_difference(shapes, descent(loss), data, mesh) <= EXACT
 
