@@ -372,22 +372,34 @@ class Starts:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
                 for start in front:
                     self._try(with_settings(start.config, microbatches=count), start.builder)
-        self._in_stages(dict.fromkeys(start.builder for start in front))
+        self._in_stages(front)
 
-    def _in_stages(self, builders: Iterable[str]) -> None:
-        """Try stages, with whole layers on each device and with the best annotations of each mesh."""
-        devices, by_size = len(self.config.devices or ()), dict[int, list[Start]]()
+    def _in_stages(self, front: list[Start]) -> None:
+        """Try stages with whole layers on each device, and with the best annotations of each mesh.
+
+        Args:
+            front: the plans without stages that no other beats. Where their replicas have variables of their own, those
+                of stages are tried with such, too.
+        """
+        devices, chosen, by_size = (
+            len(self.config.devices or ()),
+            self.config.strategy.variables,
+            dict[int, list[Start]](),
+        )
         for start in self.found:
             by_size.setdefault(start.config.model_size, []).append(start)
-        kinds = [(1, self.config, builder) for builder in builders]
-        kinds += [(size, one.config, PLAIN) for size in sorted(by_size.keys() - {1}) for one in _front(by_size[size])]
+        cut = [start for size in sorted(by_size.keys() - {1}) for start in _front(by_size[size])]
+        kinds = [(self.config, start.builder, mode) for start in front for mode in ("shared", start.config.mode)]
+        kinds += [(start.config, start.builder, mode) for start in cut for mode in ("shared", start.config.mode)]
         for stages in self._stages():
-            for model, config, builder in kinds:
-                replicas, left = divmod(devices, stages * model)
-                for count in (1, *self._counts(replicas)) if not left else ():
+            for base, builder, mode in kinds:
+                replicas, left = divmod(devices, stages * base.model_size)
+                if left or (replicas == 1 and mode != (chosen or "shared")) or chosen not in (None, mode):
+                    continue
+                mesh = Mesh(data=replicas, model=base.model_size) if base.model_size > 1 else None
+                for count in (1, *self._counts(replicas)):
                     section = Pipeline(stages=stages, microbatches=count)
-                    mesh = Mesh(data=replicas, model=model) if model > 1 else None
-                    self._try(with_settings(in_mode(config, "shared"), pipeline=section, mesh=mesh), builder)
+                    self._try(with_settings(in_mode(base, mode), pipeline=section, mesh=mesh), builder)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""
@@ -466,8 +478,7 @@ class Starts:
         """Yield how many stages the devices of this process can hold, if nothing speaks against any."""
         config, count = self.config, len(self.config.devices or ())
         is_open = config.pipeline is None and config.mesh is None and config.workers == 1 and config.microbatches == 1
-        apart = len(set(config.devices or ())) == count and config.strategy.variables != "mirrored"
-        if is_open and apart:
+        if is_open and len(set(config.devices or ())) == count:
             yield from (stages for stages in range(2, count + 1) if count % stages == 0)
 
     def _raise_least(self) -> None:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 def stages_share_variables(config: Config) -> Iterator[Finding]:
-    """A stage, with its variables, is on one device of a replica; replicas of stages share them."""
-    if config.pipeline is not None and config.mode == "mirrored":
-        message = "stages hold one copy of each variable, and strategy.variables is mirrored"
+    """Replicas of stages share their variables, unless each has its own and all of them are in one process."""
+    pipeline, is_mirrored = config.pipeline, config.mode == "mirrored"
+    if pipeline is not None and is_mirrored and (config.workers > 1 or pipeline.form == "loop"):
+        where = "in a job" if config.workers > 1 else "in a loop (pipeline.form)"
+        message = f"stages {where} hold one copy of each variable, and strategy.variables is mirrored"
         yield Finding(("pipeline",), message, "set strategy.variables to shared")
     if config.strategy.name == "Pipeline" and config.pipeline is None:
         yield Finding(("strategy", "name"), "strategy.name is Pipeline, and there is no pipeline section", "add one")

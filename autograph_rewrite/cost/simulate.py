@@ -161,7 +161,7 @@ def simulated(
     if plan.looped:
         notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
     if plan.pipeline is not None:
-        return _in_stages(folded, resolved, topology, sizes, notes, counts)
+        return _in_stages(folded, plan, resolved, topology, sizes, notes, counts)
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
@@ -186,6 +186,7 @@ def simulated(
 
 def _in_stages(
     folded: AnalyzedStep,
+    asked: Plan,
     plan: Plan,
     topology: Topology,
     sizes: Sizes,
@@ -194,7 +195,7 @@ def _in_stages(
 ) -> Simulation:
     """Predict one step of a pipeline."""
     with no_garbage_collection():
-        used = use_of_pipeline(folded, plan, topology, sizes, counts)
+        used = use_of_pipeline(folded, plan, topology, sizes, counts, asked.residences)
     tasks = used.step.all_tasks
     return Simulation(
         step_seconds=used.seconds + topology.machine.run_seconds,

@@ -125,8 +125,9 @@ class Mesh:
         """
         if model == 1:
             return cls((Axis(REPLICA, replicas), Axis(MICRO, micro), *places))
-        others = (axis for axis in places if axis.name != MODEL)
-        axes = (Axis(REPLICA, replicas), Axis(MODEL, model), Axis(MICRO, micro), *others)
+        stages = [axis for axis in places if axis.name == STAGE]  # each has devices of its own, side by side
+        others = (axis for axis in places if axis.name not in (MODEL, STAGE))
+        axes = (Axis(REPLICA, replicas), *stages, Axis(MODEL, model), Axis(MICRO, micro), *others)
         return cls(axes, along=frozenset((MODEL,)), divided=divided)
 
     def whole(self, span: Span) -> Span:

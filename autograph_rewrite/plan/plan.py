@@ -222,17 +222,26 @@ class Plan(PlanView):
         """The first device of each process: where it meets the others for what it has made of all its replicas."""
         return self.devices[:: max(1, self.replicas_each)]
 
-    def members(self, crosses: bool, logical: int = 0) -> tuple[str, ...]:
+    def members(self, crosses: bool, logical: int = 0, stage: int = 0) -> tuple[str, ...]:
         """The devices that a collective joins.
 
         Args:
             crosses: one of each process, instead of one of each replica.
-            logical: which device of them.
+            logical: which device of them, of those of a stage.
         """
-        if self.model is None:
+        if not self.part_devices:
             return self.hosts if crosses else self.devices
         each = self.replicas_each if crosses else 1
-        return self.model.devices[logical :: self.model.size * each]
+        return self.part_devices[self.place(stage) + logical :: self.devices_each * each]
+
+    @property
+    def devices_each(self) -> int:
+        """How many devices each replica has."""
+        return max(1, len(self.part_devices) // max(1, len(self.devices)))
+
+    def place(self, stage: int) -> int:
+        """Return which of a replica's devices is the first of a stage; stages have those of a replica in turn."""
+        return stage * (self.model.size if self.model is not None else 1) % self.devices_each
 
     def options_of(self, owner: str) -> messages.Options:
         """The options of an edge's owner: a variable, or `messages.STEP`."""

@@ -33,10 +33,15 @@ def devices_by_replica(plan: Plan) -> tuple[tuple[str, ...], ...]:
     return tuple(parts[first : first + each] for first in range(0, len(parts), each))
 
 
-def first_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
-    """Return the first device of each replica of one process, where it keeps the variables of a function."""
+def first_devices(plan: Plan, task: int = 0, along: int = 1) -> tuple[str, ...]:
+    """Return the first devices of each replica of one process, where it keeps the variables of a function.
+
+    Args:
+        along: how many of them have copies.
+    """
     devices = run_devices(plan, task)
-    return devices[:: max(1, len(devices) // plan.replicas_each)]
+    each = max(1, len(devices) // plan.replicas_each)
+    return tuple(device for first in range(0, len(devices), each) for device in devices[first : first + along])
 
 
 def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:

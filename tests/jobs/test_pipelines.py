@@ -171,7 +171,7 @@ def test_verify_runs_the_stages_of_a_job_in_one_process() -> None:
             r"pipeline.devices gives worker 0 no stage",
         ),
         ({"pipeline": {"stages": 2}, "input": "per_worker"}, r"input is per_worker, but stages are no replicas"),
-        ({"pipeline": {"stages": 2}, "strategy": {"variables": "mirrored"}}, r"stages hold one copy"),
+        ({"pipeline": {"stages": 2}, "strategy": {"variables": "mirrored"}}, r"stages in a job hold one copy"),
     ],
 )
 def test_stages_that_do_not_fit_the_workers_are_refused(given: dict[str, object], problem: str) -> None:

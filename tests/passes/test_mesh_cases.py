@@ -214,7 +214,7 @@ def _fact(step: Step, value: Value, axis: str, unit: int) -> Fact:
         ("attention", "%dhq, %dhk, %dhv)", "%dhq, %dhk, %dhq)", "run", "dh"),
         ("vocabulary_loss", "partial(max)", "partial(min)", "rules", "xent/max on model"),
         ("loop_over_time", "Enter(%x/reshard)", "Enter(%x)", "rules", "loop/h/enter on replica"),
-        ("stages_x_model", "MatMul(%h1/next, %u2)", "MatMul(%x/block, %u2)", "run", "z2"),
+        ("stages_x_model", "MatMul(%h1/whole, %u2)", "MatMul(%x/reshard, %u2)", "run", "z2"),
     ],
 )
 def test_a_case_with_a_mistake_is_noticed(
@@ -247,5 +247,7 @@ def test_the_passes_make_it(path: Path) -> None:
     except RewriteError as error:
         raise AssertionError(f"refused: {error}") from error
     placements = placements_of(rewrite)
-    found = [line(node, placements=placements).partition("  #")[0] for node in topological_order(rewrite.graph)]
+    found = [
+        line(node, placements=placements, places=True).partition("  #")[0] for node in topological_order(rewrite.graph)
+    ]
     assert sorted(found) == sorted(case.after.splitlines())

@@ -99,7 +99,7 @@ def test_stages_have_a_model_axis_too_and_no_plan_is_tried_twice() -> None:
     starts.fitting()
     names = [start.name for start in starts.found]
     assert len(names) == len(set(names))
-    (both,) = [
+    (both, *_) = [
         one
         for one in starts.found
         if one.name.startswith("AllReduce (shared), mesh 1 x 2") and one.name.endswith(", 2 stages")

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -390,4 +390,13 @@ def on_mesh(case: Case) -> Step:
         if REPLICA in node.span and MODEL in case.mesh:
             node.set_span(node.span | {MODEL})
     assert all(node.span == ONCE for node in before.graph)
-    return Step(after, case.mesh, inputs_of(case), variables_of(before.graph))
+    text = after._replace(
+        placements={name: _in_time(case, after.graph, name, one) for name, one in after.placements.items()}
+    )
+    return Step(text, case.mesh, inputs_of(case), variables_of(before.graph))
+
+
+def _in_time(case: Case, graph: Graph, name: str, said: Annotation) -> Annotation:
+    """Return what is stated of a value, which micro-batches cut as replicas do: they are parts of the same batch."""
+    is_cut = MICRO in case.mesh and MICRO in graph.value(name).node.span and said.placement != REPLICATED
+    return replace(said, others=((MICRO, said.placement), *said.others)) if is_cut else said

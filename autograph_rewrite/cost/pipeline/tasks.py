@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import Holders, Lives, first_holders
@@ -30,8 +31,11 @@ from autograph_rewrite.ops.facts.concrete_sizes import Sizes
 from autograph_rewrite.plan.parts import pipeline_schedule
 from autograph_rewrite.plan.parts.messages import STEP, Pipeline
 from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
+from autograph_rewrite.plan.parts.residence import Residence, Sharded
 from autograph_rewrite.plan.plan import Plan
 
+FULLY = 3
+"""The stage in which replicas hold shards of variables, and not only of what optimizers keep for them."""
 Key = tuple[str, int, int, int]
 """A task: kind of part, micro-batch, stage, replica; of what runs once, the number of the device instead of a stage."""
 
@@ -73,6 +77,8 @@ class StagedStep:
         pipeline: of the plan.
         micro: how many micro-batches there are.
         topology: of the plan.
+        held: the bytes of variables on each device of a replica.
+        mirrored: each replica has its own variables, and adds its gradients up with the others.
         tasks: those that compute.
         moves: those that send, by what they send and the device it goes to.
         alive: memory, by device and time.
@@ -83,8 +89,10 @@ class StagedStep:
     pipeline: Pipeline
     micro: int
     topology: Topology
+    mirrored: bool = False
     tasks: dict[Key, Task] = field(default_factory=dict)
     moves: dict[tuple[Key, str], Task] = field(default_factory=dict)
+    meetings: dict[int, Task] = field(default_factory=dict)
     alive: list[Alive] = field(default_factory=list)
 
     @property
@@ -96,7 +104,7 @@ class StagedStep:
     @property
     def all_tasks(self) -> list[Task]:
         """What computes and what sends."""
-        return [*self.tasks.values(), *self.moves.values()]
+        return [*self.tasks.values(), *self.moves.values(), *self.meetings.values()]
 
     def run(self) -> float:
         """Make all tasks and play them; return how long they take.
@@ -135,17 +143,21 @@ class StagedStep:
         return task
 
     def _once(self, kind: str, device: int, replica: int) -> Task:
-        """Return what runs once on a device; on those of other replicas that is nothing."""
+        """Return what runs once on a device; on those of replicas that share the first one's variables, nothing."""
         own = [
             self.staged.counts[node]
             for part, nodes in self.staged.parts.items()
-            if part[0] == kind and self.staged.device(part) == device and replica == 0
+            if part[0] == kind and self.staged.device(part) == device and self._home(replica) == replica
             for node in self._timed_nodes(nodes)
         ]
         name = f"{'reads' if kind == BEFORE else 'update'} on {short(self.devices[replica][device])}"
         task = self._timed(name, kind, self.devices[replica][device], own, 1)
         self.tasks[kind, 0, device, replica] = task
         return task
+
+    def _home(self, replica: int) -> int:
+        """Return the replica that has the variables of one."""
+        return replica if self.mirrored else 0
 
     def seconds_of(self, part: Part, nodes: Iterable[Node]) -> Iterator[tuple[Node, float]]:
         """Yield what each node takes in a step, for all micro-batches: of a CPU, as if it kept all cores busy."""
@@ -194,10 +206,10 @@ class StagedStep:
             if own == replica and kind in (FORWARD, BACKWARD):
                 task = self.tasks[kind, micro, number, own]
                 self.alive.append(Alive(self._inside((kind, number), micro), self._at((kind, number), replica), task))
-        for device, name in enumerate(self.devices[replica] if not replica else ()):
+        for device, name in enumerate(self.devices[replica] if self._home(replica) == replica else ()):
             updates = [part for part in self.staged.parts if part[0] == AFTER and self.staged.device(part) == device]
             inside = max([self._inside(part, 0) for part in updates], default=0)
-            self.alive.append(Alive(inside, name, self.tasks[AFTER, 0, device, 0]))
+            self.alive.append(Alive(inside, name, self.tasks[AFTER, 0, device, replica]))
 
     def _inside(self, part: Part, micro: int) -> int:
         """Return what a part needs for itself, beside what is counted between parts from its start to its end."""
@@ -224,7 +236,9 @@ class StagedStep:
 
     def _key(self, part: Part, micro: int, replica: int) -> Key:
         once = part[0] in (BEFORE, AFTER)
-        return (part[0], 0, self.staged.device(part), 0) if once else (part[0], micro, part[1], replica)
+        if once:
+            return part[0], 0, self.staged.device(part), self._home(replica)
+        return part[0], micro, part[1], replica
 
     def _send(self, key: Key, target: str, nbytes: int) -> Task:
         """Send what a task makes to another device."""
@@ -269,9 +283,12 @@ class StagedStep:
     def _sum(self, held: LiveTensor, nbytes: int, replica: int) -> None:
         """Make the memory of a gradient that is summed, and let the update wait for it."""
         first, last = (self._key(held.maker, micro, replica) for micro in (0, self.micro - 1))
-        update = self.tasks[AFTER, 0, held.device, 0]
-        device, home = self.devices[replica][held.device], self.devices[0][held.device]
+        update = self.tasks[AFTER, 0, held.device, self._home(replica)]
+        device, home = self.devices[replica][held.device], self.devices[self._home(replica)][held.device]
         reader = self.tasks[last]
+        if self.mirrored and len(self.devices) > 1:
+            self._meet(held.device, nbytes if not replica else 0).after([reader])
+            update.after([self.meetings[held.device]])
         if home != device:
             reader = (
                 self._send(last, home, nbytes) if (last, home) not in self.moves else self._more(last, home, nbytes)
@@ -279,6 +296,20 @@ class StagedStep:
             self.alive.append(Alive(nbytes, home, reader, (update,)))
         update.after([reader])
         self.alive.append(Alive(nbytes, device, self.tasks[first], (reader if home != device else update,), held))
+
+    def _meet(self, device: int, nbytes: int) -> Task:
+        """Let the replicas of a stage add up a gradient: a ring hands it over twice, but for one part."""
+        count, names = len(self.devices), [own[device] for own in self.devices]
+        lane = f"replicas of {short(names[0])}"
+        if device not in self.meetings:
+            self.meetings[device] = Task(
+                f"all-reduce, {lane}", EXCHANGE, "all_reduce", {lane: 0.0}, 0.0, traffic={lane: 0}
+            )
+        task, link = self.meetings[device], self._link(names[0], names[1])
+        total = int(task.traffic[lane]) + 2 * (count - 1) * nbytes // count
+        task.seconds = link.time(total) if link is not None else 0.0
+        task.traffic, task.holds = {lane: total}, {lane: task.seconds}
+        return task
 
     def _more(self, key: Key, target: str, nbytes: int) -> Task:
         """Send more of what a task makes to another device."""
@@ -340,9 +371,18 @@ class PipelineUse(NamedTuple):
 
 
 def use_of_pipeline(
-    folded: AnalyzedStep, plan: Plan, topology: Topology, sizes: Sizes, counts: Mapping[Node, OpCounts] | None = None
+    folded: AnalyzedStep,
+    plan: Plan,
+    topology: Topology,
+    sizes: Sizes,
+    counts: Mapping[Node, OpCounts] | None = None,
+    residences: Mapping[str, Residence] = MappingProxyType({}),
 ) -> PipelineUse:
     """Play one step of a pipeline.
+
+    Args:
+        plan: resolved, of whole variables.
+        residences: where variables live, by name; those that are not named, wherever the plan has them.
 
     Raises:
         PlanError: the stages, or their schedule, are impossible.
@@ -350,24 +390,29 @@ def use_of_pipeline(
     assert plan.pipeline is not None
     staged = stage(folded, plan, counts or count(folded, sizes, topology.cpu))
     held = footprint(staged, sizes, interleaved=plan.interleaved)
-    step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology)
+    step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
     seconds = step.run()
     lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
-    devices = tuple(_devices(step)) if topology.logical == 1 else _on_logical_devices(staged, plan, topology, sizes)
+    apart = topology.logical > 1
+    devices = (
+        _on_logical_devices(staged, plan, topology, sizes, residences) if apart else tuple(_devices(step, residences))
+    )
     return PipelineUse(step, seconds, _bubble(step), devices, tuple(_exchanges(step)), lanes)
 
 
-def _on_logical_devices(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tuple[DeviceUse, ...]:
+def _on_logical_devices(
+    staged: Staged, plan: Plan, topology: Topology, sizes: Sizes, residences: Mapping[str, Residence]
+) -> tuple[DeviceUse, ...]:
     """Return the logical devices of all stages: the step is played again for the memory of each."""
     assert plan.pipeline is not None
     found: list[tuple[int, DeviceUse]] = []
     for device in range(topology.logical):
         own = replace(staged, logical=device)
         held = footprint(own, sizes, interleaved=plan.interleaved)
-        step = StagedStep(own, held, plan.pipeline, plan.microbatches, topology)
+        step = StagedStep(own, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
         step.run()
         firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
-        for use in _devices(step):
+        for use in _devices(step, residences):
             number = firsts[use.name] * topology.logical + device
             found.append((number, replace(use, name=short(topology.logical_name(number)))))
     return tuple(use for _, use in sorted(found, key=lambda pair: pair[0]))
@@ -380,16 +425,16 @@ def _bubble(step: StagedStep) -> float:
     return 1 - sum(task.seconds for task in parts) / (span * devices) if span else 0.0
 
 
-def _devices(step: StagedStep) -> Iterator[DeviceUse]:
+def _devices(step: StagedStep, residences: Mapping[str, Residence]) -> Iterator[DeviceUse]:
     """Yield each device of each replica."""
     orders = pipeline_schedule.orders(*schedule_of(step.pipeline, step.staged, step.micro))
-    variables = _variables(step)
+    variables, gathered = _variables(step, residences)
     for replica, names in enumerate(step.devices):
         for device in dict.fromkeys(step.staged.devices):
             name = names[device]
             alive = [one for one in step.alive if one.device == name]
-            kept = variables.get(device, 0) if not replica else 0
-            fed = step.footprint.fed.get(device, 0)
+            kept = variables.get(device, 0) if step.mirrored or not replica else 0
+            fed = step.footprint.fed.get(device, 0) + gathered.get(device, 0)
             slots = [slot for slot, number in enumerate(step.staged.devices) if number == device]
             lives = lives_of(alive, kept + fed)
             forward = [one for one in alive if one.held and one.held.activation_of is not None]
@@ -417,17 +462,24 @@ def _at_peak(alive: list[Alive], top: float, kept: int, fed: int) -> Holders:
     return first_holders(held)
 
 
-def _variables(step: StagedStep) -> dict[int, int]:
-    """Return the bytes of variables by device."""
-    folded, found = step.staged.folded, dict[int, int]()
-    for variable in folded.item.variables.values():
+def _variables(step: StagedStep, residences: Mapping[str, Residence]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the bytes of variables by device, and of what is gathered of those in shards over the replicas."""
+    folded, found, gathered = step.staged.folded, dict[int, int](), dict[int, int]()
+    owners = {name: use.owner or name for name, use in folded.uses.items()}
+    for name, variable in folded.item.variables.items():
         handle = folded.state.graph.nodes.get(variable.handle)
         if handle is not None and not step.staged.counts_here(handle):
             continue
         part = step.staged.part_of.get(handle) if handle is not None else None
         device = step.staged.device(part) if part is not None else 0
-        found[device] = found.get(device, 0) + variable.nbytes
-    return found
+        owner = folded.whole_of(owners.get(name, name))
+        cut, is_slot = residences.get(owner), owners.get(name, name) != name
+        nbytes = variable.nbytes
+        if isinstance(cut, Sharded) and cut.stage and (is_slot or cut.stage == FULLY):
+            nbytes = -(-nbytes // len(cut.sizes))
+            gathered[device] = gathered.get(device, 0) + (0 if is_slot else variable.nbytes)
+        found[device] = found.get(device, 0) + nbytes
+    return found, gathered
 
 
 def _exchanges(step: StagedStep) -> Iterator[ExchangeUse]:
@@ -437,3 +489,5 @@ def _exchanges(step: StagedStep) -> Iterator[ExchangeUse]:
         times = step.micro if kind in (FORWARD, BACKWARD) else 1
         value = f"{kind}@{number} to {short(names[device])}"
         yield ExchangeUse(value, "send", (STEP,), nbytes * times)
+    for task in step.meetings.values():
+        yield ExchangeUse(task.name, "all_reduce", (STEP,), int(sum(task.traffic.values())))

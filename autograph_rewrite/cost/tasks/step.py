@@ -100,6 +100,10 @@ class AnalyzedStep:
             found += [VariableRequest(name, options=request.options) for name in blocks] if blocks else [request]
         return replace(plan, variables=tuple(found))
 
+    def whole_of(self, name: str) -> str:
+        """Return the variable of which another one is a block on the model axis, or is itself."""
+        return next((whole for whole, blocks in self.blocks.items() if name in blocks), name)
+
     def variable_of(self, node: Node) -> str | None:
         """Return the name of the variable that a node reads or writes by its handle."""
         if not node.inputs or has(node.op, "forwards_handle"):

@@ -346,8 +346,14 @@ class Rewrite:
 
     @property
     def devices_along(self) -> tuple[str, ...]:
-        """The devices that run the program: `along` of each replica, of one replica of the job after another."""
-        return self.plan.part_devices if self.along > 1 else self.plan.devices
+        """The devices that run the program: `along` of each replica, of one replica of the job after another.
+
+        Of stages they are those of the first.
+        """
+        parts, each = self.plan.part_devices, self.plan.devices_each
+        if self.along == 1:
+            return self.plan.devices
+        return tuple(device for first in range(0, len(parts), each) for device in parts[first : first + self.along])
 
     @property
     def captures(self) -> bool:
@@ -364,7 +370,8 @@ class Rewrite:
         """How often a node with a replicated value runs."""
         if not self.mirrored:
             return ONCE
-        return PER_REPLICA if self.micro > 1 and not self.is_rolled else EACH
+        in_time = self.micro > 1 or self.plan.pipeline is not None
+        return PER_REPLICA if in_time and not self.is_rolled else EACH
 
     @property
     def of_all(self) -> Span:

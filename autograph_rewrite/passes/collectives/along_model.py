@@ -29,7 +29,13 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import MERGES
-from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, collective_attrs, salted
+from autograph_rewrite.passes.collectives.key_operands import (
+    KEY_BITS,
+    collective_attrs,
+    in_stage,
+    salted,
+    stage_of,
+)
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
@@ -177,11 +183,11 @@ class AlongModel:
         """Return group size, group key and instance key."""
         rewrite, axis = self.rewrite, axis_along(node)
         mesh, plan = rewrite.mesh, rewrite.plan
-        assert plan.model is not None
-        devices, count = plan.model.devices, mesh.size(axis)
+        devices, count, stage = plan.part_devices, mesh.size(axis), stage_of(rewrite, node)
 
         def group(at: Mapping[str, int]) -> int:
-            begin = rewrite.replica_at(at) * rewrite.along  # where all replicas share it, those of the first meet
+            # Where all replicas share it, those of the first meet.
+            begin = rewrite.replica_at(at) * plan.devices_each + plan.place(stage or 0)
             line = next(line for line in mesh.lines([axis]) if at[MODEL] in line)
             return salted(group_key([devices[begin + i] for i in line]), self.salt)
 
@@ -189,10 +195,11 @@ class AlongModel:
             return rewrite.const_at(content, np.int32, name=f"{node.name}/{what}", near=near, span=node.span)
 
         def shared(content: Callable[[Mapping[str, int]], int], what: str) -> Value:
-            key = what, node.span, axis, self._loop(near)
+            key = what, node.span, axis, stage, self._loop(near)
             if key not in self._constants:
                 name = f"{SCOPE}/{what}" if axis == MODEL else f"{SCOPE}/{axis}/{what}"
-                self._constants[key] = rewrite.const_at(content, np.int32, name=name, near=near, span=node.span)
+                made = rewrite.const_at(content, np.int32, name=name, near=near, span=node.span)
+                self._constants[key] = in_stage(made, stage)
             return self._constants[key]
 
         size, of_group = shared(lambda at: count, "size"), shared(group, "group")

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Value
-from autograph_rewrite.ir.mesh import MODEL
+from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.mesh import EACH, MODEL, STAGE
+from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
+GROUP_KEY = 2
+"""Which operand of a collective says who meets."""
 KEY_BITS = 30
 """How many bits an instance key has whose upper half says that it follows from a size."""
 
@@ -58,6 +61,28 @@ def _salt(rewrite: Rewrite) -> str:
     return hashlib.sha256("\n".join([rewrite.plan.digest(), *said]).encode()).hexdigest()
 
 
+def stage_of(rewrite: Rewrite, node: Node) -> int | None:
+    """Return the stage of what is exchanged, whose devices meet; None where there are no stages."""
+    return None if rewrite.plan.pipeline is None else node.at(STAGE)
+
+
+def in_stage(key: Value, stage: int | None) -> Value:
+    """Say of the key of a group where it is: there stays what meets by it (`stay_in_stages`).
+
+    What runs for each micro-batch belongs to a part of the schedule besides, and is in the stage of what it reads.
+    """
+    if stage is not None and key.node.span != EACH:
+        key.node.put(STAGE, stage)
+    return key
+
+
+def stay_in_stages(graph: Graph) -> None:
+    """Put collectives in the stage whose devices meet."""
+    for node in graph:
+        if is_collective(node.op) and STAGE in node.inputs[GROUP_KEY].node.place:
+            node.put(STAGE, node.inputs[GROUP_KEY].node.at(STAGE))
+
+
 class Keys:
     """Makes the key operands of the collectives of one rewrite.
 
@@ -90,13 +115,14 @@ class Keys:
         return [size, group, self._key_of_size(self._row[edge.instance_key], near)]
 
     def _group(self, edge: EdgePlan, near: Value) -> Value:
-        """Return the key of the group that meets; each device of a model axis meets its like in the other replicas."""
-        plan = self._rewrite.plan
-        if self._rewrite.along == 1:
+        """Return the key of the group that meets: each device of a replica and its like in the others."""
+        rewrite, plan = self._rewrite, self._rewrite.plan
+        stage = stage_of(rewrite, rewrite.graph.value(edge.value).node)
+        if rewrite.along == 1 and stage is None:
             return self._number("group", salted(edge.group_key, self.salt), near)
-        groups = [group_key(plan.members(edge.lowered.crosses, device)) for device in range(self._rewrite.along)]
+        groups = [group_key(plan.members(edge.lowered.crosses, device, stage or 0)) for device in range(rewrite.along)]
         keys, name = [salted(group, self.salt) for group in groups], f"{near.node.name}/group"
-        return self._rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near)
+        return in_stage(rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near), stage)
 
     def _number(self, what: str, number: int, near: Value) -> Value:
         # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.

@@ -124,7 +124,7 @@ def _differs(node: Node) -> bool:
 def _instances(devices: Sequence[str], run: ReplicaLayout) -> list[Instance]:
     found, micro = [], run.micro
     for i, device in enumerate(devices):
-        own, replica = prefix(i, micro).encode(), prefix(i // micro).encode() if micro > 1 else b""
+        own, replica = prefix(i, micro).encode(), prefix(i // micro).encode()
         at = run.mesh.coordinates(EACH, i).get(MODEL, 0)
         model = prefix(at).encode() if MODEL in run.mesh.along else b""
         common = own if i else b"", replica if i >= micro else b"", model if at else b""

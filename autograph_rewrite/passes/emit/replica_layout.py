@@ -45,7 +45,8 @@ class ReplicaLayout:
 
     def cell(self, node: Node) -> int:
         """Return the number of a node's place in a replica."""
-        return self.mesh.number(WITHIN, {axis: node.at(axis) for axis in node.place}) if node.place else 0
+        places = WITHIN - self.mesh.along
+        return self.mesh.number(places, {axis: node.at(axis) for axis in node.place}) if node.place else 0
 
     def of(self, node: Node) -> tuple[str, ...]:
         """Return the device of each micro-batch's instance of a node."""

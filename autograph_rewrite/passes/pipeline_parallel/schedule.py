@@ -48,7 +48,8 @@ def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> In
     nodes = topological_order(graph)
     given = {node: stage for node in nodes if (stage := stage_of(node)) is not None}
     for node, stage in stages_of_once(nodes, given, stages.owners, captured=rewrite.captures).items():
-        node.put(STAGE, stage)
+        if STAGE not in node.place:  # what devices of one stage meet for stays there
+            node.put(STAGE, stage)
     return order
 
 

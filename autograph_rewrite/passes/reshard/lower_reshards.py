@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, STAGE, Span
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
@@ -44,7 +44,7 @@ from autograph_rewrite.passes.collectives.all_reduce import (
 from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.collectives.block_bounds import SCOPE, Blocks
 from autograph_rewrite.passes.collectives.exchange import Exchange
-from autograph_rewrite.passes.collectives.key_operands import Keys
+from autograph_rewrite.passes.collectives.key_operands import Keys, stay_in_stages
 from autograph_rewrite.passes.collectives.local_ops import PEERS, cut_shard
 from autograph_rewrite.passes.collectives.wire_values import Packing, cast
 from autograph_rewrite.passes.compression.compress import reduce_compressed
@@ -148,18 +148,24 @@ class LoweredReshards:
             return in_order(self._rewrite, joined, parts, fact.placement.dim, blocks) if parts else joined
         if edge is not None and edge.bucket:
             if value not in self._sums:
-                self._sums.update(self._reduced_bucket(edge.bucket))
+                self._sums.update(self._reduced_bucket(edge.bucket, self._place(value)))
             return self._sums[value]
         if edge is not None and edge.compressor != NONE:
             (total,) = reduce_compressed([exchange], [value], f"{source.node.name}/compress")
             return total
         return all_reduce(exchange, source, fact)
 
-    def _reduced_bucket(self, bucket: int) -> Iterable[tuple[Value, Value]]:
+    def _place(self, value: Value) -> int:
+        """Return which of a replica's devices has a value, of those of its stages."""
+        return self._rewrite.plan.place(value.node.at(STAGE))
+
+    def _reduced_bucket(self, bucket: int, place: int) -> Iterable[tuple[Value, Value]]:
+        """Reduce what a bucket has on one device of each replica: they are a group of their own, with keys of its own."""
         rewrite = self._rewrite
         edges = [edge for edge in rewrite.edges.values() if edge.bucket == bucket]
         members = [(rewrite.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
         riding = self._blocks if len(members) < len(edges) else None
+        members = [(value, edge) for value, edge in members if self._place(value) == place]
         return reduce_bucket(rewrite, members, self._keys, riding)
 
     def _piece(self, whole: Value, value: Value, wanted: Slice, blocks: Blocks) -> Value:
@@ -326,6 +332,7 @@ def _run(rewrite: Rewrite) -> None:
     lowered = LoweredReshards(rewrite, rewrite.get(Reshards), rewrite.get(Blocks), rewrite.get(Keys))
     lowered.lower_all()
     lower_along_model(rewrite)
+    stay_in_stages(rewrite.graph)
     rewrite.put(lowered)
 
 

@@ -34,6 +34,7 @@ from autograph_rewrite.ir.traversal import ancestors, descendants
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_specs import canonical
 from autograph_rewrite.ir.types.dtypes import dtype_name
+from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.traits import has
@@ -241,6 +242,8 @@ def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> di
     for node in work:
         parts.setdefault(name_of_whole(node), []).append(node)
     cuts = [parts.get(name.partition(":")[0]) or [_boundary(graph, name)] for name in boundaries]
+    # What devices of a model axis add up crosses as the sum: none of them waits for the next stage to have it.
+    cuts = [[*cut, *(user for node in cut for user, _ in node.output().uses if axis_along(user))] for cut in cuts]
     stages = dict.fromkeys(work, 0)
     for i, (name, cut) in enumerate(zip(boundaries, cuts, strict=True)):
         if cut[0] not in inside:

@@ -81,8 +81,9 @@ class BoundStep:
         self._on_cpu = native.on_cpu(devices)
         function = self._make_function()
         self._calls = [native.Call(function, on_cpu=self._on_cpu)]
-        firsts = first_devices(self._plan, item.report.task) if self._plan is not None else ()
-        self._fixed = self._captures.values(function.arguments, devices if self._captures.along > 1 else firsts)
+        along = self._captures.along
+        firsts = first_devices(self._plan, item.report.task, along) if self._plan is not None else ()
+        self._fixed = self._captures.values(function.arguments, firsts)
         mirrors.held.add_binding(self.binding)
         mirrors.held.add(self._fixed, *([self._guard] if self._guard is not None else []))
         if self._digests is not None:

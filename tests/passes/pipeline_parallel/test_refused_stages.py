@@ -69,12 +69,6 @@ def test_stages_that_cannot_be_are_refused(pipeline: dict[str, Any], error: type
         ar.rewrite(chain(), {"devices": ["CPU:0"], "pipeline": {**micro, **pipeline}})
 
 
-def test_mirrored_variables_and_stages_are_refused() -> None:
-    config = {"devices": ["CPU:0"], "pipeline": {"stages": 2, "microbatches": 2}, "strategy": {"variables": "mirrored"}}
-    with pytest.raises(ConfigError, match=r"one copy of each variable, and strategy\.variables is mirrored"):
-        ar.rewrite(chain(), config)
-
-
 def test_micro_batches_can_be_counted_by_their_size() -> None:
     pipeline = {"stages": 2, "microbatch_size": 2, "boundaries": ["h0"]}
     assert ar.build_plan(chain(), {"devices": ["CPU:0"], "pipeline": pipeline}).microbatches == 4

@@ -213,10 +213,16 @@ def test_the_graphs_of_a_job_whose_shards_are_uneven_fit_together(workers: int) 
 
 FOUR = {"devices": [f"CPU:{i}" for i in range(4)]}
 STAGES = {"pipeline": {"stages": 2, "microbatches": 2}}
+LOOP_OF_STAGES = {"pipeline": {**STAGES["pipeline"], "form": "loop"}}
 JOB = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"]}}
 POLICY = {"variable_policies": [{"match": "w0", "synchronization": "on_read", "aggregation": "mean"}]}
 REFUSED: dict[str, tuple[str, dict[str, Any], type[RewriteError], str]] = {
-    "stages, a copy on each replica": ("FSDP", STAGES, ConfigError, "stages hold one copy of each variable"),
+    "stages in a loop, a copy on each replica": (
+        "FSDP",
+        LOOP_OF_STAGES,
+        ConfigError,
+        "stages in a loop .* hold one copy",
+    ),
     "replicas that train alone": ("FSDP", {"local_sgd": {"period": 2}}, ConfigError, "not with the strategy FSDP"),
     "components in micro-batches": ("FSDP", {**POLICY, "microbatches": 2}, ConfigError, "a component of 'w0'"),
     "steps per run, on workers": ("PartitionedPS", {**JOB, "steps_per_run": 3}, PlanError, "on single workers"),
