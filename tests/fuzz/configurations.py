@@ -190,6 +190,18 @@ def extended(choice: Choice, dice: random.Random) -> Choice:
     return replace(choice, config=config)
 
 
+def copied(choice: Choice, dice: random.Random) -> Choice:
+    """Return a choice of stages whose replicas may have variables of their own, with any strategy."""
+    config = dict(choice.config)
+    if dice.random() < 0.3:
+        return choice
+    if "mesh" not in config and len(config["devices"]) == choice.stages <= 3 and dice.random() < 0.7:
+        config["devices"] = [f"CPU:{i}" for i in range(2 * choice.stages)]
+    name = dice.choice(STRATEGIES) if dice.random() < 0.6 else config.get("strategy", {}).get("name", "AllReduce")
+    config["strategy"] = {"name": name, "variables": "mirrored"}
+    return replace(choice, config=config)
+
+
 def combined(choice: Choice, dice: random.Random) -> Choice:
     """Return a choice with several of the newest features at once; what is refused in general is drawn rarely."""
     config = dict(choice.config)

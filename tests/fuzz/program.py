@@ -1,7 +1,7 @@
 """A random program: how it is written, its blocks, its loss and what is around them, all drawn from one seed.
 
 What a seed gives never changes. Newer draws begin at a seed of their own (EXTENDED_FROM, COMBINED_FROM, MESHED_FROM,
-ANY_STRATEGY_FROM, SEVERAL_AXES_FROM, LOOPS_FROM).
+ANY_STRATEGY_FROM, SEVERAL_AXES_FROM, LOOPS_FROM, COPIES_FROM).
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ SEVERAL_AXES_FROM = 120_000
 """The first seed that draws several model axes for these."""
 LOOPS_FROM = 130_000
 """The first seed whose micro-batches and stages have loops over time, also where nothing meets."""
+COPIES_FROM = 140_000
+"""The first seed whose replicas of stages may have variables of their own."""
 EXTRAS = (
     "weight_decay",
     "average",
@@ -122,6 +124,8 @@ class Program:
             strategies = configurations.STRATEGIES if seed >= ANY_STRATEGY_FROM else ("AllReduce",)
             meshes = configurations.SEVERAL_AXES if seed >= SEVERAL_AXES_FROM else configurations.ONE_AXIS
             choice = configurations.meshed(choice, random.Random(f"mesh {seed}"), strategies, meshes)
+        if seed >= COPIES_FROM and choice.kind == "pipeline":
+            choice = configurations.copied(choice, random.Random(f"copies {seed}"))
         weights = (35, 10, 35, 20) if is_new else (45, 15, 36, 4)
         (mode,) = dice.choices(("session", "reference", "function", "keras"), weights)
         batches = _batches(dice)

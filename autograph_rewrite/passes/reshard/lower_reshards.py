@@ -160,7 +160,7 @@ class LoweredReshards:
         return self._rewrite.plan.place(value.node.at(STAGE))
 
     def _reduced_bucket(self, bucket: int, place: int) -> Iterable[tuple[Value, Value]]:
-        """Reduce what a bucket has on one device of each replica: they are a group of their own, with keys of its own."""
+        """Reduce what a bucket has on one device of each replica: they are a group of their own."""
         rewrite = self._rewrite
         edges = [edge for edge in rewrite.edges.values() if edge.bucket == bucket]
         members = [(rewrite.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
