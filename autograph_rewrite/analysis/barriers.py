@@ -99,7 +99,9 @@ def _depths_before(node: Node, levels: Mapping[Node, int], loops: Mapping[Node, 
 
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
     """Say what a node needs of all micro-batches: the name of the value in the original graph, or of what it awaits."""
-    met = next(producer for producer in predecessors(node) if levels.get(producer, 0))
+    met = next((producer for producer in predecessors(node) if levels.get(producer, 0)), None)
+    if met is None:  # all of a loop is as deep as the deepest of it
+        return "is in a loop that needs something of the whole batch"
     if met.op in READS:
         return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
     parts = [value.node for value in met.inputs if not has(value.node.op, "constant")]

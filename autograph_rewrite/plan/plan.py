@@ -228,6 +228,7 @@ class Plan(PlanView):
         Args:
             crosses: one of each process, instead of one of each replica.
             logical: which device of them, of those of a stage.
+            stage: of a pipeline, in which they meet.
         """
         if not self.part_devices:
             return self.hosts if crosses else self.devices

@@ -20,8 +20,7 @@ from autograph_rewrite.ir.control_flow import frames_of, unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import is_over
-from autograph_rewrite.ir.types.placement import MODEL
+from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.facts.concrete_sizes import static_bytes
 from autograph_rewrite.ops.facts.placement import REPLICATED
@@ -111,7 +110,7 @@ def _differing(state: Propagation, blocked: Collection[str]) -> set[Node]:
         node
         for node in state.order
         if differs_by_replica(state, node, lists)
-        or is_over(node, MODEL)
+        or axis_along(node)
         or (blocked and any(value.name in blocked for value in (*node.inputs, *node.outputs)))
     }
 

@@ -49,7 +49,7 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
 from autograph_rewrite.passes.variable_sharding.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.notes import stays_whole
-from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.parts.residence import Sharded, names_of_wholes
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch import batch_facts
 from autograph_rewrite.training_graph import TrainingGraph, Variable
@@ -150,8 +150,9 @@ def place_variables(
     handles = {graph.nodes[item.variables[name].handle]: name for name in chosen}
     for node, name in handles.items():
         require_cuttable(name, node, handles.keys())
-    apart = [one.variable for one in plan.policies if not one.declared]
-    by_policy = {graph.nodes[one] for name in apart if (one := item.variables[name].handle) in graph.nodes}
+    apart = {one.variable for one in plan.policies if not one.declared}
+    kept = (one for name, one in item.variables.items() if not apart.isdisjoint(names_of_wholes(name)))
+    by_policy = {graph.nodes[one.handle] for one in kept if one.handle in graph.nodes}
     cuts = {node: padded[name] for node, name in handles.items()}
     state = propagate(graph, {}, Semantics(), given=batch_facts(graph, item, plan))
     sizes = Sizes(plan.batch or batch or EXAMPLES * plan.replicas, plan.replicas)

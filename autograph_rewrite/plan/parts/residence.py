@@ -12,7 +12,7 @@ Plan files keep their words: placement "replicated", "single" or "split(axis)", 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
@@ -127,6 +127,16 @@ def placed(request: VariableRequest, residence: Residence) -> VariableRequest:
         sizes=residence.sizes,
         stage=residence.stage,
     )
+
+
+def names_of_wholes(name: str) -> Iterator[str]:
+    """Yield a name, and those of the variables that it may be a shard of, shards of shards among them."""
+    while True:
+        yield name
+        whole, is_shard, number = name.rpartition("/part_")
+        if not is_shard or not number.isdigit():
+            return
+        name = whole
 
 
 def shard_name(variable: str, shard: int) -> str:

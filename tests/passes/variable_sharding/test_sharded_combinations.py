@@ -216,6 +216,14 @@ STAGES = {"pipeline": {"stages": 2, "microbatches": 2}}
 LOOP_OF_STAGES = {"pipeline": {**STAGES["pipeline"], "form": "loop"}}
 JOB = {"devices": ["CPU:0"], "cluster": {"workers": ["a:1", "b:1"]}}
 POLICY = {"variable_policies": [{"match": "w0", "synchronization": "on_read", "aggregation": "mean"}]}
+
+
+def test_a_policy_of_a_variable_that_a_model_axis_cuts_goes_with_shards() -> None:
+    mesh = {"mesh": {"data": 2, "model": 2}, "sharding": [{"match": "w0", "split": [1, 2]}]}
+    policy = {"variable_policies": [{"match": "w0", "synchronization": "on_write", "aggregation": "mean"}]}
+    assert ar.verify(item(), config("FSDP, shared", {**mesh, **policy}, FOUR), steps=2).ok
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], type[RewriteError], str]] = {
     "stages in a loop, a copy on each replica": (
         "FSDP",
