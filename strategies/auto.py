@@ -421,7 +421,8 @@ class Starts:
 
     def _recompute(self) -> None:
         """Let what does not fit compute activations again, if it takes less time than what does."""
-        for start in list(_front(self.found)):
+        kinds = [[start for start in self.found if (start.config.pipeline is None) is plain] for plain in (False, True)]
+        for start in [start for kind in kinds for start in _front(kind)]:  # what helps one need not help the other
             if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
                 continue
             for section in _sections(start.config):
