@@ -222,18 +222,17 @@ class Plan(PlanView):
         """The first device of each process: where it meets the others for what it has made of all its replicas."""
         return self.devices[:: max(1, self.replicas_each)]
 
-    def members(self, crosses: bool, logical: int = 0, stage: int = 0) -> tuple[str, ...]:
+    def members(self, crosses: bool, logical: int = 0) -> tuple[str, ...]:
         """The devices that a collective joins.
 
         Args:
             crosses: one of each process, instead of one of each replica.
-            logical: which device of them, of those of a stage.
-            stage: of a pipeline, in which they meet.
+            logical: which device of them, of all that a replica has.
         """
         if not self.part_devices:
             return self.hosts if crosses else self.devices
         each = self.replicas_each if crosses else 1
-        return self.part_devices[self.place(stage) + logical :: self.devices_each * each]
+        return self.part_devices[logical :: self.devices_each * each]
 
     @property
     def devices_each(self) -> int:

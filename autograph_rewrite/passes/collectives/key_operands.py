@@ -117,12 +117,13 @@ class Keys:
     def _group(self, edge: EdgePlan, near: Value) -> Value:
         """Return the key of the group that meets: each device of a replica and its like in the others."""
         rewrite, plan = self._rewrite, self._rewrite.plan
-        stage = stage_of(rewrite, rewrite.graph.value(edge.value).node)
-        if rewrite.along == 1 and stage is None:
-            return self._number("group", salted(edge.group_key, self.salt), near)
-        groups = [group_key(plan.members(edge.lowered.crosses, device, stage or 0)) for device in range(rewrite.along)]
-        keys, name = [salted(group, self.salt) for group in groups], f"{near.node.name}/group"
-        return in_stage(rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near), stage)
+        if rewrite.along == 1:
+            key = self._number("group", salted(edge.group_key, self.salt), near)
+        else:
+            groups = [group_key(plan.members(edge.lowered.crosses, edge.logical + i)) for i in range(rewrite.along)]
+            keys, name = [salted(group, self.salt) for group in groups], f"{near.node.name}/group"
+            key = rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near)
+        return in_stage(key, stage_of(rewrite, rewrite.graph.value(edge.value).node))
 
     def _number(self, what: str, number: int, near: Value) -> Value:
         # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.

@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, STAGE, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
@@ -148,24 +148,18 @@ class LoweredReshards:
             return in_order(self._rewrite, joined, parts, fact.placement.dim, blocks) if parts else joined
         if edge is not None and edge.bucket:
             if value not in self._sums:
-                self._sums.update(self._reduced_bucket(edge.bucket, self._place(value)))
+                self._sums.update(self._reduced_bucket(edge.bucket))
             return self._sums[value]
         if edge is not None and edge.compressor != NONE:
             (total,) = reduce_compressed([exchange], [value], f"{source.node.name}/compress")
             return total
         return all_reduce(exchange, source, fact)
 
-    def _place(self, value: Value) -> int:
-        """Return which of a replica's devices has a value, of those of its stages."""
-        return self._rewrite.plan.place(value.node.at(STAGE))
-
-    def _reduced_bucket(self, bucket: int, place: int) -> Iterable[tuple[Value, Value]]:
-        """Reduce what a bucket has on one device of each replica: they are a group of their own."""
+    def _reduced_bucket(self, bucket: int) -> Iterable[tuple[Value, Value]]:
         rewrite = self._rewrite
         edges = [edge for edge in rewrite.edges.values() if edge.bucket == bucket]
         members = [(rewrite.graph.value(edge.value), edge) for edge in edges if edge.to != SIZES]
         riding = self._blocks if len(members) < len(edges) else None
-        members = [(value, edge) for value, edge in members if self._place(value) == place]
         return reduce_bucket(rewrite, members, self._keys, riding)
 
     def _piece(self, whole: Value, value: Value, wanted: Slice, blocks: Blocks) -> Value:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from autograph_rewrite.resolve.batch import measured_input
 from autograph_rewrite.resolve.buckets import assign_buckets
 from autograph_rewrite.resolve.model_axis import logical_devices
 from autograph_rewrite.resolve.server_region import find_server_region
+from autograph_rewrite.resolve.stages.assignment import stages_of_each
 from autograph_rewrite.resolve.wire_types import as_sent, can_be_sent, can_gather_collectively, sent_bytes
 from autograph_rewrite.training_graph import Variable
 
@@ -49,7 +50,7 @@ from autograph_rewrite.training_graph import Variable
 def resolve_edges(
     plan: Plan,
     state: Propagation,
-    outputs: Iterable[Value],
+    outputs: Sequence[Value],
     variables: Mapping[str, Variable],
     sizes: Sizes,
     *,
@@ -78,7 +79,7 @@ def resolve_edges(
         edges.drop_unread_sizes()
     found = homed(plan, state, _without_statistics(state, edges.found), variables)
     found = compression.choose(plan, state, found, variables)
-    found = _on_logical_devices(plan, state, found)
+    found = _on_logical_devices(plan, state, outputs, found)
     bucketed = assign_buckets(plan, state, found, variables)
     if plan.homes or any(variable.captured for variable in variables.values()):
         bucketed = choose(plan, bucketed, lambda edge: _can_be_gathered(state, edge))
@@ -243,13 +244,21 @@ def _reads_peers(plan: Plan) -> bool:
 
 
 def _on_logical_devices(
-    plan: Plan, state: Propagation, found: Mapping[tuple[str, str], EdgePlan]
+    plan: Plan, state: Propagation, outputs: Sequence[Value], found: Mapping[tuple[str, str], EdgePlan]
 ) -> dict[tuple[str, str], EdgePlan]:
-    """Return the edges, each with the logical device that has its value."""
-    if plan.model is None:
-        return dict(found)
-    logical, graph = logical_devices(state.order), state.graph
-    return {key: replace(edge, logical=logical.get(graph.value(edge.value).node, 0)) for key, edge in found.items()}
+    """Return the edges, each with the number of the device of a replica that has its value."""
+    logical = logical_devices(state.order) if plan.model is not None else {}
+    stages: Mapping[Node, int] = {}
+    if plan.pipeline is not None and plan.mode == "mirrored":  # else there are no collectives
+        stages = stages_of_each(plan.with_edges(tuple(found.values())), state, outputs)
+
+    def device(edge: EdgePlan) -> int:
+        node = state.graph.value(edge.value).node
+        return plan.place(stages.get(node, 0)) + logical.get(node, 0)
+
+    return (
+        {key: replace(edge, logical=device(edge)) for key, edge in found.items()} if logical or stages else dict(found)
+    )
 
 
 def _can_be_gathered(state: Propagation, edge: EdgePlan) -> bool:

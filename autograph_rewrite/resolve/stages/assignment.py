@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.op_work import runs, trips_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import variable_uses
@@ -40,6 +41,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP, Pipeline
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.spans import differs_by_replica, own_loops
 from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 from autograph_rewrite.training_graph import Variable
 
@@ -158,6 +160,26 @@ def assign_stages(
     if plan.looped:
         require_isomorphic_stages(state, [node for node in each if node in forward], chosen, pipeline.stages)
     return chosen, Stages(backward, owners_of(plan, state, variables))
+
+
+def stages_of_each(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> dict[Node, int]:
+    """Return the stages of what will run for each block, before it is known of any node how often it runs.
+
+    Args:
+        plan: with its edges.
+        outputs: the declared outputs.
+
+    Raises:
+        PlanError: the division that the plan asks for is impossible on this graph.
+    """
+    lists, own = future_splits(state), own_loops(state, plan)
+    each = [
+        node
+        for node in state.order
+        if not has(node.op, "constant") and (node in own or differs_by_replica(state, node, lists))
+    ]
+    needed = ancestors((state.graph.value(edge.value).node for edge in plan.edges), controls=False)
+    return divide(plan, state, each, forward_nodes(plan, state, outputs), needed)[0]
 
 
 def divide(

@@ -95,7 +95,7 @@ def test_each_device_has_the_variables_of_its_stage_and_one_sum_for_a_bucket_of_
     for name in [name for name in of if name.startswith("replica_1/")]:
         own = of[name.removeprefix("replica_1/")]
         assert of[name] == {"CPU:0": "CPU:2", "CPU:1": "CPU:3"}[own]
-    assert len({edge.bucket for edge in new.report.plan.edges if edge.bucket}) == 1
+    assert {(edge.bucket, edge.logical) for edge in new.report.plan.edges if edge.bucket} == {(1, 1), (2, 0)}
     sums = [node for node in new.graph if node.op == "CollectiveReduceV2" and "bucket" in node.name]
     assert sorted(short(node.device) for node in sums) == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
 
