@@ -305,7 +305,7 @@ class EdgePlan:
         bucket: edges with one number are reduced together; 0 alone.
         reason: why the edge is there, for people.
         compressor: what makes the value smaller on its way, "none" where nothing does.
-        logical: the logical device of each replica that has the value.
+        logical: which device of each replica has the value, of those of all its stages.
         padded: dimensions that are padded with zeros to the longest process's.
         axis: of the mesh's model axes, the one whose devices exchange it (`model_edges`).
     """
