@@ -77,10 +77,10 @@ class StagedStep:
         pipeline: of the plan.
         micro: how many micro-batches there are.
         topology: of the plan.
-        held: the bytes of variables on each device of a replica.
-        mirrored: each replica has its own variables, and adds its gradients up with the others.
+        mirrored: each replica has variables of its own, whose gradients all replicas of a stage add up.
         tasks: those that compute.
         moves: those that send, by what they send and the device it goes to.
+        meetings: those in which the replicas of a stage add up gradients, by its device.
         alive: memory, by device and time.
     """
 

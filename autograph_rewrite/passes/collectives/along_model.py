@@ -21,7 +21,7 @@ import numpy as np
 
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import MICRO, MODEL
+from autograph_rewrite.ir.mesh import MICRO, MODEL, STAGE
 from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import axis_along
@@ -34,7 +34,6 @@ from autograph_rewrite.passes.collectives.key_operands import (
     collective_attrs,
     in_stage,
     salted,
-    stage_of,
 )
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
@@ -183,7 +182,11 @@ class AlongModel:
         """Return group size, group key and instance key."""
         rewrite, axis = self.rewrite, axis_along(node)
         mesh, plan = rewrite.mesh, rewrite.plan
-        devices, count, stage = plan.part_devices, mesh.size(axis), stage_of(rewrite, node)
+        devices, count, stage = (
+            plan.part_devices,
+            mesh.size(axis),
+            node.at(STAGE) if plan.pipeline is not None else None,
+        )
 
         def group(at: Mapping[str, int]) -> int:
             # Where all replicas share it, those of the first meet.

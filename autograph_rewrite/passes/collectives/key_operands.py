@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.mesh import EACH, MODEL, STAGE
 from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -61,13 +61,8 @@ def _salt(rewrite: Rewrite) -> str:
     return hashlib.sha256("\n".join([rewrite.plan.digest(), *said]).encode()).hexdigest()
 
 
-def stage_of(rewrite: Rewrite, node: Node) -> int | None:
-    """Return the stage of what is exchanged, whose devices meet; None where there are no stages."""
-    return None if rewrite.plan.pipeline is None else node.at(STAGE)
-
-
 def in_stage(key: Value, stage: int | None) -> Value:
-    """Say of the key of a group where it is: there stays what meets by it (`stay_in_stages`).
+    """Say of the key of a group in which stage it is: there stays what meets by it (`stay_in_stages`).
 
     What runs for each micro-batch belongs to a part of the schedule besides, and is in the stage of what it reads.
     """
@@ -123,7 +118,8 @@ class Keys:
             groups = [group_key(plan.members(edge.lowered.crosses, edge.logical + i)) for i in range(rewrite.along)]
             keys, name = [salted(group, self.salt) for group in groups], f"{near.node.name}/group"
             key = rewrite.const_at(lambda at: keys[at.get(MODEL, 0)], np.int32, name=name, near=near)
-        return in_stage(key, stage_of(rewrite, rewrite.graph.value(edge.value).node))
+        size = plan.model.size if plan.model is not None else 1
+        return in_stage(key, edge.logical // size if plan.pipeline is not None else None)
 
     def _number(self, what: str, number: int, near: Value) -> Value:
         # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.

@@ -326,7 +326,8 @@ def _run(rewrite: Rewrite) -> None:
     lowered = LoweredReshards(rewrite, rewrite.get(Reshards), rewrite.get(Blocks), rewrite.get(Keys))
     lowered.lower_all()
     lower_along_model(rewrite)
-    stay_in_stages(rewrite.graph)
+    if rewrite.plan.pipeline is not None:
+        stay_in_stages(rewrite.graph)
     rewrite.put(lowered)
 
 
