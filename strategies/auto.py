@@ -381,11 +381,8 @@ class Starts:
             front: the plans without stages that no other beats. Where their replicas have variables of their own, those
                 of stages are tried with such, too.
         """
-        devices, chosen, by_size = (
-            len(self.config.devices or ()),
-            self.config.strategy.variables,
-            dict[int, list[Start]](),
-        )
+        devices, chosen = len(self.config.devices or ()), self.config.strategy.variables
+        by_size: dict[int, list[Start]] = {}
         for start in self.found:
             by_size.setdefault(start.config.model_size, []).append(start)
         cut = [start for size in sorted(by_size.keys() - {1}) for start in _front(by_size[size])]
