@@ -1,4 +1,4 @@
-"""A process that takes seeds from a pipe and answers with outcomes, in one TensorFlow with four virtual devices."""
+"""A process that takes seeds from a pipe and answers with outcomes, in one TensorFlow with eight virtual devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import resource
 from multiprocessing.connection import Connection
 
-DEVICES = 4
+DEVICES = 8
 
 
 def prepare() -> None:
-    """Set up TensorFlow: quiet, few threads, four virtual CPU devices."""
+    """Set up TensorFlow: quiet, few threads, eight virtual CPU devices."""
     os.environ.update(
         CUDA_VISIBLE_DEVICES="-1",
         KERAS_BACKEND="tensorflow",
