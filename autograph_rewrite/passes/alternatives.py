@@ -41,7 +41,7 @@ def _alternatives(plan: Plan) -> Iterator[tuple[str, Plan]]:
         section = "accumulation" if plan.pipeline is None else "pipeline"
         yield f"set {section}.form to unrolled", replace(request, micro=replace(micro, loop=False))
     if plan.pipeline is not None and plan.mode == "mirrored":
-        yield "set strategy.variables to shared: no collectives then stand in loops", replace(request, mode="shared")
+        yield "set strategy.variables to shared", replace(request, mode="shared")
     if micro is not None and plan.pipeline is not None and not plan.is_driven:
         text = "leave pipeline out: microbatches without stages can meet"
         yield text, replace(request, pipeline=None, micro=replace(micro, loop=False))

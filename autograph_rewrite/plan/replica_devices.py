@@ -28,8 +28,7 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
 
 def devices_by_replica(plan: Plan) -> tuple[tuple[str, ...], ...]:
     """Return devices[replica][logical]: those of each replica, its stages first, of each its logical devices."""
-    parts = plan.part_devices or plan.devices
-    each = max(1, len(parts) // max(1, plan.replicas))
+    parts, each = plan.part_devices or plan.devices, plan.devices_each
     return tuple(parts[first : first + each] for first in range(0, len(parts), each))
 
 

@@ -34,8 +34,6 @@ from autograph_rewrite.plan.parts.pipeline_schedule import BACKWARD, FORWARD
 from autograph_rewrite.plan.parts.residence import Residence, Sharded
 from autograph_rewrite.plan.plan import Plan
 
-FULLY = 3
-"""The stage in which replicas hold shards of variables, and not only of what optimizers keep for them."""
 Key = tuple[str, int, int, int]
 """A task: kind of part, micro-batch, stage, replica; of what runs once, the number of the device instead of a stage."""
 
@@ -465,17 +463,17 @@ def _at_peak(alive: list[Alive], top: float, kept: int, fed: int) -> Holders:
 def _variables(step: StagedStep, residences: Mapping[str, Residence]) -> tuple[dict[int, int], dict[int, int]]:
     """Return the bytes of variables by device, and of what is gathered of those in shards over the replicas."""
     folded, found, gathered = step.staged.folded, dict[int, int](), dict[int, int]()
-    owners = {name: use.owner or name for name, use in folded.uses.items()}
+    owners = {name: use.owner for name, use in folded.uses.items() if use.owner is not None and use.owner != name}
+    wholes = {block: whole for whole, blocks in folded.blocks.items() for block in blocks}  # on the model axis
     for name, variable in folded.item.variables.items():
         handle = folded.state.graph.nodes.get(variable.handle)
         if handle is not None and not step.staged.counts_here(handle):
             continue
         part = step.staged.part_of.get(handle) if handle is not None else None
         device = step.staged.device(part) if part is not None else 0
-        owner = folded.whole_of(owners.get(name, name))
-        cut, is_slot = residences.get(owner), owners.get(name, name) != name
-        nbytes = variable.nbytes
-        if isinstance(cut, Sharded) and cut.stage and (is_slot or cut.stage == FULLY):
+        owner, is_slot, nbytes = owners.get(name, name), name in owners, variable.nbytes
+        cut = residences.get(wholes.get(owner, owner))
+        if isinstance(cut, Sharded) and cut.stage and not cut.keeps_whole(is_slot=is_slot):
             nbytes = -(-nbytes // len(cut.sizes))
             gathered[device] = gathered.get(device, 0) + (0 if is_slot else variable.nbytes)
         found[device] = found.get(device, 0) + nbytes

@@ -100,10 +100,6 @@ class AnalyzedStep:
             found += [VariableRequest(name, options=request.options) for name in blocks] if blocks else [request]
         return replace(plan, variables=tuple(found))
 
-    def whole_of(self, name: str) -> str:
-        """Return the variable of which another one is a block on the model axis, or is itself."""
-        return next((whole for whole, blocks in self.blocks.items() if name in blocks), name)
-
     def variable_of(self, node: Node) -> str | None:
         """Return the name of the variable that a node reads or writes by its handle."""
         if not node.inputs or has(node.op, "forwards_handle"):
@@ -264,7 +260,7 @@ def _held(plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, st
     for name, variable in variables.items():
         owner = owners.get(name, name)
         found = residences.get(owner, REPLICATED)
-        if not isinstance(found, Sharded) or not found.servers or (0 < found.stage < 3 and name == owner):
+        if not isinstance(found, Sharded) or not found.servers or found.keeps_whole(is_slot=name != owner):
             if name in plan.homes:
                 homes[plan.homes[name]] += variable.nbytes
             else:

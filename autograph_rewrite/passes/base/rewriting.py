@@ -53,6 +53,7 @@ from autograph_rewrite.passes.base.report import PassRecord
 from autograph_rewrite.plan.parts.messages import EdgePlan, VariableRequest
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.plan.replica_devices import devices_by_replica
 from autograph_rewrite.resolve.model_axis import divided_of
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -350,10 +351,7 @@ class Rewrite:
 
         Of stages they are those of the first.
         """
-        parts, each = self.plan.part_devices, self.plan.devices_each
-        if self.along == 1:
-            return self.plan.devices
-        return tuple(device for first in range(0, len(parts), each) for device in parts[first : first + self.along])
+        return tuple(device for own in devices_by_replica(self.plan) for device in own[: self.along])
 
     @property
     def captures(self) -> bool:

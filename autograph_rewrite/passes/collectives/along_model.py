@@ -29,12 +29,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.collectives.all_reduce import MERGES
-from autograph_rewrite.passes.collectives.key_operands import (
-    KEY_BITS,
-    collective_attrs,
-    in_stage,
-    salted,
-)
+from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, collective_attrs, in_stage, salted
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
@@ -182,11 +177,8 @@ class AlongModel:
         """Return group size, group key and instance key."""
         rewrite, axis = self.rewrite, axis_along(node)
         mesh, plan = rewrite.mesh, rewrite.plan
-        devices, count, stage = (
-            plan.part_devices,
-            mesh.size(axis),
-            node.at(STAGE) if plan.pipeline is not None else None,
-        )
+        devices, count = plan.part_devices, mesh.size(axis)
+        stage = node.at(STAGE) if plan.pipeline is not None else None
 
         def group(at: Mapping[str, int]) -> int:
             # Where all replicas share it, those of the first meet.

@@ -79,6 +79,10 @@ class Sharded:
         """Whether servers hold its shards, and not the replicas."""
         return bool(self.servers) and not self.stage
 
+    def keeps_whole(self, *, is_slot: bool) -> bool:
+        """Whether replicas keep the whole all the same: of ZeRO's first two stages they do, but for what slots hold."""
+        return 0 < self.stage < 3 and not is_slot
+
     @property
     def extent(self) -> int:
         """The size of the axis."""
