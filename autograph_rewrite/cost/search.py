@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autograph_rewrite.compile import compile_task, request
+from autograph_rewrite.cost.pipeline.parts import Staged, divided
 from autograph_rewrite.cost.simulate import Hardware, SimulatedStep, counted, simulated
 from autograph_rewrite.cost.tasks.result import Simulation
 from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts, cut_model, fold, whole
@@ -29,6 +30,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
+from autograph_rewrite.resolve.batch import batch_facts
 from autograph_rewrite.training_graph import TrainingGraph
 
 WORTH = 0.99
@@ -50,31 +52,45 @@ class Evaluator:
     hardware: Hardware = field(default_factory=Hardware)
     tried: int = 0
     batch: int | None = None
-    _folds: dict[object, tuple[AnalyzedStep, Mapping[Node, OpCounts]]] = field(default_factory=dict)
+    _folds: dict[object, AnalyzedStep] = field(default_factory=dict)
+    _counts: dict[object, Mapping[Node, OpCounts]] = field(default_factory=dict)
     _edges: dict[object, tuple[EdgePlan, ...]] = field(default_factory=dict)
+    _stages: dict[object, Staged] = field(default_factory=dict)
 
     @classmethod
     def after(cls, step: SimulatedStep) -> Evaluator:
         """Return one for plans that are compared with a step, which has been simulated on its own."""
         evaluator = cls(step.folded.item, step.hardware, batch=step.batch)
-        evaluator._folds[_analysed(step.plan)] = step.folded, step.counts
+        kind = _analysed(step.plan)
+        evaluator._folds[kind] = step.folded
+        evaluator._counts[kind, step.plan.microbatches] = step.counts
         return evaluator
 
     def simulate(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes."""
         stage("simulated %s plans, next %s", self.tried, plan.strategy)
-        kind = _analysed(plan)
+        kind, micro, plain = _analysed(plan), plan.microbatches, whole(plan)
         if kind not in self._folds:
-            folded = fold(self.item, plan, self.batch)
-            self._folds[kind] = folded, counted(folded, plan, self.hardware, self.batch)
-        folded, counts = self._folds[kind]
-        plain = whole(plan)
-        options = (kind, plain.default, plain.variables)
+            self._folds[kind] = fold(self.item, plan, self.batch)
+        folded = self._folds[kind]
+        batch_facts(folded.state.graph, folded.item, plan)  # so many micro-batches may be more than there are examples
+        if (kind, micro) not in self._counts:
+            self._counts[kind, micro] = counted(folded, plan, self.hardware, self.batch)
+        counts = self._counts[kind, micro]
+        options = (kind, micro, plan.pipeline, plain.default, plain.variables)
         if options not in self._edges:
             self._edges[options] = folded.resolve(replace(plan, edges=())).edges
         self.tried += 1
         resolved = replace(plan, edges=self._edges[options])
-        return simulated(folded, resolved, self.hardware, batch=self.batch, events=False, counts=counts)
+        staged = self._staged(kind, folded, resolved, counts) if plan.pipeline is not None else None
+        return simulated(folded, resolved, self.hardware, batch=self.batch, events=False, counts=counts, staged=staged)
+
+    def _staged(self, kind: object, folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
+        """Return a step in stages: how many micro-batches there are does not move a node to another one."""
+        key = kind, plan.pipeline, frozenset(edge.node for edge in plan.edges)
+        if key not in self._stages:
+            self._stages[key] = divided(folded, plan, counts)
+        return replace(self._stages[key], counts=counts)
 
     def simulate_once(self, plan: Plan) -> Simulation:
         """Return what one step of a plan takes that no other plan has anything in common with."""
@@ -94,7 +110,10 @@ def _analysed(plan: Plan) -> object:
     is_apart = len(plan.processes) == 1 and len(set(run_devices(plan))) > 1
     has_servers = not is_apart and any(request.servers for request in plan.variables)
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
-    return (*given, plan.micro, plan.pipeline, plan.remat, plan.model, has_servers, places)
+    if plan.remat is not None or plan.passes:  # what is computed again, and the user's passes, may ask for any of it
+        return (*given, plan.micro, plan.pipeline, plan.remat, plan.passes, plan.model, has_servers, places)
+    several = plan.microbatches > 1 and plan.micro is not None and replace(plan.micro, count=0)
+    return (*given, several, plan.looped, plan.pipeline is not None, plan.model, has_servers)
 
 
 @dataclass(frozen=True)

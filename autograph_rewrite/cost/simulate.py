@@ -17,6 +17,7 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.config.sections import Cluster, Network
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import CPU, FIRST, IN, LOCAL, OTHERS, OUT, REST, Topology
+from autograph_rewrite.cost.pipeline.parts import Staged, divided
 from autograph_rewrite.cost.pipeline.tasks import StagedStep, use_of_pipeline
 from autograph_rewrite.cost.tasks.communication import ExchangeGroup
 from autograph_rewrite.cost.tasks.layers import NodeUse
@@ -141,6 +142,7 @@ def simulated(
     batch: int | None = None,
     events: bool = True,
     counts: Mapping[Node, OpCounts] | None = None,
+    staged: Staged | None = None,
 ) -> Simulation:
     """Predict one step of what has been folded already, without events if nobody wants them.
 
@@ -151,6 +153,7 @@ def simulated(
         batch: examples of the global batch, where the graph does not say.
         events: play the tasks, instead of only adding their work up.
         counts: FLOPs and bytes by node, counted before.
+        staged: the step in stages, divided before.
     """
     resolved = folded.resolve(plan if plan.edges or not batch else replace(plan, batch=batch))
     notes: tuple[str, ...] = ()
@@ -161,7 +164,8 @@ def simulated(
     if plan.looped:
         notes += ("a loop is played as the copies that do the same; its iterations take a little more",)
     if plan.pipeline is not None:
-        return _in_stages(folded, plan, resolved, topology, sizes, notes, counts)
+        staged = staged or divided(folded, resolved, counts or count(folded, sizes, topology.cpu))
+        return _in_stages(staged, plan, resolved, topology, sizes, notes)
     with no_garbage_collection():
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
@@ -185,17 +189,11 @@ def simulated(
 
 
 def _in_stages(
-    folded: AnalyzedStep,
-    asked: Plan,
-    plan: Plan,
-    topology: Topology,
-    sizes: Sizes,
-    notes: tuple[str, ...],
-    counts: Mapping[Node, OpCounts] | None,
+    staged: Staged, asked: Plan, plan: Plan, topology: Topology, sizes: Sizes, notes: tuple[str, ...]
 ) -> Simulation:
     """Predict one step of a pipeline."""
     with no_garbage_collection():
-        used = use_of_pipeline(folded, plan, topology, sizes, counts, asked.residences)
+        used = use_of_pipeline(staged, plan, topology, sizes, asked.residences)
     tasks = used.step.all_tasks
     return Simulation(
         step_seconds=used.seconds + topology.machine.run_seconds,

@@ -20,7 +20,7 @@ from autograph_rewrite import GraphItem
 from autograph_rewrite.cost.hardware.machine import Machine, network_link
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import footprint
-from autograph_rewrite.cost.pipeline.parts import stage
+from autograph_rewrite.cost.pipeline.parts import divided
 from autograph_rewrite.cost.pipeline.tasks import StagedStep, lives_of, schedule_of
 from autograph_rewrite.cost.tasks.step import count, fold
 from autograph_rewrite.cost.tasks.task import simulate_events
@@ -59,7 +59,7 @@ def played(item: GraphItem, plan: Plan, batch: int, *, copies: bool = True) -> S
     """Return the tasks of a step, played on links that take no time."""
     folded = fold(normalise(item), plan)
     sizes = sizes_of(plan, folded.state, batch)
-    staged = stage(folded, folded.resolve(plan), count(folded, sizes, Machine()))
+    staged = divided(folded, folded.resolve(plan), count(folded, sizes, Machine()))
     assert plan.pipeline is not None
     held = footprint(staged, sizes, interleaved=plan.interleaved, copies=copies)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, Topology(plan, Machine(), network_link(None)))

@@ -65,7 +65,7 @@ class Staged:
         return {BEFORE: -1, FORWARD: stage, BACKWARD: 2 * self.stages - stage, AFTER: 2 * self.stages + 1}[kind]
 
 
-def stage(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
+def divided(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -> Staged:
     """Divide a folded step.
 
     Raises:

@@ -20,9 +20,9 @@ from autograph_rewrite.analysis.liveness import Holders, Lives, first_holders
 from autograph_rewrite.cost.hardware.machine import Link
 from autograph_rewrite.cost.hardware.topology import Topology
 from autograph_rewrite.cost.pipeline.liveness import Footprint, LiveTensor, footprint
-from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged, stage
+from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.cost.tasks.result import DeviceUse, ExchangeUse
-from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts, count
+from autograph_rewrite.cost.tasks.step import OpCounts
 from autograph_rewrite.cost.tasks.task import COMPUTE, EXCHANGE, Task, compute_seconds, on_cores, simulate_events
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
@@ -92,6 +92,8 @@ class StagedStep:
     moves: dict[tuple[Key, str], Task] = field(default_factory=dict)
     meetings: dict[int, Task] = field(default_factory=dict)
     alive: list[Alive] = field(default_factory=list)
+    _took: dict[tuple[Part, str], tuple[float, int]] = field(default_factory=dict)
+    _needed: dict[tuple[Part, bool], int] = field(default_factory=dict)
 
     @property
     def devices(self) -> list[tuple[str, ...]]:
@@ -133,10 +135,10 @@ class StagedStep:
     # What runs.
 
     def _part(self, one: pipeline_schedule.Task, replica: int) -> Task:
-        nodes = [self.staged.counts[node] for node in self._timed_nodes(self.staged.parts[one.kind, one.stage])]
         device = self._at((one.kind, one.stage), replica)
         more = f" of replica {replica}" if replica else ""
-        task = self._timed(f"{one}{more}", one.kind, device, nodes, self.micro)
+        seconds, width = self._seconds((one.kind, one.stage), parse(device).kind)
+        task = Task(f"{one}{more}", COMPUTE, one.kind, {_lane(device): seconds}, seconds, width)
         self.tasks[one.kind, one.micro, one.stage, replica] = task
         return task
 
@@ -149,7 +151,9 @@ class StagedStep:
             for node in self._timed_nodes(nodes)
         ]
         name = f"{'reads' if kind == BEFORE else 'update'} on {short(self.devices[replica][device])}"
-        task = self._timed(name, kind, self.devices[replica][device], own, 1)
+        lane = self.devices[replica][device]
+        seconds, width = self._work(own, parse(lane).kind, 1)
+        task = Task(name, COMPUTE, kind, {_lane(lane): seconds}, seconds, width)
         self.tasks[kind, 0, device, replica] = task
         return task
 
@@ -173,19 +177,24 @@ class StagedStep:
         """Return the nodes whose time a part takes: of logical accelerators the first has what is whole, too."""
         return nodes if self.topology.on_cpu else [node for node in nodes if not self.staged.folded.logical.get(node)]
 
-    def _timed(self, name: str, op: str, device: str, nodes: Iterable[OpCounts], micro: int) -> Task:
-        """Return a task of nodes that run one after another; of all micro-batches, one."""
-        if parse(device).kind != "CPU":
+    def _seconds(self, part: Part, kind: str) -> tuple[float, int]:
+        """Return how long a part takes on a kind of device, and how many cores it keeps busy: alike of all replicas."""
+        if (part, kind) not in self._took:
+            nodes = [self.staged.counts[node] for node in self._timed_nodes(self.staged.parts[part])]
+            self._took[part, kind] = self._work(nodes, kind, self.micro)
+        return self._took[part, kind]
+
+    def _work(self, nodes: Iterable[OpCounts], kind: str, micro: int) -> tuple[float, int]:
+        """Return how long nodes take one after another, of one micro-batch, and how many cores they keep busy."""
+        if kind != "CPU":
             each = self.topology.machine.accelerator
-            seconds = sum((compute_seconds(one.work, each) + each.op_seconds) * one.runs / micro for one in nodes)
-            return Task(name, COMPUTE, op, {_lane(device): seconds}, seconds)
+            return sum((compute_seconds(one.work, each) + each.op_seconds) * one.runs / micro for one in nodes), 1
         seconds = together = 0.0
         for one in nodes:
             took, width = on_cores(one.work, 1, self.topology.machine, one.runs)
             seconds += took / micro
             together += took / micro * width
-        width = max(1, round(together / seconds)) if seconds else 1
-        return Task(name, COMPUTE, op, {_lane(device): seconds}, seconds, width)
+        return seconds, max(1, round(together / seconds)) if seconds else 1
 
     # What crosses, and what is held.
 
@@ -211,14 +220,17 @@ class StagedStep:
 
     def _inside(self, part: Part, micro: int) -> int:
         """Return what a part needs for itself, beside what is counted between parts from its start to its end."""
-        between = sum(
-            nbytes
-            for held, nbytes in self.footprint.held.items()
-            if held.device == self.staged.device(part)
-            and (part == held.maker or (part in held.readers and not held.is_sum))
-            and (not held.is_sum or not micro)
-        )
-        return (self.footprint.later if micro else self.footprint.first)[part] - between
+        key = part, micro > 0
+        if key not in self._needed:
+            between = sum(
+                nbytes
+                for held, nbytes in self.footprint.held.items()
+                if held.device == self.staged.device(part)
+                and (part == held.maker or (part in held.readers and not held.is_sum))
+                and (not held.is_sum or not micro)
+            )
+            self._needed[key] = (self.footprint.later if micro else self.footprint.first)[part] - between
+        return self._needed[key]
 
     def runs_on(self, key: Key) -> int:
         """Return the number of the device that runs a task."""
@@ -369,24 +381,23 @@ class PipelineUse(NamedTuple):
 
 
 def use_of_pipeline(
-    folded: AnalyzedStep,
+    staged: Staged,
     plan: Plan,
     topology: Topology,
     sizes: Sizes,
-    counts: Mapping[Node, OpCounts] | None = None,
     residences: Mapping[str, Residence] = MappingProxyType({}),
 ) -> PipelineUse:
     """Play one step of a pipeline.
 
     Args:
+        staged: the step in parts.
         plan: resolved, of whole variables.
         residences: where variables live, by name; those that are not named, wherever the plan has them.
 
     Raises:
-        PlanError: the stages, or their schedule, are impossible.
+        PlanError: the schedule is impossible.
     """
     assert plan.pipeline is not None
-    staged = stage(folded, plan, counts or count(folded, sizes, topology.cpu))
     held = footprint(staged, sizes, interleaved=plan.interleaved)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
     seconds = step.run()
