@@ -263,6 +263,10 @@ FEWEST_FITTING = 40
 """Plans that are tried at least."""
 COUNTS = (2, 3, 4, 6, 8, 16)
 """Of micro-batches."""
+IN_STAGES = (8, 4, 16, 2, 6, 3, 1)
+"""The same with stages, in the order in which they are tried: with few, devices wait; with many, ops are small."""
+FOR_RECOMPUTATION = 0.25
+"""The part of the plans that is left for recomputation, where a graph is so large that not all are tried."""
 POLICIES = ("save_matmuls", "sqrt")
 ATTEMPTS = 4
 """How often a budget is made smaller."""
@@ -331,6 +335,7 @@ class Starts:
     errors: list[RewriteError] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     _known: set[Plan] = field(default_factory=set)
+    _left_free: float = 0.0
 
     def fitting(self) -> list[Start]:
         """Return those that fit, the shortest step first.
@@ -339,10 +344,13 @@ class Starts:
             PlanError: none does; it says the least memory that was found.
             RewriteError: there is no plan at all.
         """
+        recomputes = "policy" not in self.config.remat.model_fields_set
+        self._left_free = FOR_RECOMPUTATION if recomputes else 0.0
         self._layouts()
+        self._left_free = 0.0
         if not self.found:
             raise self.errors[0]
-        if "policy" not in self.config.remat.model_fields_set:
+        if recomputes:
             self._recompute()
         fits = [start for start in self.found if start.candidate.fits(self.limit)]
         if not fits:
@@ -377,6 +385,9 @@ class Starts:
     def _in_stages(self, front: list[Start]) -> None:
         """Try stages with whole layers on each device, and with the best annotations of each mesh.
 
+        All numbers of stages come with one number of micro-batches before any comes with another: of a large graph, not
+        all are tried.
+
         Args:
             front: the plans without stages that no other beats. Where their replicas have variables of their own, those
                 of stages are tried with such, too.
@@ -388,15 +399,18 @@ class Starts:
         cut = [start for size in sorted(by_size.keys() - {1}) for start in _front(by_size[size])]
         kinds = [(self.config, start.builder, mode) for start in front for mode in ("shared", start.config.mode)]
         kinds += [(start.config, start.builder, mode) for start in cut for mode in ("shared", start.config.mode)]
+        tries: list[tuple[int, int, int, Config, str]] = []
         for stages in self._stages():
             for base, builder, mode in kinds:
                 replicas, left = divmod(devices, stages * base.model_size)
                 if left or (replicas == 1 and mode != (chosen or "shared")) or chosen not in (None, mode):
                     continue
                 mesh = Mesh(data=replicas, model=base.model_size) if base.model_size > 1 else None
-                for count in (1, *self._counts(replicas)):
-                    section = Pipeline(stages=stages, microbatches=count)
-                    self._try(with_settings(in_mode(base, mode), pipeline=section, mesh=mesh), builder)
+                config = with_settings(in_mode(base, mode), mesh=mesh)
+                possible = {1, *self._counts(replicas)}
+                tries += [(IN_STAGES.index(count), stages, count, config, builder) for count in possible]
+        for _, stages, count, config, builder in sorted(tries, key=lambda one: one[0]):
+            self._try(with_settings(config, pipeline=Pipeline(stages=stages, microbatches=count)), builder)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""
@@ -450,7 +464,8 @@ class Starts:
         """Simulate one plan; None where there is no such plan, it is known, or enough has been tried."""
         from autograph_rewrite.cost.search import Candidate
 
-        if self.evaluator.tried >= max(FEWEST_FITTING, NODES_FITTING // max(1, len(self.item.graph))):
+        most = max(FEWEST_FITTING, NODES_FITTING // max(1, len(self.item.graph)))
+        if self.evaluator.tried >= most * (1 - self._left_free):
             return None
         try:
             plan = self._builders[builder].build(self.item, config)

@@ -11,6 +11,7 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.cost.search import Evaluator
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.strategies import auto
 from autograph_rewrite.strategies.auto import RESERVE, Starts
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from benchmarks.auto_memory import by_hand, measured_peak, simulated
@@ -105,3 +106,20 @@ def test_stages_have_a_model_axis_too_and_no_plan_is_tried_twice() -> None:
         if one.name.startswith("AllReduce (shared), mesh 1 x 2") and one.name.endswith(", 2 stages")
     ]
     assert ar.verify(item, both.candidate.plan).ok
+
+
+def test_of_a_large_graph_every_number_of_stages_is_tried_and_recomputation_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "FEWEST_FITTING", 60)
+    monkeypatch.setattr(auto, "NODES_FITTING", 0)
+    item = normalise(make_item(chain(12, 16)))
+    config = Config.of({**AUTO, "devices": [f"CPU:{i}" for i in range(4)], "memory_limit": 2**20})
+    evaluator = Evaluator(item)
+    starts = Starts(item, config, evaluator, {one.name: one for one in BUILDERS}, 1)  # which nothing fits
+    with pytest.raises(PlanError):
+        starts.fitting()
+    names = [start.name for start in starts.found]
+    assert evaluator.tried <= 60
+    assert all(any(f", {count} stages" in name for name in names) for count in (2, 4))
+    assert any("remat" in name for name in names)
