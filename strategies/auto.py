@@ -261,10 +261,8 @@ NODES_FITTING = 1_000_000
 """So many nodes are simulated in all, about."""
 FEWEST_FITTING = 40
 """Plans that are tried at least."""
-COUNTS = (2, 3, 4, 6, 8, 16)
-"""Of micro-batches."""
-IN_STAGES = (8, 4, 16, 2, 6, 3, 1)
-"""The same with stages, in the order in which they are tried: with few, devices wait; with many, ops are small."""
+COUNTS = (8, 4, 16, 2, 6, 3, 1)
+"""Of micro-batches, in the order in which they are tried: with few, stages wait; with many, ops are small."""
 FOR_RECOMPUTATION = 0.25
 """The part of the plans that is left for recomputation, where a graph is so large that not all are tried."""
 POLICIES = ("save_matmuls", "sqrt")
@@ -309,6 +307,14 @@ class Start(NamedTuple):
         parts += [f"remat {config.remat.policy}"] if config.remat.policy != "none" else []
         parts += [f"in stages {', '.join(map(str, config.remat.stages))}"] if config.remat.stages else []
         return ", ".join(parts)
+
+
+class _Layout(NamedTuple):
+    """Micro-batches, with stages or without, that have not been tried yet."""
+
+    count: int
+    config: Config
+    builder: str
 
 
 @dataclass
@@ -376,17 +382,19 @@ class Starts:
             for builder in self._builders if mode == "mirrored" else self.builders:
                 self._try(in_mode(self.config, mode), builder)
         front = list(_front(self.found))
+        tries = [*self._over_time(front), *self._in_stages(front)]
+        for one in sorted(tries, key=lambda one: COUNTS.index(one.count)):  # of a large graph, not all are tried
+            self._try(one.config, one.builder)
+
+    def _over_time(self, front: list[Start]) -> Iterator[_Layout]:
+        """Yield micro-batches with the plans that no other beats."""
         if self.config.microbatches == 1 and self.config.pipeline is None:
             for count in self._counts(len(self.config.devices or ()) * self.config.workers):
                 for start in front:
-                    self._try(with_settings(start.config, microbatches=count), start.builder)
-        self._in_stages(front)
+                    yield _Layout(count, with_settings(start.config, microbatches=count), start.builder)
 
-    def _in_stages(self, front: list[Start]) -> None:
-        """Try stages with whole layers on each device, and with the best annotations of each mesh.
-
-        All numbers of stages come with one number of micro-batches before any comes with another: of a large graph, not
-        all are tried.
+    def _in_stages(self, front: list[Start]) -> Iterator[_Layout]:
+        """Yield stages with whole layers on each device, and with the best annotations of each mesh.
 
         Args:
             front: the plans without stages that no other beats. Where their replicas have variables of their own, those
@@ -399,7 +407,6 @@ class Starts:
         cut = [start for size in sorted(by_size.keys() - {1}) for start in _front(by_size[size])]
         kinds = [(self.config, start.builder, mode) for start in front for mode in ("shared", start.config.mode)]
         kinds += [(start.config, start.builder, mode) for start in cut for mode in ("shared", start.config.mode)]
-        tries: list[tuple[int, int, int, Config, str]] = []
         for stages in self._stages():
             for base, builder, mode in kinds:
                 replicas, left = divmod(devices, stages * base.model_size)
@@ -407,10 +414,9 @@ class Starts:
                     continue
                 mesh = Mesh(data=replicas, model=base.model_size) if base.model_size > 1 else None
                 config = with_settings(in_mode(base, mode), mesh=mesh)
-                possible = {1, *self._counts(replicas)}
-                tries += [(IN_STAGES.index(count), stages, count, config, builder) for count in possible]
-        for _, stages, count, config, builder in sorted(tries, key=lambda one: one[0]):
-            self._try(with_settings(config, pipeline=Pipeline(stages=stages, microbatches=count)), builder)
+                for count in (1, *self._counts(replicas)):
+                    section = Pipeline(stages=stages, microbatches=count)
+                    yield _Layout(count, with_settings(config, pipeline=section), builder)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""
@@ -485,7 +491,7 @@ class Starts:
         shapes = ((info.shape, info.batch_axis) for info in self.item.inputs.values())
         sizes = [shape[axis] for shape, axis in shapes if shape is not None and axis is not None]
         known = [size // max(1, replicas) for size in sizes if size]
-        return [count for count in COUNTS if all(size >= count for size in known)]
+        return [count for count in COUNTS if count > 1 and all(size >= count for size in known)]
 
     def _stages(self) -> Iterator[int]:
         """Yield how many stages the devices of this process can hold, if nothing speaks against any."""
