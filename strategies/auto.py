@@ -413,10 +413,10 @@ class Starts:
                 if left or (replicas == 1 and mode != (chosen or "shared")) or chosen not in (None, mode):
                     continue
                 mesh = Mesh(data=replicas, model=base.model_size) if base.model_size > 1 else None
-                config = with_settings(in_mode(base, mode), mesh=mesh)
                 for count in (1, *self._counts(replicas)):
                     section = Pipeline(stages=stages, microbatches=count)
-                    yield _Layout(count, with_settings(config, pipeline=section), builder)
+                    config = with_settings(in_mode(base, mode), pipeline=section, mesh=mesh)
+                    yield _Layout(count, config, builder)
 
     def _annotate(self) -> None:
         """Try model axes, with what a search finds to cut on them."""

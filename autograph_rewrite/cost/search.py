@@ -112,6 +112,7 @@ def _analysed(plan: Plan) -> object:
     given = (plan.devices, plan.mode, plan.semantics, plan.batch_inputs, plan.compresses)
     if plan.remat is not None or plan.passes:  # what is computed again, and the user's passes, may ask for any of it
         return (*given, plan.micro, plan.pipeline, plan.remat, plan.passes, plan.model, has_servers, places)
+    # how many micro-batches there are moves no value to another placement, only whether there are several
     several = plan.microbatches > 1 and plan.micro is not None and replace(plan.micro, count=0)
     return (*given, several, plan.looped, plan.pipeline is not None, plan.model, has_servers)
 

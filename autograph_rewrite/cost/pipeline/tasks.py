@@ -137,8 +137,7 @@ class StagedStep:
     def _part(self, one: pipeline_schedule.Task, replica: int) -> Task:
         device = self._at((one.kind, one.stage), replica)
         more = f" of replica {replica}" if replica else ""
-        seconds, width = self._seconds((one.kind, one.stage), parse(device).kind)
-        task = Task(f"{one}{more}", COMPUTE, one.kind, {_lane(device): seconds}, seconds, width)
+        task = _computing(f"{one}{more}", one.kind, device, *self._seconds((one.kind, one.stage), parse(device).kind))
         self.tasks[one.kind, one.micro, one.stage, replica] = task
         return task
 
@@ -150,10 +149,9 @@ class StagedStep:
             if part[0] == kind and self.staged.device(part) == device and self._home(replica) == replica
             for node in self._timed_nodes(nodes)
         ]
-        name = f"{'reads' if kind == BEFORE else 'update'} on {short(self.devices[replica][device])}"
-        lane = self.devices[replica][device]
-        seconds, width = self._work(own, parse(lane).kind, 1)
-        task = Task(name, COMPUTE, kind, {_lane(lane): seconds}, seconds, width)
+        at = self.devices[replica][device]
+        name = f"{'reads' if kind == BEFORE else 'update'} on {short(at)}"
+        task = _computing(name, kind, at, *self._work(own, parse(at).kind, 1))
         self.tasks[kind, 0, device, replica] = task
         return task
 
@@ -330,6 +328,10 @@ class StagedStep:
         task.seconds = link.time(total) if link is not None else 0.0
         task.traffic, task.holds = {lane: total}, {lane: task.seconds}
         return task
+
+
+def _computing(name: str, op: str, device: str, seconds: float, width: int) -> Task:
+    return Task(name, COMPUTE, op, {_lane(device): seconds}, seconds, width)
 
 
 def schedule_of(pipeline: Pipeline, staged: Staged, micro: int) -> tuple[str, int, int, int]:
