@@ -312,7 +312,7 @@ class Start(NamedTuple):
 class _Layout(NamedTuple):
     """Micro-batches, with stages or without, that have not been tried yet."""
 
-    count: int
+    microbatches: int
     config: Config
     builder: str
 
@@ -383,7 +383,7 @@ class Starts:
                 self._try(in_mode(self.config, mode), builder)
         front = list(_front(self.found))
         tries = [*self._over_time(front), *self._in_stages(front)]
-        for one in sorted(tries, key=lambda one: COUNTS.index(one.count)):  # of a large graph, not all are tried
+        for one in sorted(tries, key=lambda one: COUNTS.index(one.microbatches)):  # of a large graph, not all are tried
             self._try(one.config, one.builder)
 
     def _over_time(self, front: list[Start]) -> Iterator[_Layout]:
