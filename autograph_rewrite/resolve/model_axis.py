@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from autograph_rewrite.errors import PlanError
@@ -50,13 +50,13 @@ def number_of(name: str) -> int:
     return 0 if name == MODEL else int(name.removeprefix(f"{MODEL}_"))
 
 
-def put(node: Node, axis: int, place: int, *, keep: bool = False) -> None:
+def put(node: Node, place: int, *, axis: int, keep: bool = False) -> None:
     """Put a node somewhere on an axis of the mesh.
 
     Args:
         node: of the folded graph.
-        axis: of the model axes.
         place: its coordinate there.
+        axis: of the model axes.
         keep: leave a node that is somewhere on it already where it is.
     """
     if not (keep and axis_of(axis) in node.place):
@@ -73,7 +73,7 @@ def assign(node: Node, device: int, axes: Sequence[int]) -> None:
     """
     for axis in reversed(range(len(axes))):
         device, place = divmod(device, axes[axis])
-        put(node, axis, place)
+        put(node, place, axis=axis)
 
 
 def settle(order: Sequence[Node], axis: int) -> None:
@@ -94,7 +94,7 @@ def settle(order: Sequence[Node], axis: int) -> None:
                 readers = [user for value in node.read_outputs for user, _ in value.uses]
                 node.put(before, min((user.at(before) for user in readers if before in user.place), default=0))
     for node in order:
-        put(node, axis, 0, keep=True)
+        put(node, 0, axis=axis, keep=True)
 
 
 def number_devices(nodes: Iterable[Node], axes: Sequence[int]) -> None:
@@ -161,6 +161,11 @@ class Round:
     variables: Mapping[str, int] = field(default_factory=dict)
     tensors: Mapping[str, int] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The first and the last unit of each device, from their numbers."""
+        return list(pairwise(accumulate(self.sizes, initial=0)))
 
 
 def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None, ...]:

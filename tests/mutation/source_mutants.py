@@ -202,15 +202,15 @@ MUTANTS = (
     ),
     Mutant(
         "a row belongs to two shards",
-        "passes/variable_sharding/handle_uses.py",
-        'limits.append(self._add("Less", [flat',
-        'limits.append(self._add("LessEqual", [flat',
+        "passes/partition/block_rows.py",
+        "[*(end - 1 for end in ends[1:-1]), np.iinfo(kind).max]",
+        "[*(end for end in ends[1:-1]), np.iinfo(kind).max]",
     ),
     Mutant(
         "a shard is looked up by the rows of the whole",
-        "passes/variable_sharding/handle_uses.py",
-        'local = self._add("Sub", [local, self._id(ids, offsets[shard])]',
-        'local = self._add("Sub", [local, self._id(ids, 0)]',
+        "passes/partition/block_rows.py",
+        'return inside, self.program.each(ids, ends[:-1], f"{scope}first")',
+        'return inside, self.program.each(ids, [0] * len(rows), f"{scope}first")',
     ),
 )
 

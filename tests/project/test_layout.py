@@ -291,8 +291,7 @@ MAKES_NODES = (
     "autograph_rewrite/ir/",
     "autograph_rewrite/load/",
     "autograph_rewrite/normalize/lowering.py",  # copies of a function's nodes
-    "autograph_rewrite/passes/tensor_parallel/",  # until the model axis is an axis of the mesh
-    "autograph_rewrite/passes/variable_sharding/",  # until shards are placements
+    "autograph_rewrite/passes/partition/unroll.py",  # until `expand` writes instances along all axes
 )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation
@@ -66,7 +66,7 @@ class ShardPlacements:
         facts: what readers in the update see of each value that is cut, or a sum over the shards.
         transfers: of the nodes that run for each shard.
         gradients: whole values that are cut for their readers, with the axis.
-        summed: values that all readers see whole, although they arise in parts.
+        means: what has to be written as sums first, with the number of elements of each mean.
     """
 
     state: Propagation
@@ -75,7 +75,7 @@ class ShardPlacements:
     facts: dict[Value, Fact] = field(default_factory=dict)
     transfers: dict[Node, NodeTransfer] = field(default_factory=dict)
     gradients: dict[Value, int] = field(default_factory=dict)
-    summed: frozenset[Value] = frozenset()
+    means: dict[Node, int] = field(default_factory=dict)
 
     def fact(self, value: Value) -> Fact:
         """Return what a reader in the update sees of a value."""
@@ -84,6 +84,19 @@ class ShardPlacements:
     def member(self, node: Node) -> ShardedVariable | None:
         """Return the variable that a node reads or writes, None where that is none of them."""
         return self.members.get(handle_node(node.inputs[0])) if node.inputs and is_handle(node.inputs[0]) else None
+
+    @property
+    def propagation(self) -> Propagation:
+        """The placements of the whole graph."""
+        state = self.state
+        wholes = {value: state.facts[value] for value in self.gradients}
+        return replace(
+            state,
+            facts={**state.facts, **self.facts},
+            raw=wholes,
+            transfers={**state.transfers, **self.transfers},
+            whole_inputs=self.gradients,
+        )
 
 
 def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node]) -> ShardPlacements:
@@ -162,6 +175,8 @@ def _visit(shares: ShardPlacements, node: Node) -> None:
     transferred = answer_of(node, inputs, {}, Semantics(extent=Extent(units=shares.extent)))
     if not _is_usable(shares, node, transferred):
         return
+    if transferred.decompose:
+        shares.means[node] = elements_per_mean(shares.state, node)
     shares.transfers[node] = transferred
     for index, fact in enumerate(transferred.outputs):
         if fact.placement.differs:

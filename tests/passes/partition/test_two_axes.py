@@ -24,8 +24,8 @@ from autograph_rewrite.ir.mesh import Axis, Mesh
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.collectives.along_model import AlongModel
+from autograph_rewrite.passes.partition.unroll import Unroll
 from autograph_rewrite.passes.pass_pipeline import rewrite
-from autograph_rewrite.passes.tensor_parallel.partition import Partitioner
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.request import axes_of_tiles
 from autograph_rewrite.resolve.model_axis import cut_dimensions
@@ -165,12 +165,12 @@ def test_blocks_need_not_be_of_one_size(mesh: str, hidden: int) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_sum_that_is_left_out_on_one_axis_is_found_out(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    join = Partitioner._join
+    join = Unroll._join
 
-    def without(self: Partitioner, value: Any) -> Any:
-        return self.parts[value][0] if self.exchanges.axis == axis else join(self, value)
+    def without(self: Unroll, parts: Any, *how: Any) -> Any:
+        return parts[0] if self.put.keywords["axis"] == axis else join(self, parts, *how)
 
-    monkeypatch.setattr(Partitioner, "_join", without)
+    monkeypatch.setattr(Unroll, "_join", without)
     try:
         report = ar.verify(models.item(), models.on_two_axes(1))
     except RewriteError:

@@ -14,17 +14,13 @@ import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import reduce
-from itertools import accumulate, pairwise
-from typing import Any
-
-import numpy as np
+from functools import partial, reduce
 
 from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import PassError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.claims import Certifier
-from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, Mesh
 from autograph_rewrite.ir.recorded_shapes import record_shapes, static_shape
@@ -32,29 +28,22 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, split
-from autograph_rewrite.ops.facts.symbolic_dims import is_local
-from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
-from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Slice
+from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
+from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
-from autograph_rewrite.passes.tensor_parallel.local_program import LocalProgram, ModelBlocks, obstacle
-from autograph_rewrite.passes.tensor_parallel.placements import (
-    SEGMENT_SUM,
+from autograph_rewrite.passes.partition.local_program import LocalProgram, ModelBlocks, obstacle
+from autograph_rewrite.passes.partition.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
+from autograph_rewrite.passes.partition.placements import (
     ModelPlacements,
     model_placements,
-    sums_by_rows,
 )
-from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.handle_uses import Uses
-from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
-from autograph_rewrite.passes.variable_sharding.residence import step_of
-from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardPlacements
-from autograph_rewrite.passes.variable_sharding.shard_variables import in_shards
+from autograph_rewrite.passes.partition.residence import step_of
+from autograph_rewrite.passes.partition.shard_variables import in_shards
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
@@ -85,9 +74,6 @@ from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 # An exchange that a further axis divides is one of each group of its devices.
 
 
-ALL = Fraction(1)
-
-
 @dataclass
 class Exchanges:
     """What devices of one axis exchange.
@@ -105,11 +91,11 @@ class Exchanges:
     certificate: Certifier | None = None
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
-    def add(self, made: Node, value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction = ALL) -> None:
+    def add(self, made: Sequence[Node], value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction) -> None:
         """Keep a conversion; what each device hands over is counted where shapes are static.
 
         Args:
-            made: what converts the value.
+            made: what converts the value; the first of it stands for all.
             value: what is converted.
             edge: its placements and lowering.
             fact: what is known of the whole value.
@@ -118,15 +104,11 @@ class Exchanges:
         shape = fact.shape if fact is not None else None
         is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
         elements = math.prod(dim for dim in shape or () if isinstance(dim, int)) if is_known else 0
-        dtype = made.output_dtypes[0]
+        dtype = value.dtype
         size = int(elements * share) * dtypes.width(dtype)
-        self.mark(made)
-        told = replace(edge, axis=self.axis, dtype=dtypes.dtype_name(dtype), bytes=size, reason="devices of a replica")
-        self._made.setdefault(made, []).append((replace(told, value=value.name), value.node))
-
-    def mark(self, node: Node) -> None:
-        """Say of a node that devices of this axis meet there."""
-        node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
+        for node in made:
+            node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
+        self._made.setdefault(made[0], []).append((replace(edge, axis=self.axis, bytes=size), value.node))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
         """Let the devices of a further axis make a conversion, or a copy that is cut later, each group of them its own.
@@ -140,7 +122,7 @@ class Exchanges:
             self.cuts |= dict.fromkeys(copies, self.cuts.pop(node))
         made = self._made.pop(node, [])
         for k, copy in enumerate(copies if made else ()):
-            share = Fraction(sizes[k], sum(sizes)) if sizes else ALL
+            share = Fraction(sizes[k], sum(sizes)) if sizes else Fraction(1)
             self._made[copy] = [(replace(edge, value="", bytes=int(edge.bytes * share)), None) for edge, _ in made]
 
     def edges(self, graph: Graph, step: Collection[Node]) -> list[EdgePlan]:
@@ -353,8 +335,8 @@ def _partition(
         require_cuttable(name, handle, set(found.members))
     said = [f"model axis: {node.op} '{node.name}' works on whole values: {text}" for node, text in whole]
     said += gathered_reads(found.state, step)
+    program = LocalProgram(found, cut, exchanges.axis, axis if alike else MODEL, alike)
     if alike:
-        program = LocalProgram(found, cut, exchanges.axis, axis)
         exchanges.programs.append(program)
         write(program, outputs_of(graph, item), plan, exchanges.certificate)
         item = _in_local_shapes(item, found, cut)
@@ -362,17 +344,25 @@ def _partition(
         said += [HELD_THERE.format(name) for name in cuts if _is_elsewhere(plan, name) and name not in sharded]
         blocks = {name: (cut, item.variables[name].shape or ()) for name, cut in cuts.items()}
         return item, replace(plan, notes=(*plan.notes, *said), variables=_blocks_in_shards(plan, blocks))
-    uses = Uses(Partitioner(graph, _shares(found, cut), cut.sizes, exchanges, item.targets), found.names)
-    uses.run()
+    handles = _write_apart(program, item, exchanges)
     said += [HELD_THERE.format(name) for name in found.names.values() if _is_elsewhere(plan, name)]
-    plan = replace(plan, notes=(*plan.notes, *said))
-    shards, cuts = {}, {}
-    for handle, made in uses.handles.items():
-        name, member = found.names[handle], found.members[handle]
-        sizes = tuple(size * member.rows for size in cut.sizes)
-        cuts[name] = Sharded(member.axis, sizes)
-        shards[name] = Shards(member.axis, sizes, tuple(node.name for node in made))
+    plan, cuts = replace(plan, notes=(*plan.notes, *said)), program.variables()
+    shards = {name: Shards(one.axis, one.sizes, handles[name]) for name, one in cuts.items()}
     return in_shards(graph, item, plan, shards, cuts, {name: name for name in cuts})
+
+
+def _write_apart(program: LocalProgram, item: TrainingGraph, exchanges: Exchanges) -> dict[str, tuple[str, ...]]:
+    """Write a node for each device of what they do not run alike; return the handles of the blocks of variables."""
+    state, found = program.state, program.found
+    unroll = program.unrolled(item.targets, partial(put, axis=exchanges.axis))
+    for node, copies in unroll.clones.items():
+        placed = [state.source(value).placement for value in node.outputs if value in state.facts]
+        if any(one.differs for one in placed):
+            exchanges.divide(node, copies, program.cut.sizes if any(one.is_split for one in placed) else ())
+    for edge, node in program.made:
+        value, share = unroll.sources[node], program.conversions[node].share()
+        exchanges.add(unroll.lowered[node], value, edge, found.whole.facts.get(value), share)
+    return {name: tuple(copy.name for copy in unroll.clones[handle]) for handle, name in found.names.items()}
 
 
 def write(program: LocalProgram, outputs: Sequence[Value], plan: Plan, certificate: Certifier | None) -> None:
@@ -388,7 +378,7 @@ def write(program: LocalProgram, outputs: Sequence[Value], plan: Plan, certifica
     if certificate is None:
         program.write()
         return
-    claims = claims_of(program.state, outputs, replace(plan, devices=(HOST,) * program.count, micro=None))
+    claims = claims_of(program.state, outputs, replace(plan, devices=(HOST,) * len(program.cut.sizes), micro=None))
     before = program.state.graph.clone()
     certificate.placed(before, claims)
     program.write()
@@ -426,193 +416,9 @@ def _blocks_in_shards(
     return tuple(found)
 
 
-def _shares(found: ModelPlacements, cut: Round) -> ShardPlacements:
-    """Return the placements as those of shards: what differs between devices, and what is cloned for them."""
-    state = found.state
-    facts = {value: state.source(value) for value in state.facts if state.source(value).placement.differs}
-    facts = {value: fact for value, fact in facts.items() if not is_handle(value)}
-    facts |= {value: state.facts[value] for value in found.tensors}
-    cloned = {value.node for value in facts if value not in found.tensors}
-    constant = {node for node, made in state.transfers.items() if made.constant}
-    transfers = {node: made for node, made in state.transfers.items() if node in cloned or node in constant}
-    return ShardPlacements(
-        found.whole, cut.units, found.members, facts, transfers, dict(found.tensors), frozenset(state.reduced)
-    )
-
-
 def _is_elsewhere(plan: Plan, name: str) -> bool:
     """Return whether a request has a variable on a server, or in shards over the replicas."""
     return name in plan.residences and plan.residences[name] != REPLICATED_VARIABLE
-
-
-class Partitioner(Emitter):
-    """Clones nodes for logical devices, and converts values.
-
-    Args:
-        graph: the graph that is edited.
-        shares: what is cut.
-        sizes: units of each device.
-        exchanges: gets the conversions.
-        targets: names of the nodes that a step runs.
-
-    Attributes:
-        exchanges: the conversions.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        shares: ShardPlacements,
-        sizes: Sequence[int],
-        exchanges: Exchanges,
-        targets: Collection[str],
-    ) -> None:
-        super().__init__(graph, shares, sizes, targets)
-        self.exchanges = exchanges
-        self._halos = HaloExchange(self)
-
-    def put(self, node: Node, place: int, *, keep: bool = False) -> None:
-        """Put a node on a device of the axis.
-
-        Args:
-            keep: leave a node that is on one already where it is.
-        """
-        put(node, self.exchanges.axis, place, keep=keep)
-
-    def pieces(self, value: Value, axis: int, rows: int = 1) -> tuple[Value, ...]:
-        """Cut a whole value for its readers.
-
-        Args:
-            axis: which dimension is cut.
-            rows: entries of it that belong to each unit.
-        """
-        is_new = (value, axis, rows) not in self._pieces
-        made = super().pieces(value, axis, rows)
-        if is_new:
-            self.note(made[0].node, value, REPLICATED, split(axis), "slice")
-        return made
-
-    def note(
-        self, made: Node, value: Value, before: Placement, after: Placement, lowering: str, share: Fraction = ALL
-    ) -> None:
-        """Keep a conversion for the plan.
-
-        Args:
-            made: what converts the value.
-            value: what is converted.
-            after: the one that it gets.
-            share: of its elements, those that are handed over.
-        """
-        fact = self.shares.state.facts.get(value)
-        edge = EdgePlan("", repr(before), repr(after), lowering=lowering)
-        self.exchanges.add(made, value, edge, fact, share)
-
-    def clone(self, node: Node) -> None:
-        """Let a node run on each device, or a constant take its place."""
-        transferred = self.shares.transfers[node]
-        if node.op == SEGMENT_SUM and transferred.outputs[0].placement == REPLICATED:
-            self.keep(node, sums_by_rows(self, node))
-            return
-        cut = halo_of(transferred.operand_reshards)
-        if cut is not None:
-            self._clone_with_halo(node, cut)
-            return
-        if not transferred.constant:
-            super().clone(node)
-            return
-        for index, fact in enumerate(transferred.outputs):
-            shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
-            content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
-            self.instead[node.output(index)] = self.const(content, content.dtype, node, f"folded_{index}")
-        if node in self.shares.state.looped:
-            self._keep_in_loop(node)
-        self.clones[node] = tuple({value.node: None for value in map(self.instead.get, node.outputs) if value})
-
-    def _keep_in_loop(self, node: Node) -> None:
-        """Let constants wait for what the node that they stand for has read: a node without inputs is in no loop."""
-        reshards = self.shares.transfers[node].operand_reshards
-        read = [self._taken(value, reshards.get(i))[0] for i, value in enumerate(node.inputs)]
-        nodes = [awaited(value, lambda value: self.add("Identity", [value], node, "taken").node) for value in read]
-        for constant in filter(None, map(self.instead.get, node.outputs)):
-            for one in nodes:
-                constant.node.add_control(one)
-
-    def _clone_with_halo(self, node: Node, cut: tuple[int, Halo]) -> None:
-        reshards = self.shares.transfers[node].operand_reshards
-        taken = [self._taken(value, reshards.get(i)) for i, value in enumerate(node.inputs)]
-        made = [self._halos.copy(node, k, [values[k] for values in taken], cut) for k in self.shards]
-        self.keep(node, [copy for copy, _ in made])
-        self.parts[node.output()] = tuple(rows for _, rows in made)
-        for copy, rows in made:
-            if rows.node is not copy:
-                copy.drop_attr("_output_shapes")
-
-    def _taken(self, value: Value, reshard: Reshard | None) -> Sequence[Value]:
-        if isinstance(reshard, Slice) and reshard.halo is not None:
-            return self._halos.rows(value, reshard)
-        return super()._taken(value, reshard)
-
-    def keep(self, node: Node, copies: Sequence[Node]) -> None:
-        """Remember what stands for a node on each device, and put it there."""
-        super().keep(node, copies)
-        for k, copy in enumerate(copies):
-            self.put(copy, k)
-        facts = [self.shares.facts.get(value) for value in node.outputs]
-        if any(fact is not None and fact.placement.is_split for fact in facts):
-            self.exchanges.divide(node, copies, self.sizes)
-        elif any(fact is not None for fact in facts):
-            self.exchanges.divide(node, copies)
-
-    def finish(self) -> None:
-        """Let conversions take the place of what runs on each device, and put what reads a block there."""
-        for node, copies in self.clones.items():
-            made = self.shares.transfers.get(node)
-            if len(copies) == len(self.sizes) and not (made is not None and made.constant):  # those are for everybody
-                for k, copy in enumerate(copies):
-                    self.put(copy, k, keep=True)
-        super().finish()
-
-    def _local_entries(self, value: Value, reshard: LocalEntry) -> Sequence[Value]:
-        """Return sizes of the whole with those of each device's block in one place."""
-        if reshard.halo is not None:
-            return self._halos.entries(value, reshard)
-        entries = self.shares.fact(value).value or ()
-        if all(isinstance(entry, int) for entry in entries) and value not in self.parts:
-            return super()._local_entries(value, reshard)
-        whole, chosen = self.whole(value), [i == reshard.position for i in range(len(entries))]
-        extent = self.shares.extent
-        return [self.scaled(whole, chosen, size, extent, f"part_{k}") for k, size in enumerate(self.sizes)]
-
-    def _join(self, value: Value) -> Value:
-        fact = self.shares.facts[value]
-        if fact.placement.kind != "local":
-            joined = super()._join(value)
-            if value not in self.same:
-                lowering = "add_n" if fact.placement == PARTIAL else "concat" if fact.placement.is_split else "fold"
-                self.note(joined.node, value, fact.placement, REPLICATED, lowering)
-            return joined
-        chosen = [is_local(entry) for entry in fact.value or ()]
-        return self.scaled(self.parts[value][0], chosen, self.shares.extent, self.sizes[0], "whole", fact)
-
-    def scaled(
-        self, value: Value, chosen: Sequence[bool], up: int, down: int, what: str, fact: Fact | None = None
-    ) -> Value:
-        """Return sizes of which some are counted in other units: `up` where there were `down`.
-
-        Args:
-            up: the units there shall be.
-            what: told after the node's name.
-            fact: of the sizes, where they are not a vector.
-        """
-        shape = [dim for dim in (fact.shape if fact else (len(chosen),)) or () if isinstance(dim, int)]
-        near, dtype = value.node, dtypes.numpy_dtype(value.dtype)
-
-        def numbers(units: int, name: str) -> Value:
-            content: Any = np.array([units if one else 1 for one in chosen], dtype).reshape(shape)
-            return self.const(content, dtype, near, f"{what}/{name}")
-
-        more = self.add("Mul", [value, numbers(up, "up")], near, f"{what}/times")
-        return self.add("FloorDiv", [more, numbers(down, "down")], near, what)
 
 
 # Where tensors are cut that are placed by hand: copies of them, which say on which axis of the mesh along what.
@@ -640,7 +446,7 @@ def boundaries(
         for axis, dim in enumerate(dims):
             if dim is None:
                 continue
-            node = graph.add("Identity", [value], name=f"{graph.value(name).node.name}/sharded", origin=value.node)
+            node = Builder.at(graph.value(name).node).node("Identity", value, what="sharded")
             found[node] = axis, dim
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
@@ -662,7 +468,7 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
         value = graph.value(name)
         node = value.node
         if node.op != "Identity":
-            node = graph.add("Identity", [value], name=f"{node.name}/whole", origin=node)
+            node = Builder.at(node).node("Identity", value, what="whole")
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
         node.set_raw_attr(WHOLE, encode("bool", True))
@@ -734,177 +540,3 @@ def _has_model_axis(rewrite: Rewrite) -> bool:
 
 
 PARTITION_MODEL = Pass("partition-model", _run, _has_model_axis, gives=(WholeVariables,))
-
-
-# Halo exchange: an op with a window runs on a block of rows, and on rows of its neighbours.
-#
-#     before   x ──► Conv2D, 3 rows, SAME ──► y                   8 rows, split along them over 2 devices
-#     after    x/part_0, first row of x/part_1 ──► ConcatV2 ──► Conv2D, EXPLICIT (1, 0) ──► y/part_0      4 rows
-#              last row of x/part_0, x/part_1 ──► ConcatV2 ──► Conv2D, EXPLICIT (0, 1) ──► y/part_1       4 rows
-#
-# Padding is left to the kernel, which knows what its op makes of it (zeros, or nothing at all in a maximum); a device
-# states its own. The gradient of an input is computed for whole windows and cut to the device's rows: no window is
-# divided, so that the first of several equal maxima is the same one.
-
-
-def halo_of(reshards: Mapping[int, Reshard]) -> tuple[int, Halo] | None:
-    """Return the dimension and the halo of a node's operands, None where it reads none."""
-    for want in reshards.values():
-        if isinstance(want, Slice) and want.halo is not None:
-            return want.dim, want.halo
-        if isinstance(want, LocalEntry) and want.halo is not None:
-            return want.position, want.halo
-    return None
-
-
-def units_of(sizes: Sequence[int]) -> list[Rows]:
-    """Return the first and the last unit of each device, from their numbers."""
-    return list(pairwise(accumulate(sizes, initial=0)))
-
-
-class HaloExchange:
-    """Reads rows of neighbouring blocks.
-
-    Args:
-        emit: adds nodes for logical devices.
-    """
-
-    def __init__(self, emit: Partitioner) -> None:
-        self._emit = emit
-        self._units = units_of(emit.sizes)
-        self._read: dict[tuple[Value, int, tuple[Rows, ...]], list[Value]] = {}
-
-    def rows(self, value: Value, want: Slice) -> list[Value]:
-        """Return what each device reads of a value.
-
-        Args:
-            value: cut along the dimension, or whole.
-            want: the dimension and the halo.
-        """
-        assert want.halo is not None
-        spans = tuple(want.halo.span(units) for units in self._units)
-        key = value, want.dim, spans
-        if key not in self._read:
-            blocks = self._blocks(value, want)
-            self._read[key] = [self._joined(blocks, span, want.dim, k) for k, span in enumerate(spans)]
-            self._note(value, want, blocks, spans)
-        return self._read[key]
-
-    def _blocks(self, value: Value, want: Slice) -> list[tuple[Rows, Value, int]]:
-        """Return where a value is: rows, what holds them, and on which device."""
-        emit = self._emit
-        assert want.halo is not None
-        fact = emit.shares.facts.get(value)
-        is_cut = fact is not None and fact.placement == split(want.dim) and value not in emit.shares.summed
-        if value in emit.parts and is_cut:
-            owned = [want.halo.own(units) for units in self._units]
-            return [(rows, part, k) for k, (rows, part) in enumerate(zip(owned, emit.parts[value], strict=True))]
-        last = want.halo.own(self._units[-1])[1]
-        return [((0, last), emit.whole(value), 0)]
-
-    def _note(
-        self, value: Value, want: Slice, blocks: Sequence[tuple[Rows, Value, int]], spans: tuple[Rows, ...]
-    ) -> None:
-        """Keep the exchange for the plan, with the rows that a device reads of others."""
-        taken = sum(
-            max(0, min(end, span[1]) - max(first, span[0]))
-            for (first, end), _, owner in blocks
-            for k, span in enumerate(spans)
-            if owner != k
-        )
-        if not taken:
-            return
-        before, lowering = (split(want.dim), "halo") if len(blocks) > 1 else (REPLICATED, "slice")
-        share = Fraction(taken, blocks[-1][0][1])
-        owned = [part for _, part, _ in blocks]
-        read = self._read[value, want.dim, spans]
-        made = next((rows for rows in read if rows not in owned), read[0])  # a block of another device, read as it is
-        self._emit.note(made.node, value, before, split(want.dim), lowering, share)
-
-    def _joined(self, blocks: Sequence[tuple[Rows, Value, int]], span: Rows, dim: int, device: int) -> Value:
-        taken = []
-        for (first, end), part, owner in blocks:
-            begin, stop = max(first, span[0]), min(end, span[1])
-            if begin < stop:
-                rows = begin - first, stop - first
-                whole = (begin, stop) == (first, end)
-                taken.append(part if whole else self._slice(part, rows, dim, owner, f"halo_{device}"))
-        if len(taken) == 1:
-            return taken[0]
-        at = self._on(self._emit.const(dim, np.int32, taken[0].node, f"halo_{device}/axis"), device)
-        joined = self._emit.add("ConcatV2", [*taken, at], taken[0].node, f"with_halo_{device}")
-        self._emit.exchanges.mark(joined.node)
-        return self._on(joined, device)
-
-    def _slice(self, value: Value, rows: Rows, dim: int, device: int, what: str) -> Value:
-        """Return some rows of images, taken where they are."""
-        near = value.node
-        begin = [rows[0] if i == dim else 0 for i in range(4)]
-        size = [rows[1] - rows[0] if i == dim else -1 for i in range(4)]
-        limits = [
-            self._on(self._emit.const(content, np.int32, near, f"{what}/{name}"), device)
-            for name, content in (("begin", begin), ("size", size))
-        ]
-        return self._on(self._emit.add("Slice", [value, *limits], near, what), device)
-
-    def entries(self, value: Value, want: LocalEntry) -> list[Value]:
-        """Return the shape of what each device computes.
-
-        Args:
-            value: the shape of the whole.
-            want: the entry that says how many rows there are.
-        """
-        assert want.halo is not None
-        emit, found = self._emit, []
-        entries = emit.shares.fact(value).value or ()
-        for k, units in enumerate(self._units):
-            first, end = want.halo.span(units)
-            if value not in emit.parts and entries and all(isinstance(entry, int) for entry in entries):
-                content = [end - first if i == want.position else entry for i, entry in enumerate(entries)]
-                found.append(emit.const(content, dtypes.numpy_dtype(value.dtype), value.node, f"part_{k}"))
-                continue
-            chosen = [i == want.position for i in range(4)]
-            rows = want.halo.window.rows
-            found.append(emit.scaled(emit.whole(value), chosen, end - first, rows, f"halo_{k}"))
-        return found
-
-    def copy(self, node: Node, device: int, inputs: Sequence[Value], cut: tuple[int, Halo]) -> tuple[Node, Value]:
-        """Add a copy of a node for one device; return it, and the device's rows of what it makes.
-
-        Args:
-            node: with a window.
-            device: the number of the device.
-            inputs: operands of the copy.
-            cut: the dimension and the halo.
-        """
-        dim, halo = cut
-        units = self._units[device]
-        made = self._emit.copy(node, device, inputs)
-        _pad(made, dim, halo.padding(units), halo.beside)
-        self._emit.put(made, device)
-        if halo.reads == READ:
-            return made, made.output()
-        begin, stop = units[0] * halo.rows, units[1] * halo.rows
-        first, end = halo.window.neighbours((begin, stop))
-        if (begin, stop) == (first, end):
-            return made, made.output()
-        return made, self._slice(made.output(), (begin - first, stop - first), dim, device, "own")
-
-    def _on(self, value: Value, device: int) -> Value:
-        self._emit.put(value.node, device)
-        return value
-
-
-def _pad(node: Node, dim: int, rows: Rows, beside: Rows) -> None:
-    """State the padding of a copy: of its own rows, and beside them as before."""
-    if not (any(rows) or any(beside)):
-        node.set_attr("padding", b"VALID")
-        if "explicit_paddings" in node.attrs:
-            node.set_attr("explicit_paddings", ())
-        return
-    first = 2 if node.attr("data_format", b"NHWC").startswith(b"NC") else 1
-    stated = [0] * 8
-    for at, (before, after) in ((dim, rows), (2 * first + 1 - dim, beside)):
-        stated[2 * at : 2 * at + 2] = before, after
-    node.set_attr("padding", b"EXPLICIT")
-    node.set_attr("explicit_paddings", tuple(stated))

@@ -10,8 +10,9 @@ there are several such devices, the mesh knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,22 +22,27 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import awaited
 from autograph_rewrite.ir.format.annotations import Others, placement_of
-from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, Value
-from autograph_rewrite.ir.mesh import MODEL
+from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, PerInstance, Value
+from autograph_rewrite.ir.mesh import MODEL, ONCE, Span
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.replace_op import become, take_name
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
-from autograph_rewrite.ir.variable_ops import handle_node, is_handle
+from autograph_rewrite.ir.types.attrs import encode
+from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along, get_op
+from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, handle_node, is_handle, rows_argument
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, unit
+from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.claims import carried_by
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.tensor_parallel.placements import SEGMENT_SUM, ModelPlacements
+from autograph_rewrite.passes.partition.block_rows import BlockRows
+from autograph_rewrite.passes.partition.placements import SEGMENT_SUM, ModelPlacements
+from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable
+from autograph_rewrite.passes.partition.unroll import Conversion, Unroll
 from autograph_rewrite.plan.parts.messages import EdgePlan
-from autograph_rewrite.plan.parts.residence import Sharded
+from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.resolve.wire_types import can_be_sent
 
@@ -145,25 +151,33 @@ def _can_be_joined(fact: Fact) -> bool:
 
 @dataclass
 class LocalProgram:
-    """Writes the program of one device.
+    """Writes the program of one coordinate of an axis.
 
     Attributes:
         found: the placements.
         cut: what is cut, in which sizes.
         number: of the axis, among the model axes.
         axis: what the mesh calls it.
+        alike: every coordinate runs all of the program. Otherwise only what differs between them has instances along
+            the axis, and what is whole runs once: the graph is one that `Unroll` takes.
         made: the conversions, with the node that makes each.
+        conversions: what has to become of them, where the axis is unrolled.
         sums: of segments, of which each device makes its rows, by name, with the rows of each.
         lookups: of rows in values of which each device has some, by name, with the rows of each.
+        named: what takes the name of a node that goes when the axis is unrolled, by that.
     """
 
     found: ModelPlacements
     cut: Round
     number: int = 0
     axis: str = MODEL
+    alike: bool = True
     made: list[tuple[EdgePlan, Node]] = field(default_factory=list)
+    conversions: dict[Node, Conversion] = field(default_factory=dict)
     sums: dict[str, Levels] = field(default_factory=dict)
     lookups: dict[str, Levels] = field(default_factory=dict)
+    named: dict[str, Node] = field(default_factory=dict)
+    _instead: list[tuple[Value, Value, Node]] = field(default_factory=list)
     _made: dict[tuple[Value, object], Value] = field(default_factory=dict)
 
     @property
@@ -172,14 +186,14 @@ class LocalProgram:
         return self.found.state
 
     @property
-    def count(self) -> int:
-        """How many devices the axis has."""
-        return len(self.cut.sizes)
-
-    @property
     def edges(self) -> tuple[EdgePlan, ...]:
         """What the devices of a replica exchange, under the names that values have in the program."""
         return tuple(replace(edge, value=node.inputs[0].name, axis=self.number) for edge, node in self.made)
+
+    @property
+    def span(self) -> Span:
+        """How often what differs runs."""
+        return ONCE if self.alike else frozenset((self.axis,))
 
     def blocked(self) -> ModelBlocks:
         """Return what the devices have blocks of; the program has been written."""
@@ -192,20 +206,28 @@ class LocalProgram:
     def variables(self) -> dict[str, Sharded]:
         """Return how variables are cut, by name."""
         members = [(name, self.found.members[handle]) for handle, name in self.found.names.items()]
-        return {name: Sharded(one.axis, tuple(size * one.rows for size in self.cut.sizes)) for name, one in members}
+        return {name: Sharded(one.axis, self.rows_of(one.rows)) for name, one in members}
+
+    def rows_of(self, rows: int) -> tuple[int, ...]:
+        """Return the sizes of blocks of so many rows a unit."""
+        return tuple(size * rows for size in self.cut.sizes)
 
     def write(self) -> None:
         """Let nodes read what they want, and state the shapes of blocks."""
         graph, state = self.state.graph, self.state
         anchored, carried = set(graph.anchors.values()), carried_by(state)
+        apart = [] if self.alike else [node for node in state.order if self._is_apart(node)]
+        rows = BlockRows(self)
         self._state_shapes_of_elements()
-        for node in state.order:
-            made = state.transfers[node]
+        for node in apart:
+            node.set_span(self.span)
+        gone = set() if self.alike else self._read_once()
+        for node in [node for node in state.order if node not in gone]:
+            made, member = state.transfers[node], self.member(node)
             if made.constant:
                 self._fold(node, made.outputs)
                 continue
-            member = self.found.members.get(handle_node(node.inputs[0])) if node.op == "VariableShape" else None
-            if member is not None:
+            if member is not None and node.op == "VariableShape":
                 shape = np.asarray(member.shape, dtypes.numpy_dtype(node.output_dtypes[0]))
                 self._become_const(node, {"dtype": node.output_dtypes[0], "value": shape})
                 continue
@@ -213,6 +235,11 @@ class LocalProgram:
                 want = carried.get(node) or self._wanted(node, index, value)
                 if want is not None and value.node not in carried:  # which hands on what is converted before it
                     node.set_input(index, self.converted(value, want))
+            if not self.alike:
+                rows.rewrite(node, member)
+                if (window := halo_of(made.operand_reshards)) is not None:
+                    self._with_window(node, *window)
+                continue
             if node.op == SEGMENT_SUM and state.source(node.output()).placement == split(0):
                 self._sum_rows(node)
             if node.op == "GatherV2" and self._finds_rows(node):
@@ -221,12 +248,68 @@ class LocalProgram:
             if state.source(value).placement.differs and not is_handle(value):
                 self._let_out(value)
         for handle, member in self.found.members.items():
-            self._cut_handle(handle, member.shape, member.axis)
-        for node in state.order:
+            self._cut_handle(handle, member)
+        for node in state.order if self.alike else [node for node in apart if node not in gone]:
             if node in carried:
                 record_shapes(node, [None])
             elif any(state.source(value).placement.differs for value in node.outputs if value in state.facts):
-                record_shapes(node, [self._shape(state.source(value)) for value in node.outputs])
+                self._record_shapes(node)
+        for new, value, reader in self._instead:
+            value.replace_all_uses_with(new, keep=[reader])
+            graph.move_anchors(value, new)
+            self.named[value.node.name] = new.node
+
+    def let_stand(self, new: Value, value: Value, reader: Node) -> None:
+        """Let a value stand for another one, once the program is written, but for a reader that helps to make it."""
+        self._instead.append((new, value, reader))
+
+    def unrolled(self, targets: Collection[str], put: Callable[[Node, int], None] | None = None) -> Unroll:
+        """Write the program where not all coordinates run alike, and unroll it; see `Unroll`."""
+        self.write()
+        unroll = Unroll(self.state.graph, self.axis, len(self.cut.sizes), self.conversions, self.named, targets, put)
+        unroll.run()
+        return unroll
+
+    def member(self, node: Node) -> ShardedVariable | None:
+        """Return the variable that a node reads or writes, None where that is none of which there are blocks."""
+        if not node.inputs or not is_handle(node.inputs[0]):
+            return None
+        return self.found.members.get(handle_node(node.inputs[0]))
+
+    def _is_apart(self, node: Node) -> bool:
+        """Return whether a node has an instance at each coordinate, where not all run alike."""
+        state = self.state
+        if node in self.found.members or self.member(node) is not None:
+            return node.op != "VariableShape"
+        if state.transfers[node].constant:
+            return False
+        if self.is_lookup(node):
+            return True
+        values = (value for value in node.outputs if value in state.facts and not is_handle(value))
+        return any(state.source(value).placement.differs and value not in self.found.tensors for value in values)
+
+    def is_lookup(self, node: Node) -> bool:
+        """Return whether rows are looked up in a value of which each coordinate has some, and all are wanted."""
+        if self.alike or node.op != "GatherV2" or node.attr("batch_dims", 0):
+            return False
+        state, (table, _, axis) = self.state, node.inputs
+        if table not in state.facts or table in state.reduced or table in self.found.tensors:
+            return False
+        shape = self.found.whole.facts[table].shape if table in self.found.whole.facts else None
+        is_static = shape is not None and all(isinstance(dim, int) for dim in shape[1:])
+        is_own = is_static and state.source(table).placement == split(0) and state.facts[axis].value == (0,)
+        return is_own and not state.source(node.output()).placement.differs
+
+    def _read_once(self) -> set[Node]:
+        """Let reads of a variable that happen at the same time be one; return those that have gone."""
+        graph, first, gone = self.state.graph, dict[tuple[Value, frozenset[Node]], Node](), set[Node]()
+        for node in self.state.order:
+            if node.op == "ReadVariableOp" and self.member(node) is not None:
+                read = first.setdefault((node.inputs[0], frozenset(node.controls)), node)
+                if read is not node:
+                    graph.replace(node, read)
+                    gone.add(node)
+        return gone
 
     def _wanted(self, node: Node, index: int, value: Value) -> Reshard | None:
         state = self.state
@@ -236,11 +319,27 @@ class LocalProgram:
             return Slice(fact.placement.dim, unit(fact.split_size) or 1)
         if want is None and value in state.reduced and state.source(value).placement.differs:
             return state.reduced[value]
+        if not self.alike and value in state.facts:
+            return self._wanted_apart(node, index, value, want)
         return want
+
+    def _wanted_apart(self, node: Node, index: int, value: Value, want: Reshard | None) -> Reshard | None:
+        """Return what a node wants where not all coordinates run alike: a variable is used block by block."""
+        member = self.member(node)
+        if is_handle(value) or (index == 0 and self.is_lookup(node)):
+            return None
+        if member is not None and index in dense_inputs(node):
+            return Slice(member.axis, member.rows)
+        if member is None:
+            return REPLICATED if want is None and node.span == ONCE else want
+        is_of_rows = member.axis and index == rows_argument(node.op) and self.state.facts[value].shape != ()
+        return Slice(member.axis - len(member.shape), member.rows) if is_of_rows else REPLICATED  # columns of all rows
 
     def converted(self, value: Value, want: Reshard) -> Value:
         """Return a value as a reader wants it; equal conversions are made once."""
-        key = value, want
+        key: tuple[Value, object] = value, want
+        if isinstance(want, Slice) and want.halo is not None:
+            key = value, (want.dim, self._spans(want.halo))
         if key not in self._made:
             self._made[key] = self._convert(value, want)
         return self._made[key]
@@ -250,9 +349,13 @@ class LocalProgram:
         if isinstance(want, LocalEntry):
             return self._with_entry(value, want)
         if isinstance(want, Slice):
-            if before == split(want.dim):  # a tensor that is cut by hand, where it arises so
+            is_there = before == split(want.dim) and (self.alike or value not in self.state.reduced)
+            if want.halo is not None:
+                source = value if is_there or not before.differs else self.converted(value, REPLICATED)
+                return self._with_halo(source, want.dim, want.halo, before if is_there else REPLICATED)
+            if is_there:  # a tensor that is cut by hand, where it arises so
                 return value
-            if before == PARTIAL:
+            if before == PARTIAL and self.alike:
                 return self._reshard(value, "block", before, split(want.dim), want.dim, want.unit)
             whole = self.converted(value, REPLICATED) if before.differs else value
             return self._reshard(whole, "block", REPLICATED, split(want.dim), want.dim, want.unit)
@@ -268,57 +371,132 @@ class LocalProgram:
         if before.kind == "local":
             fact = self.state.source(value)
             chosen = [is_local(entry) for entry in fact.value or ()]
-            return self._scaled(value, chosen, "Mul", "whole", fact.shape)
+            return self._scaled(value, chosen, [self.cut.units], self.cut.sizes[0], "whole", fact.shape)
         dim, rows = (before.dim, unit(self.state.source(value).split_size) or 1) if before.is_split else (0, 0)
         return self._reshard(value, "whole", before, REPLICATED, dim, rows)
 
     def _reshard(
         self, value: Value, what: str, before: Placement, after: Placement, dim: int = 0, rows: int = 0
     ) -> Value:
-        sizes = [size * rows for size in self.cut.sizes] if rows else []
-        said: dict[str, Any] = {
-            "over": [self.axis],
-            "before": _along(self.axis, before),
-            "after": _along(self.axis, after),
-            "dim": dim,
-            "shards": sizes,
-        }
-        made = Builder.at(value.node, f"{what}_{value.index}" if value.index else what).op(RESHARD, value, **said)
+        sizes = self.rows_of(rows) if rows else ()
+        made = self.convert(value, what, Conversion(before, after, sizes), dim=dim)
         fact = self.state.facts.get(value)
-        if fact is not None:
+        if fact is not None and self.alike:
             whole = self.found.whole.facts.get(value)
             shape = (whole or fact).shape
             dims = None if shape is None else [size if isinstance(size, int) else None for size in shape]
             if dims is not None and after.is_split:
                 dims[dim] = sizes[0]
-            record_shapes(made.node, [None if dims is None else tuple(dims)])
-        lowering = LOWERINGS[before.kind, after.kind]
-        edge = EdgePlan(
-            value.name, repr(before), repr(after), lowering=lowering, dtype=dtypes.dtype_name(value.dtype),
-            reason="devices of a replica",
-        )  # fmt: skip
-        self.made.append((edge, made.node))
-        return made
+            record_shapes(made, [None if dims is None else tuple(dims)])
+        return made.output()
+
+    def convert(self, value: Value, what: str, made: Conversion, *, dim: int = 0, is_exchange: bool = True) -> Node:
+        """Add a conversion.
+
+        Args:
+            what: told after the name of the value.
+            dim: which dimension is cut, before or after it.
+            is_exchange: the plan says that it happens.
+        """
+        said: dict[str, Any] = {
+            "over": [self.axis],
+            "before": _along(self.axis, made.before),
+            "after": _along(self.axis, made.after),
+            "dim": dim,
+            "shards": list(made.sizes),
+        }
+        span = self.span if made.after.differs else ONCE
+        node = Builder.at(value.node, f"{what}_{value.index}" if value.index else what, span=span).node(
+            RESHARD, value, **said
+        )
+        self.conversions[node] = made
+        if is_exchange and made.share():
+            lowering = LOWERINGS[made.before.kind, made.after.kind] if self.alike else made.lowering
+            dtype = dtypes.dtype_name(value.dtype)
+            before, after = repr(made.before), repr(made.after)
+            edge = EdgePlan(value.name, before, after, lowering=lowering, dtype=dtype, reason="devices of a replica")
+            self.made.append((edge, node))
+        return node
+
+    def _spans(self, halo: Halo) -> tuple[Rows, ...]:
+        return tuple(halo.span(units) for units in self.cut.places)
+
+    def _with_halo(self, value: Value, dim: int, halo: Halo, before: Placement) -> Value:
+        """Return the rows of a value that each coordinate reads, its neighbours' among them."""
+        owned = tuple(halo.own(units) for units in self.cut.places)
+        made = Conversion(before, split(dim), halo=(self._spans(halo), owned))
+        return self.convert(value, "halo", made, dim=dim).output()
+
+    def _with_window(self, node: Node, dim: int, halo: Halo) -> None:
+        """State the padding of each coordinate, and keep its rows of what it makes.
+
+        Padding is left to the kernel, which knows what its op makes of it (zeros, or nothing at all in a maximum). The
+        gradient of an input is computed for whole windows and cut to the rows of a coordinate: no window is divided,
+        so that the first of several equal maxima is the same one.
+        """
+        padded = [_padding(node, dim, halo.padding(units), halo.beside) for units in self.cut.places]
+        node.set_raw_attr("padding", PerInstance(tuple(encode("string", kind) for kind, _ in padded)))
+        if "explicit_paddings" in get_op(node.op).attrs:
+            rows = PerInstance(tuple(encode("list(int)", stated) for _, stated in padded))
+            node.set_raw_attr("explicit_paddings", rows)
+        owned = [(units[0] * halo.rows, units[1] * halo.rows) for units in self.cut.places]
+        made = [halo.window.neighbours(one) for one in owned]
+        if halo.reads == READ or owned == made:
+            return
+        node.drop_attr("_output_shapes")
+        firsts = [one[0] - more[0] for one, more in zip(owned, made, strict=True)]
+        begins = [[first if i == dim else 0 for i in range(4)] for first in firsts]
+        sizes = [[one[1] - one[0] if i == dim else -1 for i in range(4)] for one in owned]
+        value, build = node.output(), Builder.at(node, span=self.span)
+        begin, size = (self.each(value, one, "own/limit", dtypes.INT32) for one in (begins, sizes))
+        own = build.op("Slice", value, begin, size, what="own")
+        self.let_stand(own, value, own.node)
 
     def _with_entry(self, value: Value, want: LocalEntry) -> Value:
         """Return a shape whose entry is that of a block."""
-        fact = self.state.facts[value]
-        entries, rows = fact.value or (), unit(want.size) or 1
+        fact, rows = self.state.facts[value], unit(want.size) or 1
+        entries, sizes, whole = fact.value or (), self.rows_of(rows), rows * self.cut.units
+        if want.halo is not None:
+            spans, whole = self._spans(want.halo), want.halo.window.rows
+            sizes = tuple(end - first for first, end in spans)
+        what = f"of_block_{want.position}"
         if entries and all(isinstance(entry, int) for entry in entries):
-            content = [rows * self.cut.sizes[0] if i == want.position else entry for i, entry in enumerate(entries)]
-            return self._const(value, content, f"of_block_{want.position}")
-        chosen = [i == want.position for i in range(len(entries))]
-        return self._scaled(value, chosen, "FloorDiv", f"of_block_{want.position}", fact.shape)
+            contents = [[size if i == want.position else entry for i, entry in enumerate(entries)] for size in sizes]
+            return self.each(value, contents, what)
+        count = 4 if want.halo is not None else len(entries)
+        value = value if self.alike else self.converted(value, REPLICATED)
+        return self._scaled(value, [i == want.position for i in range(count)], sizes, whole, what, fact.shape)
 
-    def _scaled(self, value: Value, chosen: list[bool], op: str, what: str, shape: Shape | None) -> Value:
-        """Return sizes of which some count the elements of all devices instead of one's, or the other way round."""
+    def _scaled(
+        self, value: Value, chosen: Sequence[bool], ups: Sequence[int], down: int, what: str, shape: Shape | None
+    ) -> Value:
+        """Return sizes of which some are counted in other units: `ups` of them, at each coordinate, for so many now."""
         dims = [dim for dim in shape or () if isinstance(dim, int)]
-        numbers = np.array([self.count if one else 1 for one in chosen]).reshape(dims)
-        return Builder.at(value.node, what).op(op, value, self._const(value, numbers, f"{what}/devices"))
 
-    def _const(self, near: Value, content: object, what: str) -> Value:
-        """Return a constant of the type of a value; where that is in a loop, in each of its iterations."""
-        made = Builder.at(near.node).const(content, near.dtype, what)
+        def numbers(units: int) -> Any:
+            return np.array([units if one else 1 for one in chosen]).reshape(dims)
+
+        common = gcd(down, *ups)
+        ups, down = [up // common for up in ups], down // common
+        apart = self.span if len(set(ups)) > 1 else ONCE
+        build = Builder.at(value.node, what, span=apart)
+        if any(up != 1 for up in ups):
+            up = self.each(value, [numbers(up) for up in ups], f"{what}/up")
+            value = build.op("Mul", value, up, what="" if down == 1 else "times")
+        return value if down == 1 else build.op("FloorDiv", value, self._const(value, numbers(down), f"{what}/down"))
+
+    def each(self, near: Value, contents: Sequence[object], what: str, dtype: int | None = None) -> Value:
+        """Return a constant with a content for each coordinate, of a type, or of that of a value."""
+        dtype = near.dtype if dtype is None else dtype
+        arrays = [np.asarray(content, dtypes.numpy_dtype(dtype)) for content in contents]
+        if all(np.array_equal(one, arrays[0]) for one in arrays):
+            return self._const(near, arrays[0], what, dtype)
+        raws = PerInstance(tuple(encode("tensor", one) for one in arrays))
+        return Builder.at(near.node, span=self.span).op("Const", what=what, value=raws, dtype=dtype)
+
+    def _const(self, near: Value, content: object, what: str, dtype: int | None = None) -> Value:
+        """Return a constant; where the value that it serves is in a loop, in each of its iterations."""
+        made = Builder.at(near.node).const(content, near.dtype if dtype is None else dtype, what)
         if near.node in self.state.looped:  # a node without inputs is in no loop
             made.node.add_control(near.node)
         return made
@@ -351,7 +529,7 @@ class LocalProgram:
                 node.set_attr(name, tuple(shape))
 
     def _of_block(self, size: Any) -> Any:
-        return size if size is None else size // self.count
+        return size if size is None else size // len(self.cut.sizes)
 
     def _fold(self, node: Node, facts: Iterable[Fact]) -> None:
         """Let constants stand for sizes that are known."""
@@ -380,28 +558,48 @@ class LocalProgram:
     def _rows(self, value: Value) -> Levels:
         """Return how many rows of a value each device has."""
         rows = unit(self.state.source(value).split_size) or 1
-        return ((self.axis, Sharded(0, tuple(size * rows for size in self.cut.sizes))),)
+        return ((self.axis, Sharded(0, self.rows_of(rows))),)
 
     def _let_out(self, value: Value) -> None:
         """Let the outside read the whole of a value, under the name that it has."""
         graph, node = value.node.graph, value.node
         whole = self.converted(value, REPLICATED)
         graph.move_anchors(value, whole)
-        if len(node.output_dtypes) == 1:
+        if len(node.output_dtypes) == 1 and self.alike:
             name = node.name
             take_name(graph, node, graph.unique_name(f"{name}/block"))
             take_name(graph, whole.node, name)
 
-    def _cut_handle(self, handle: Node, shape: tuple[int, ...], axis: int) -> None:
-        local = tuple(size // self.count if i == axis else size for i, size in enumerate(shape))
-        if "shape" in handle.attrs and handle.op == "VarHandleOp":
-            handle.set_attr("shape", local)
+    def _cut_handle(self, handle: Node, member: ShardedVariable) -> None:
+        cut = Sharded(member.axis, self.rows_of(member.rows))
+        if handle.op == "VarHandleOp" and self.alike:
+            handle.set_attr("shape", cut.shape(member.shape, 0))
+        elif handle.op == "VarHandleOp":
+            shapes = [cut.shape(member.shape, k) for k in range(len(cut.sizes))]
+            handle.set_raw_attr("shape", PerInstance(tuple(encode("shape", one) for one in shapes)))
+            if handle.attr("shared_name") != ANONYMOUS:
+                names = [shard_name(self.found.names[handle], k).encode() for k in range(len(cut.sizes))]
+                handle.set_raw_attr("shared_name", PerInstance(tuple(encode("string", one) for one in names)))
         handle.drop_attr("_handle_shapes")
 
-    def _shape(self, fact: Fact) -> tuple[int | None, ...] | None:
+    def _record_shapes(self, node: Node) -> None:
+        """State the shapes of a node's blocks."""
+        if any(value is own for _, own, _ in self._instead for value in node.outputs):
+            return  # more than its block
+        facts = [self.state.source(value) for value in node.outputs]
+        each = [[self._shape(fact, size) for fact in facts] for size in self.cut.sizes]
+        if self.alike:
+            record_shapes(node, each[0])
+        elif None in each[0]:
+            node.drop_attr("_output_shapes")
+        else:
+            node.set_raw_attr("_output_shapes", PerInstance(tuple(encode("list(shape)", one) for one in each)))
+
+    @staticmethod
+    def _shape(fact: Fact, units: int) -> tuple[int | None, ...] | None:
         if fact.shape is None or fact.dtype in (dtypes.RESOURCE, dtypes.VARIANT):
             return None
-        return tuple(_size(dim, self.cut.sizes[0]) for dim in fact.shape)
+        return tuple(_size(dim, units) for dim in fact.shape)
 
 
 def _size(dim: object, units: int) -> int | None:
@@ -411,3 +609,24 @@ def _size(dim: object, units: int) -> int | None:
 
 def _along(axis: str, placement: Placement) -> str:
     return repr(placement) if placement == REPLICATED else f"{{{axis}: {placement!r}}}"
+
+
+def halo_of(reshards: Mapping[int, Reshard]) -> tuple[int, Halo] | None:
+    """Return the dimension and the halo of a node's operands, None where it reads none."""
+    for want in reshards.values():
+        if isinstance(want, Slice) and want.halo is not None:
+            return want.dim, want.halo
+        if isinstance(want, LocalEntry) and want.halo is not None:
+            return want.position, want.halo
+    return None
+
+
+def _padding(node: Node, dim: int, rows: Rows, beside: Rows) -> tuple[bytes, tuple[int, ...]]:
+    """Return the padding of a window: of the rows of one coordinate, and next to them as before."""
+    if not (any(rows) or any(beside)):
+        return b"VALID", ()
+    first = 2 if node.attr("data_format", b"NHWC").startswith(b"NC") else 1
+    stated = [0] * 8
+    for at, (before, after) in ((dim, rows), (2 * first + 1 - dim, beside)):
+        stated[2 * at : 2 * at + 2] = before, after
+    return b"EXPLICIT", tuple(stated)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.passes.variable_sharding import emitter
+from autograph_rewrite.passes.partition.unroll import Unroll
 from autograph_rewrite.plan import verify
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering
@@ -176,14 +176,14 @@ def test_what_is_taken_over_the_whole_variable_is_taken_over_all_shards(update: 
 def test_a_gradient_that_is_not_cut_makes_the_comparison_fail(monkeypatch: pytest.MonkeyPatch):
     item = trained_by(lambda w, g: w.assign_sub(g))
     feeds = [{"x": RNG.normal(size=(6, 10))}]
-    pieces = emitter.Emitter.pieces
+    split = Unroll._split
 
-    def the_first_only(self: Any, value: Any, axis: int, rows: int = 1) -> Sequence[Any]:
-        return (pieces(self, value, axis, rows)[0],) * len(self.sizes)
+    def the_first_only(self: Unroll, value: Any, made: Any) -> Sequence[Any]:
+        return (split(self, value, made)[0],) * self.count
 
     expected = train(item, feeds).variables["w"]
     np.testing.assert_array_equal(train(ar.rewrite(item, config(cut("w"))), feeds).variables["w"], expected)
-    monkeypatch.setattr(emitter.Emitter, "pieces", the_first_only)
+    monkeypatch.setattr(Unroll, "_split", the_first_only)
     wrong = train(ar.rewrite(item, config(cut("w"))), feeds).variables["w"]
     assert np.abs(wrong - expected).max() > 0.1
 

@@ -14,23 +14,32 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from autograph_rewrite.analysis.propagate import Propagation, propagate, revise
+from autograph_rewrite.analysis.propagate import propagate, revise
 from autograph_rewrite.analysis.variable_uses import require_cuttable
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.mesh import SHARD
+from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ops.rules.base import Semantics
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops, write_whole_values
-from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.handle_uses import Uses
-from autograph_rewrite.passes.variable_sharding.pieces import WholeVariables, in_pieces, shard_variables
-from autograph_rewrite.passes.variable_sharding.residence import owners_of, step_of
-from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable, place
+from autograph_rewrite.passes.canonicalize.whole_uses import (
+    GATHERED,
+    read_before_loops,
+    read_whole_for_elements,
+    write_whole_values,
+)
+from autograph_rewrite.passes.partition.local_program import LocalProgram
+from autograph_rewrite.passes.partition.pieces import WholeVariables, in_pieces, shard_variables
+from autograph_rewrite.passes.partition.placements import ModelPlacements
+from autograph_rewrite.passes.partition.residence import owners_of, step_of
+from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
 PASS = "shard-variables"
@@ -48,6 +57,7 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
     """
     cuts = _asked(plan)
     read = read_before_loops(graph, item, cuts)
+    read_whole_for_elements(graph, item, cuts)
     state = propagate(graph, {}, Semantics())
     step = step_of(graph, item)
     owners, whole = owners_of(item, state, step, cuts)
@@ -66,12 +76,18 @@ def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[T
         if state.edits != graph.edits:
             state = revise(state)
             step = step_of(graph, item)
+        shares = place(state, members, step)
+        if shares.means:
+            for node, count in shares.means.items():
+                _divide_sum(graph, node, count)
+            state = revise(state)
+            shares = place(state, members, step_of(graph, item))
         by_handle = {graph.nodes[item.variables[name].handle]: name for name in names}
-        uses = Uses(Emitter(graph, place(state, members, step), sizes, item.targets), by_handle)
-        uses.run()
-        for handle, made in uses.handles.items():
-            name = by_handle[handle]
-            shards[name] = Shards(cuts[name].axis, sizes, tuple(node.name for node in made), cuts[name].servers)
+        found = ModelPlacements(shares.propagation, state, members, shares.gradients, by_handle)
+        unrolled = LocalProgram(found, Round(sum(sizes), sizes), axis=SHARD, alike=False).unrolled(item.targets)
+        for handle, name in by_handle.items():
+            handles = tuple(one.name for one in unrolled.clones[handle])
+            shards[name] = Shards(cuts[name].axis, sizes, handles, cuts[name].servers)
     return in_shards(graph, item, plan, shards, cuts, owners)
 
 
@@ -96,17 +112,12 @@ def in_shards(
     return replace(item, source=graph, variables=variables), _with_shards(plan, cuts, owners)
 
 
-def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
-    """Return what is cut along which dimension, with the slots of each variable cut like it.
-
-    Args:
-        item: whose variables they are.
-        state: placements of the graph in which nothing is cut.
-        step: the nodes that one step runs.
-        cut: the dimension of each variable that is cut, by name.
-    """
-    owners = owners_of(item, state, step, cut).of
-    return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
+def _divide_sum(graph: Graph, mean: Node, count: int) -> None:
+    """Write a mean as a sum, of which each shard has a part, divided by how many elements all of them have."""
+    build = Builder.at(mean)
+    total = build.op("Sum", *mean.inputs, what="sum", keep_dims=bool(mean.attr("keep_dims")))
+    share = build.op("RealDiv", total, build.const(count, total.dtype, "count"), what="mean")
+    replace_outputs(graph, mean, {0: share})
 
 
 def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value]:

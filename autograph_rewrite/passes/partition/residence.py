@@ -46,7 +46,7 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
     read_whole_for_elements,
     write_whole_values,
 )
-from autograph_rewrite.passes.variable_sharding.shard_propagation import gradients_of, is_of_updates
+from autograph_rewrite.passes.partition.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded, names_of_wholes
@@ -103,6 +103,19 @@ def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: C
         else:
             found[name] = use.owner
     return Owners({name: found[name] for name in item.variables if name in found}, whole)
+
+
+def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
+    """Return what is cut along which dimension, with the slots of each variable cut like it.
+
+    Args:
+        item: whose variables they are.
+        state: placements of the graph in which nothing is cut.
+        step: the nodes that one step runs.
+        cut: the dimension of each variable that is cut, by name.
+    """
+    owners = owners_of(item, state, step, cut).of
+    return {name: cut[name] if name in cut else cut[owner] for name, owner in owners.items()}
 
 
 class Ways(NamedTuple):

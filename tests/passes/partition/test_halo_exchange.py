@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.tensor_parallel.partition import HaloExchange
+from autograph_rewrite.passes.partition.unroll import HaloExchange
 from tests.support import cut_images
 
 Op = Callable[..., Any]
@@ -139,15 +139,15 @@ def test_a_cnn_of_five_layers_trains_as_on_one_device(data: int, model: int) -> 
 
 def test_rows_of_neighbours_that_are_left_out_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros instead of a halo: what a split without an exchange would compute."""
-    monkeypatch.setattr(HaloExchange, "_blocks", partialmethod(zeros_of_others, HaloExchange._blocks))
+    monkeypatch.setattr(HaloExchange, "blocks", partialmethod(zeros_of_others, HaloExchange.blocks))
     item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
     assert not ar.verify(item, cut_images.config(2)).ok
 
 
-def zeros_of_others(self: HaloExchange, blocks: Any, value: Any, want: Any) -> Any:
+def zeros_of_others(self: HaloExchange, blocks: Any) -> Any:
     """Return the blocks of a value, all but the first full of zeros."""
-    first, *others = blocks(self, value, want)
-    return [first, *((rows, self._emit.add("ZerosLike", [part], part.node, "no"), k) for rows, part, k in others)]
+    first, *others = blocks(self)
+    return [first, *((rows, self.unroll.add("ZerosLike", [part], part.node, "no"), k) for rows, part, k in others)]
 
 
 def test_each_device_has_its_share_of_the_activations() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, propagate, restate, revise
@@ -22,6 +21,7 @@ from autograph_rewrite.analysis.replicated_regions import maker
 from autograph_rewrite.analysis.transfer import convert
 from autograph_rewrite.analysis.transfer import transferred as answer_of
 from autograph_rewrite.analysis.variable_uses import obstacle
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.types import dtypes
@@ -34,9 +34,8 @@ from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
-from autograph_rewrite.passes.variable_sharding.emitter import Emitter
-from autograph_rewrite.passes.variable_sharding.shard_propagation import ShardedVariable
-from autograph_rewrite.passes.variable_sharding.shard_variables import with_slots
+from autograph_rewrite.passes.partition.residence import with_slots
+from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -442,8 +441,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
         if made or (has(source.op, "reads_whole") and handle_node(source.inputs[0]) in follow):
             continue
         if (value, block) not in copies:
-            graph = reads.state.graph
-            copy = graph.add("Identity", [value], name=f"{value.node.name}/in_blocks", origin=value.node)
+            copy = Builder.at(value.node).node("Identity", value, what="in_blocks")
             copy.set_raw_attr(WHOLE, encode("bool", True))
             copies[value, block] = copy.output()
         node.set_input(index, copies[value, block])
@@ -510,38 +508,5 @@ def _bytes(fact: Fact) -> int:
     return math.prod(size_of(dim) for dim in fact.shape or (None,)) * dtypes.width(fact.dtype)
 
 
-# Sums of segments, each device of its rows: the dense gradient of a table that is cut by rows.
-#
-# before   UnsortedSegmentSum(rows, ids, V)
-# after    UnsortedSegmentSum(rows, ids - begin where they lie in the part, else -1, size of the part)     -1: dropped
-
-
 SEGMENT_SUM = "UnsortedSegmentSum"
-
-
-def sums_by_rows(emit: Emitter, node: Node) -> list[Node]:
-    """Return a sum for each device, of the segments that are its rows.
-
-    The ends are open: a number that is out of range is so on the first or the last device, too.
-
-    Args:
-        emit: adds nodes, and knows the size of each part.
-    """
-    data, ids, count = (emit.whole(value) for value in node.inputs)
-    rows, end = unit(emit.shares.facts[node.output()].split_size) or 1, 0
-    number = partial(emit.const, dtype=dtypes.numpy_dtype(ids.dtype), near=node)
-    copies = []
-    for k, size in enumerate(emit.sizes):
-        part, local, inside = f"part_{k}", ids, []
-        begin, end = end, end + size * rows
-        if begin:
-            local = emit.add("Sub", [ids, number(begin, what=f"{part}/begin")], node, f"{part}/from")
-            inside.append(emit.add("GreaterEqual", [local, number(0, what=f"{part}/zero")], node, f"{part}/behind"))
-        if k + 1 < len(emit.sizes):
-            limit = number(end - begin, what=f"{part}/end")
-            inside.append(emit.add("Less", [local, limit], node, f"{part}/below"))
-        mine = inside[0] if len(inside) == 1 else emit.add("LogicalAnd", inside, node, f"{part}/inside")
-        local = emit.add("SelectV2", [mine, local, number(-1, what=f"{part}/none")], node, f"{part}/ids")
-        many = emit.const(end - begin, dtypes.numpy_dtype(count.dtype), node, f"{part}/rows")
-        copies.append(emit.copy(node, k, [data, local, many]))
-    return copies
+"""The dense gradient of a table that is cut by rows: each device adds up its own."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
-from autograph_rewrite.passes.variable_sharding.emitter import Emitter
+from autograph_rewrite.passes.partition.unroll import Unroll
 from tests.support import split_models as models
 
 EXACT = 1e-9
@@ -56,7 +56,7 @@ def test_blocks_need_not_be_of_one_size(hidden: int) -> None:
 
 
 def test_a_sum_that_is_left_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Emitter, "_join", lambda self, value: self.parts[value][0])
+    monkeypatch.setattr(Unroll, "_join", lambda self, parts, placement, near: parts[0])
     try:
         report = ar.verify(models.item(), models.config(1, 2))
     except RewriteError:
