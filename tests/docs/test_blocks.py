@@ -223,7 +223,11 @@ def checkout(folder: Path) -> Path:
         if path.name not in {"build", "docs", "out", ".venv", ".git"} and not (folder / path.name).exists():
             (folder / path.name).symlink_to(path)
     shutil.copytree(ROOT / "docs", folder / "docs")
-    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / ".venv").mkdir(exist_ok=True)
+    for path in Path(sys.prefix).iterdir():
+        if path.name != ".ok" and not (folder / ".venv" / path.name).exists():
+            (folder / ".venv" / path.name).symlink_to(path)
+    (folder / ".venv" / ".ok").touch()  # no `make` of a page makes anew the environment in which the tests run
     return folder
 
 

@@ -160,7 +160,8 @@ class _Sizes:
         counted = build.gather("AddN", mine, what="counted")
         if edge is not None and edge.lowered.crosses:
             counted = reduce_between_processes(Exchange(rewrite, keys, edge), counted, "sum", changing=False)
-        return counted
+        # Each device of a model axis has added up the same: sizes of the whole are there once.
+        return counted if counted.node.span == ONCE else self._add("Identity", [counted], "added_up")
 
     def with_the_rest(self, counted: Value) -> Value:
         """Return counted entries together with those that are the same in all blocks."""

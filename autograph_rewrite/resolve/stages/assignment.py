@@ -675,7 +675,8 @@ def _stage(number: int, work: Sequence[Node], of: Mapping[Node, int], learnt: Co
 
 def _made_by(stage: _Stage, like: Value) -> list[Value]:
     """Return what a stage makes by the same op, the last first."""
-    return [node.output(like.index) for node in reversed(stage.nodes) if node.op == like.node.op]
+    made = [node for node in reversed(stage.nodes) if node.op == like.node.op]
+    return [node.output(like.index) for node in made if like.index < len(node.output_dtypes)]  # a Split has any number
 
 
 def _require_one(
