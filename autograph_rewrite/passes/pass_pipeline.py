@@ -21,6 +21,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, ONCE, REPLICA
 from autograph_rewrite.ir.run_writes import RunWrites, compared, original_name
 from autograph_rewrite.ir.verify.dead_values import check_arrivals, on_other_replicas
+from autograph_rewrite.ir.verify.whole_runs import check_runs
 from autograph_rewrite.passes.alternatives import add_alternatives
 from autograph_rewrite.passes.base.anchors import digest_names
 from autograph_rewrite.passes.base.order_accesses import DRAW_BEFORE_WRITES, ORDER_ACCESSES
@@ -184,6 +185,7 @@ def _rewrite(
     run_passes(state, with_user_passes(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
     if verify and len(set(run_devices(state.plan))) > 1:
         check_arrivals(state.graph, {node.name for node in state.get(Propagation).order}, on_other_replicas)
+        check_runs(state.graph, state.mesh, state.roots)
     run_passes(state, PIPELINE[-1:])
     return finished(state)
 

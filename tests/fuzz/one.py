@@ -328,8 +328,9 @@ class AnswerError(Exception):
 
 def outcome_of(error: Exception, *, in_job: bool = False) -> str:
     """Return how an exception counts: in a job all workers do the same, but for the lengths of sequences."""
-    waits = isinstance(error, ar.ClusterError) and ("timeout_seconds" in str(error) or "has not answered" in str(error))
-    if isinstance(error, tf.errors.DeadlineExceededError) or "imed out" in str(error) or (in_job and waits):
+    signs = ("timeout_seconds", "has not answered", "stood still")
+    waits = isinstance(error, ar.ClusterError) and any(sign in str(error) for sign in signs)
+    if isinstance(error, tf.errors.DeadlineExceededError) or "imed out" in str(error) or waits:
         return "hang"
     if in_job and isinstance(error, ar.ClusterError) and "the length of dimension" not in str(error):
         return "crash"

@@ -360,6 +360,13 @@ def test_what_cannot_be_each_replicas_own_is_refused() -> None:
     with pytest.raises(GraphError, match="of type int64"):
         ar.distribute(counting, config(), *SPECS)
 
+    def routed(x: Any, y: Any) -> Any:
+        chosen = tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2)[1]
+        return {**step(x, y), "chosen": chosen}
+
+    with pytest.raises(GraphError, match="a size that follows from the examples of a replica"):
+        ar.distribute(routed, config(), *SPECS)
+
     def deciding(x: Any, y: Any) -> Any:
         return tf.cond(tf.reduce_sum(x) > 0, lambda: step(x, y)["loss"], lambda: tf.constant(0.0, tf.float64))
 

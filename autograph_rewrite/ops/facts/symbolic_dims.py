@@ -66,6 +66,11 @@ def common_symbol(origin: str) -> Sym:
     return Sym(1, (f"{COMMON}:{origin}",))
 
 
+def maker_of(factor: str) -> str:
+    """Return the node of which an open dimension is; empty for what counts examples."""
+    return factor.removeprefix(f"{COMMON}:").rpartition("/")[0].partition(":")[0]
+
+
 EXAMPLES_OF_ALL = common_symbol("batch")
 """The examples of the whole batch, on an axis along which nobody splits them."""
 

@@ -21,6 +21,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, VARYING, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
+from autograph_rewrite.ops.facts.placement import Fact
+from autograph_rewrite.ops.facts.symbolic_dims import maker_of
 from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
 from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
@@ -451,14 +453,21 @@ def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, repli
         if value not in outputs or value.node not in own.nodes:
             continue
         if value not in merged:
-            merged[value] = _exit(state, value, replicas)
+            merged[value] = _exit(state, value, own, replicas)
         graph.set_anchor(anchor, merged[value])
 
 
-def _exit(state: Propagation, value: Value, replicas: int) -> Value:
+def _exit(state: Propagation, value: Value, own: OwnSteps, replicas: int) -> Value:
     graph, fact, node = state.graph, state.source(value), value.node
     if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
         exit_, mark = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
+    elif dtypes.base(value.dtype) in dtypes.INEXACT and not _is_of_one_size(fact, own):
+        raise GraphError(
+            f"the output '{value.name}' has a size that follows from the examples of a replica, so that nothing adds "
+            "up those of all",
+            node=node,
+            hint=f"return it for each example, or a mean of it, {EXACT}",
+        )
     elif dtypes.base(value.dtype) in dtypes.INEXACT:
         exit_, mark = share_of(value, replicas, f"{node.name}/merged"), TOTAL
     elif fact.is_local:
@@ -476,6 +485,14 @@ def _exit(state: Propagation, value: Value, replicas: int) -> Value:
         take_name(graph, node, graph.unique_name(f"{name}/of_replica"))
         take_name(graph, exit_, name)
     return exit_.output()
+
+
+def _is_of_one_size(fact: Fact, own: OwnSteps) -> bool:
+    """Return whether a value is known to have one shape on all replicas, whatever parts of the batch they have."""
+    names = {node.name for node in own.nodes}
+    dims = [None] if fact.shape is None else [dim for dim in fact.shape if not isinstance(dim, int)]
+    factors = [factor for dim in dims if dim is not None for factor in dim.factors]
+    return None not in dims and all(maker_of(factor) not in {"", *names} for factor in factors)
 
 
 def _is_mean(state: Propagation, value: Value) -> bool:

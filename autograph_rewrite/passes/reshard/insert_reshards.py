@@ -554,7 +554,10 @@ def common_predicate(rewrite: Rewrite, value: Value) -> Value:
 
 
 def _of_first(rewrite: Rewrite, value: Value, name: str) -> Value:
-    return rewrite.add("Identity", [value], Site(name, ONCE, value.node)).output()
+    first = rewrite.add("Identity", [value], Site(name, ONCE, value.node))
+    if rewrite.mirrored:
+        first.add_control(value.node)  # what runs with it alone would leave collectives of the others waiting
+    return first.output()
 
 
 def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:

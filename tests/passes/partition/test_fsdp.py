@@ -20,7 +20,7 @@ from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering
-from tests.support.training import v1
+from tests.support.training import learnt, make_item, placeholder, v1, variable
 from tests.zoo import ZOO, Options
 
 SIZES = (12, 7, 12, 3, 12)
@@ -31,6 +31,23 @@ LAYER_BYTES = WIDTH * WIDTH * 4
 def config(strategy: str, mode: str = "mirrored", replicas: int = 2, **more: Any) -> dict[str, Any]:
     devices = [f"CPU:{i}" for i in range(replicas)]
     return {"devices": devices, "strategy": {"name": strategy, "variables": mode}, "timeout_seconds": 20, **more}
+
+
+def test_what_initialises_a_variable_by_another_waits_for_all_replicas():
+    """Whether the other has a value is asked of all of its shards, by a collective that needs each replica."""
+
+    def forward() -> dict[str, Any]:
+        w = variable("w", np.linspace(-1.0, 1.0, 16).reshape(4, 4))
+        average = v1.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([average.apply([w])]):
+            y = tf.tanh(placeholder("x", None, 4) @ w)
+        return {"loss": tf.reduce_mean(tf.square(y))}
+
+    item = make_item(forward, batch_inputs={"x": 0}, version=1)
+    feeds = [{"x": np.ones((size, 4)) * size} for size in (4, 3)]
+    expected, got = (learnt(one, feeds) for one in (item, ar.rewrite(item, config("FSDP", microbatches=2))))
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, 1e-9)
 
 
 TRAINED = (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import autograph_rewrite as ar
 from tests.support.training import assert_trains_alike, make_item, placeholder, variable
 
 RNG = np.random.default_rng(0)
@@ -87,6 +88,18 @@ def test_sizes_are_those_of_the_whole_batch(build: Build, replicas: int) -> None
 @pytest.mark.parametrize("build", [pairs_of_a_sequence, diagonals, trace])
 def test_a_batch_of_one_example_leaves_a_block_without_rows(build: Build) -> None:
     assert_trains_alike(make_item(build), [{"x": X[:n]} for n in (6, 1)])
+
+
+@pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2)])
+def test_how_many_pairs_of_examples_there_are_is_counted_once_also_on_a_model_axis(data: int, model: int) -> None:
+    def forward() -> Mapping[str, Any]:
+        h = tf.tanh(placeholder("x", None, 4) @ variable("w", W))
+        return {"loss": tf.reduce_mean(tf.square(h @ tf.transpose(h)))}
+
+    mesh = {"mesh": {"data": data, "model": model}, "sharding": [{"match": "w", "split": [1, model]}]}
+    config = {"devices": [f"CPU:{i}" for i in range(data * model)], "strategy": {"variables": "mirrored"}, **mesh}
+    report = ar.verify(make_item(forward, batch_inputs={"x": 0}), config)
+    assert report.ok, report
 
 
 @pytest.mark.parametrize("batch", [6, None])
