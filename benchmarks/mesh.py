@@ -28,7 +28,7 @@ TITLE = "a mesh of two axes beside one: BERT-base, Megatron's splits, one core"
 SPLITS = {"(query|key|value)/w": [1, 2], "output/w": [2, 1], "inner/w": [1, 2], "outer/w": [2, 1]}
 ONE, TWO = "two replicas", "data 2 x model 2"
 PROPAGATION = (
-    ("autograph_rewrite.passes.partition.partition_model", "model_placements"),
+    ("autograph_rewrite.passes.sharding.partition_model", "model_placements"),
     ("autograph_rewrite.passes.propagate", "propagate_parts"),
 )
 """What finds placements: on the model axis, and of the batch."""

@@ -33,9 +33,9 @@ from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.pass_manager import Pass, RewriteObserver, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
-from autograph_rewrite.passes.partition.local_program import blocks_of
 from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.passes.propagate import take_placements_as_given
+from autograph_rewrite.passes.sharding.local_program import blocks_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 

@@ -50,11 +50,6 @@ from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES,
 from autograph_rewrite.passes.localize.rows_of_shards import ROWS_OF_SHARDS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
 from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
-from autograph_rewrite.passes.partition.local_program import blocks_of
-from autograph_rewrite.passes.partition.partition_model import PARTITION_MODEL
-from autograph_rewrite.passes.partition.pieces import WholeVariables
-from autograph_rewrite.passes.partition.residence import PLACE_VARIABLES, split_over_replicas
-from autograph_rewrite.passes.partition.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
 from autograph_rewrite.passes.place_reductions import PLACE_REDUCTIONS
 from autograph_rewrite.passes.preconditions import CHECK_TRAINING, require_no_servers
@@ -70,6 +65,11 @@ from autograph_rewrite.passes.reshard.insert_reshards import (
 )
 from autograph_rewrite.passes.reshard.lower_reshards import LOWER_RESHARDS
 from autograph_rewrite.passes.resolve_plan import RESOLVE_PLAN
+from autograph_rewrite.passes.sharding.local_program import blocks_of
+from autograph_rewrite.passes.sharding.partition_model import PARTITION_MODEL
+from autograph_rewrite.passes.sharding.pieces import WholeVariables
+from autograph_rewrite.passes.sharding.residence import PLACE_VARIABLES, split_over_replicas
+from autograph_rewrite.passes.sharding.shard_variables import SHARD_VARIABLES
 from autograph_rewrite.passes.user_passes import with_user_passes
 from autograph_rewrite.plan.parts.notes import Note
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name

@@ -15,7 +15,7 @@ from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize import varying_values
-from autograph_rewrite.passes.partition.shard_variables import by_shards
+from autograph_rewrite.passes.sharding.shard_variables import by_shards
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
 

@@ -17,7 +17,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.localize.localize_indices import mark_dynamic_partitions
-from autograph_rewrite.passes.partition.residence import Residences
+from autograph_rewrite.passes.sharding.residence import Residences
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.batch import batch_values
 

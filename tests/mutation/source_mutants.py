@@ -202,13 +202,13 @@ MUTANTS = (
     ),
     Mutant(
         "a row belongs to two shards",
-        "passes/partition/block_rows.py",
+        "passes/sharding/block_rows.py",
         "[*(end - 1 for end in ends[1:-1]), np.iinfo(kind).max]",
         "[*(end for end in ends[1:-1]), np.iinfo(kind).max]",
     ),
     Mutant(
         "a shard is looked up by the rows of the whole",
-        "passes/partition/block_rows.py",
+        "passes/sharding/block_rows.py",
         'return inside, self.program.each(ids, ends[:-1], f"{scope}first")',
         'return inside, self.program.each(ids, [0] * len(rows), f"{scope}first")',
     ),

@@ -33,7 +33,7 @@ NOT_RUN: dict[str, str] = {
     **samples_gather.NOT_RUN,
     **samples_linalg.NOT_RUN,
     **samples_lists.NOT_RUN,
-    "ar.reshard": "no op of TensorFlow: see tests/passes/partition/test_residence.py",
+    "ar.reshard": "no op of TensorFlow: see tests/passes/sharding/test_residence.py",
     "ar.shard_alike": "no op of TensorFlow: see tests/passes/localize/test_rows_of_shards.py",
     **dict.fromkeys(
         (op for op, rule in TABLE.items() if rule.family in families("control")), "runs inside frames: see test_control"
@@ -44,7 +44,7 @@ NOT_RUN: dict[str, str] = {
     ),
     **dict.fromkeys(
         (op for op, rule in TABLE.items() if rule.family in families("variables") and rule.place is not whole),
-        "reads or writes a variable, which is no array: see tests/passes/partition",
+        "reads or writes a variable, which is no array: see tests/passes/sharding",
     ),
     **dict.fromkeys(ops_with("table_lookups"), "reads a table, which is no array: see test_preprocessing"),
     "Conv2DBackpropInputV2": NO_KERNEL,

@@ -35,9 +35,9 @@ from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.anchors import anchor_outputs
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
-from autograph_rewrite.passes.partition.partition_model import partition
-from autograph_rewrite.passes.partition.pieces import pieces_of, shard_variables
 from autograph_rewrite.passes.reshard.insert_reshards import assign_spans
+from autograph_rewrite.passes.sharding.partition_model import partition
+from autograph_rewrite.passes.sharding.pieces import pieces_of, shard_variables
 from autograph_rewrite.plan.parts.messages import STEP, EdgePlan, Options, VariableRequest
 from autograph_rewrite.plan.parts.residence import REPLICATED, OnServer, Residence, Sharded, placed, residence_of
 from autograph_rewrite.plan.plan import Plan

@@ -29,8 +29,8 @@ from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_cod
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.passes.collectives.key_operands import salted
-from autograph_rewrite.passes.partition.residence import split_over_replicas
 from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
+from autograph_rewrite.passes.sharding.residence import split_over_replicas
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.parts.residence import shard_name
 from autograph_rewrite.plan.replica_devices import HOST

@@ -33,8 +33,8 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
-from autograph_rewrite.passes.partition.local_program import Levels, blocks_of
-from autograph_rewrite.passes.partition.residence import split_over_replicas
+from autograph_rewrite.passes.sharding.local_program import Levels, blocks_of
+from autograph_rewrite.passes.sharding.residence import split_over_replicas
 
 Rows = tuple[tuple[str, tuple[int, ...]], ...]
 """The axes along which something is cut by rows, major to minor, with the rows of each coordinate."""

@@ -52,8 +52,8 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.block_bounds import Blocks, ShardBlocks
 from autograph_rewrite.passes.collectives.key_operands import Keys
 from autograph_rewrite.passes.collectives.wire_values import refuse_container
-from autograph_rewrite.passes.partition.local_program import blocks_of
 from autograph_rewrite.passes.reshard.global_sizes import read_early
+from autograph_rewrite.passes.sharding.local_program import blocks_of
 from autograph_rewrite.plan.parts.lowerings import Medium, Operation
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.replica_devices import run_devices

@@ -18,8 +18,8 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from tests.jobs.programs.job import Case, Job, Results
 from tests.jobs.programs.worker import run, split_cpu, write
-from tests.passes.partition import test_blocks_backward as blocks
-from tests.passes.partition import test_decoder_block as decoder
+from tests.passes.sharding import test_blocks_backward as blocks
+from tests.passes.sharding import test_decoder_block as decoder
 from tests.support import cut_images, split_models
 from tests.support.model_axis import descent, on_mesh, variables_of
 

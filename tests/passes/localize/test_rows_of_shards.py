@@ -19,7 +19,7 @@ from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes import pass_pipeline
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.localize import rows_of_shards
-from autograph_rewrite.passes.partition import residence
+from autograph_rewrite.passes.sharding import residence
 from tests.support.covering import covering
 from tests.support.training import train, v1, variable
 

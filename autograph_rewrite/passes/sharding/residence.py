@@ -46,7 +46,7 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
     read_whole_for_elements,
     write_whole_values,
 )
-from autograph_rewrite.passes.partition.shard_propagation import gradients_of, is_of_updates
+from autograph_rewrite.passes.sharding.shard_propagation import gradients_of, is_of_updates
 from autograph_rewrite.plan.parts import residence
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded, names_of_wholes

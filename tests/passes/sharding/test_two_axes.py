@@ -24,8 +24,8 @@ from autograph_rewrite.ir.mesh import Axis, Mesh
 from autograph_rewrite.normalize.normalize import normalise_original
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.collectives.along_model import AlongModel
-from autograph_rewrite.passes.partition.unroll import Unroll
 from autograph_rewrite.passes.pass_pipeline import rewrite
+from autograph_rewrite.passes.sharding.unroll import Unroll
 from autograph_rewrite.plan.parts.messages import TensorSharding
 from autograph_rewrite.plan.request import axes_of_tiles
 from autograph_rewrite.resolve.model_axis import cut_dimensions

@@ -30,11 +30,11 @@ from autograph_rewrite.passes.canonicalize.whole_uses import (
     read_whole_for_elements,
     write_whole_values,
 )
-from autograph_rewrite.passes.partition.local_program import LocalProgram
-from autograph_rewrite.passes.partition.pieces import WholeVariables, in_pieces, shard_variables
-from autograph_rewrite.passes.partition.placements import ModelPlacements
-from autograph_rewrite.passes.partition.residence import owners_of, step_of
-from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable, place
+from autograph_rewrite.passes.sharding.local_program import LocalProgram
+from autograph_rewrite.passes.sharding.pieces import WholeVariables, in_pieces, shard_variables
+from autograph_rewrite.passes.sharding.placements import ModelPlacements
+from autograph_rewrite.passes.sharding.residence import owners_of, step_of
+from autograph_rewrite.passes.sharding.shard_propagation import ShardedVariable, place
 from autograph_rewrite.plan.parts.messages import VariableRequest
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import Sharded, placed, shard_name

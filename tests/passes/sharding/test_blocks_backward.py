@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autograph_rewrite.passes.partition import placements
-from autograph_rewrite.passes.partition.placements import BlockReads
+from autograph_rewrite.passes.sharding import placements
+from autograph_rewrite.passes.sharding.placements import BlockReads
 from tests.support.model_axis import conversions, descent, on_mesh, worst_difference
 
 TOKENS, WIDTH, EXPERTS, SLOTS, INNER = 8, 6, 4, 5, 10

@@ -14,7 +14,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite import ConfigError, GraphError, GraphItem
 from autograph_rewrite.normalize.normalize import normalise
-from autograph_rewrite.passes.partition.unroll import Unroll
+from autograph_rewrite.passes.sharding.unroll import Unroll
 from autograph_rewrite.plan import verify
 from tests.matrix.run import compare, distributed, truth
 from tests.support.covering import covering

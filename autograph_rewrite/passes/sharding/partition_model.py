@@ -36,14 +36,14 @@ from autograph_rewrite.passes.base.order_accesses import access_order
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize.whole_uses import GATHERED, read_before_loops
-from autograph_rewrite.passes.partition.local_program import LocalProgram, ModelBlocks, obstacle
-from autograph_rewrite.passes.partition.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
-from autograph_rewrite.passes.partition.placements import (
+from autograph_rewrite.passes.sharding.local_program import LocalProgram, ModelBlocks, obstacle
+from autograph_rewrite.passes.sharding.pieces import WholeVariables, in_pieces, pieces_of, shard_variables
+from autograph_rewrite.passes.sharding.placements import (
     ModelPlacements,
     model_placements,
 )
-from autograph_rewrite.passes.partition.residence import step_of
-from autograph_rewrite.passes.partition.shard_variables import in_shards
+from autograph_rewrite.passes.sharding.residence import step_of
+from autograph_rewrite.passes.sharding.shard_variables import in_shards
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
 from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE

@@ -27,12 +27,12 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, mark
-from autograph_rewrite.passes.partition.placements import SEGMENT_SUM
-from autograph_rewrite.passes.partition.unroll import Conversion
+from autograph_rewrite.passes.sharding.placements import SEGMENT_SUM
+from autograph_rewrite.passes.sharding.unroll import Conversion
 
 if TYPE_CHECKING:
-    from autograph_rewrite.passes.partition.local_program import LocalProgram
-    from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable
+    from autograph_rewrite.passes.sharding.local_program import LocalProgram
+    from autograph_rewrite.passes.sharding.shard_propagation import ShardedVariable
 
 _ALL_HOLD = Conversion(Placement("partial", op="all"), REPLICATED)
 

@@ -37,10 +37,10 @@ from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.claims import carried_by
 from autograph_rewrite.passes.base.rewriting import Rewrite
-from autograph_rewrite.passes.partition.block_rows import BlockRows
-from autograph_rewrite.passes.partition.placements import SEGMENT_SUM, ModelPlacements
-from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable
-from autograph_rewrite.passes.partition.unroll import Conversion, Unroll
+from autograph_rewrite.passes.sharding.block_rows import BlockRows
+from autograph_rewrite.passes.sharding.placements import SEGMENT_SUM, ModelPlacements
+from autograph_rewrite.passes.sharding.shard_propagation import ShardedVariable
+from autograph_rewrite.passes.sharding.unroll import Conversion, Unroll
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.parts.residence import Sharded, shard_name
 from autograph_rewrite.resolve.model_axis import Round

@@ -34,8 +34,8 @@ from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
-from autograph_rewrite.passes.partition.residence import with_slots
-from autograph_rewrite.passes.partition.shard_propagation import ShardedVariable
+from autograph_rewrite.passes.sharding.residence import with_slots
+from autograph_rewrite.passes.sharding.shard_propagation import ShardedVariable
 from autograph_rewrite.resolve.model_axis import Round
 from autograph_rewrite.training_graph import TrainingGraph
 

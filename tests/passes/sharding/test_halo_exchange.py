@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.partition.unroll import HaloExchange
+from autograph_rewrite.passes.sharding.unroll import HaloExchange
 from tests.support import cut_images
 
 Op = Callable[..., Any]

@@ -24,11 +24,11 @@ from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.localize.rows_of_shards import RowsOfShards
-from autograph_rewrite.passes.partition.local_program import LocalProgram
 from autograph_rewrite.passes.pass_pipeline import rewrite
 from autograph_rewrite.passes.reshard import insert_reshards
+from autograph_rewrite.passes.sharding.local_program import LocalProgram
 from autograph_rewrite.resolve import server_region
-from tests.passes.partition import test_partition as zoo
+from tests.passes.sharding import test_partition as zoo
 from tests.support import split_models as models
 from tests.support.model_axis import descent, on_mesh, worst_difference
 from tests.support.training import make_item, placeholder, train, v1, variable

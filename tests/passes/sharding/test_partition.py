@@ -13,7 +13,7 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.inspect.communication import MODEL_AXIS, meetings
-from autograph_rewrite.passes.partition.unroll import Unroll
+from autograph_rewrite.passes.sharding.unroll import Unroll
 from tests.support import split_models as models
 
 EXACT = 1e-9

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
-from autograph_rewrite.passes.partition import placements
+from autograph_rewrite.passes.sharding import placements
 
 WIDTH, CLASSES = 4, 16
 MESHES = {

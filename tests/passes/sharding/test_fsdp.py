@@ -14,7 +14,7 @@ import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 from autograph_rewrite.diagnostics import amounts
 from autograph_rewrite.errors import PassError
-from autograph_rewrite.passes.partition import residence
+from autograph_rewrite.passes.sharding import residence
 from autograph_rewrite.plan.plan import Plan
 from benchmarks.cost import allocated, traced
 from benchmarks.remat import Built
