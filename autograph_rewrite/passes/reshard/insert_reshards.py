@@ -554,10 +554,11 @@ def common_predicate(rewrite: Rewrite, value: Value) -> Value:
 
 
 def _of_first(rewrite: Rewrite, value: Value, name: str) -> Value:
-    first = rewrite.add("Identity", [value], Site(name, ONCE, value.node))
-    if rewrite.mirrored:
-        first.add_control(value.node)  # what runs with it alone would leave collectives of the others waiting
-    return first.output()
+    if not rewrite.mirrored:
+        return rewrite.add("Identity", [value], Site(name, ONCE, value.node)).output()
+    value = rewrite.of_replica(value)
+    # What runs with the first replica's predicate alone would leave collectives of the others waiting.
+    return rewrite.add("Identity", [value], Site(name, ONCE, value.node), controls=[value.node]).output()
 
 
 def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:
