@@ -313,8 +313,10 @@ class LocalProgram:
 
     def _wanted(self, node: Node, index: int, value: Value) -> Reshard | None:
         state = self.state
-        want = state.transfers[node].operand_reshards.get(index)
-        if want is None and value in state.whole_inputs:
+        made = state.transfers[node]
+        want = made.operand_reshards.get(index)
+        sees_block = not made.inputs or made.inputs[index].placement.is_split
+        if want is None and value in state.whole_inputs and sees_block:
             fact = state.facts[value]
             return Slice(fact.placement.dim, unit(fact.split_size) or 1)
         if want is None and value in state.reduced and state.source(value).placement.differs:
