@@ -361,6 +361,10 @@ def roles(item: TrainingGraph) -> dict[str, Role]:
 
     Where nothing says what is trained, it is what a step updates and an output depends on.
     """
+    return dict(item.graph.remembered("roles", lambda: _roles(item), of=item))
+
+
+def _roles(item: TrainingGraph) -> dict[str, Role]:
     graph = item.graph
     names = (info.tensor.partition(":")[0] for info in item.outputs.values())
     outputs = [graph.nodes[name] for name in names if name in graph.nodes]

@@ -11,9 +11,9 @@ runs once reads such a node, its input says which instances it takes (`Select`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.attr_inference import ORIGIN_ATTR, PASS_ATTR, closest, provenance, raw_attr, raw_attrs
@@ -21,6 +21,8 @@ from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, PROCESS, PerInstance, Plac
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import default_attr, get_op, signature
 from autograph_rewrite.ir.value import Use, Value
+
+T = TypeVar("T")
 
 __all__ = ["ORIGIN_ATTR", "PASS_ATTR", "Graph", "Node", "PerInstance", "Select", "Span", "Use", "Value"]
 
@@ -252,7 +254,7 @@ class Graph:
         self.rest = b""  # other GraphDef fields, encoded
         self.anchors: dict[str, Value] = {}
         self.edits = 0  # how many changes there have been: what was found out at the same number still holds
-        self.known_order: tuple[int, list[Node]] = (-1, [])  # for `topological_order`, with the edits so far
+        self._remembered: dict[str, tuple[int, object, Any]] = {}
         self.current_pass = ""
         self._suffixes: dict[str, int] = {}
 
@@ -429,6 +431,19 @@ class Graph:
         assert ordered.keys() == self.nodes.keys()
         self.nodes = ordered
         self.edits += 1
+
+    def remembered(self, what: str, find: Callable[[], T], *, of: object = None) -> T:
+        """Return what has been found out about the graph; it is found anew after an edit.
+
+        Args:
+            what: it is.
+            of: what it follows from besides, which is not changed.
+        """
+        edits, was_of, found = self._remembered.get(what, (-1, None, None))
+        if edits != self.edits or was_of is not of:
+            found = find()
+            self._remembered[what] = self.edits, of, found
+        return found  # type: ignore[no-any-return]
 
     def clone(self) -> Graph:
         """Return an independent copy, with library, versions and anchors."""

@@ -44,11 +44,7 @@ def topological_order(graph: Graph) -> list[Node]:
     Raises:
         GraphError: a cycle outside a loop; the message lists it.
     """
-    edits, order = graph.known_order
-    if edits != graph.edits:
-        order = _in_order(graph)
-        graph.known_order = graph.edits, order
-    return list(order)
+    return list(graph.remembered("order", lambda: _in_order(graph)))
 
 
 def _in_order(graph: Graph) -> list[Node]:

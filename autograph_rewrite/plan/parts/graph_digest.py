@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -35,6 +35,8 @@ class GraphLike(Protocol):
 
     @property
     def nodes(self) -> Mapping[str, NodeLike]: ...  # noqa: D102
+
+    def remembered(self, what: str, find: Callable[[], str]) -> str: ...  # noqa: D102
 
 
 class InputLike(Protocol):
@@ -78,6 +80,10 @@ class ItemLike(Protocol):
 
 def graph_digest(graph: GraphLike) -> str:
     """A hash of the graph's wiring: names, ops and data inputs, whatever order the nodes come in."""
+    return graph.remembered("digest", lambda: _digest(graph))
+
+
+def _digest(graph: GraphLike) -> str:
     lines = sorted(
         f"{node.name}={node.op}({','.join([value.name for value in node.inputs])})" for node in graph.nodes.values()
     )
