@@ -22,7 +22,6 @@ from autograph_rewrite.ir.verify.folded import check_folded
 from autograph_rewrite.ir.verify.reshards import Reshard, reshard_of, unlowered
 from autograph_rewrite.load import validate
 from autograph_rewrite.passes.emit.expand import EXPAND
-from autograph_rewrite.plan.parts.lowerings import LOWERINGS, Operation, operation_of
 from tests.ir.test_annotations import AXES, OTHERS, PLACEMENTS
 
 STAGED = Mesh.of(2, places=[Axis(STAGE, 2)])
@@ -208,16 +207,3 @@ def test_ops_of_the_package_are_known_to_the_registry() -> None:
     assert ANYWHERE == {}
     assert all(map(mesh.is_axis, AXES))
     assert not any(map(mesh.is_axis, ("", "models", "model_", "Model")))
-
-
-def test_placements_say_what_members_do() -> None:
-    blocks, columns, largest = split(0), split(1), PARTIAL._replace(op="max")
-    assert operation_of(PARTIAL, REPLICATED) is operation_of(largest, REPLICATED) is Operation.REDUCE
-    assert operation_of(PARTIAL, blocks) is Operation.SCATTER
-    assert operation_of(blocks, REPLICATED) is Operation.GATHER
-    assert operation_of(blocks, columns) is Operation.ALL_TO_ALL
-    assert operation_of(REPLICATED, blocks) is Operation.SLICE
-    assert operation_of(blocks, blocks) is Operation.COPY
-    assert operation_of(REPLICATED, PARTIAL) is None
-    hops = {hop.operation for row in LOWERINGS.values() for hop in row.hops}
-    assert hops == {Operation.REDUCE, Operation.GATHER, Operation.SCATTER}

@@ -21,7 +21,6 @@ from enum import Enum
 from types import MappingProxyType
 
 from autograph_rewrite.ir.mesh import MICRO, PROCESS, REPLICA, Span
-from autograph_rewrite.ir.types.placement import Placement
 
 IN_PROCESS = frozenset((REPLICA, MICRO))
 """The instances of one process."""
@@ -42,39 +41,11 @@ class Operation(Enum):
     reduce       partial -> replicated       the sum (or maximum ...) of what all hold
     scatter      partial -> split            its block of that
     gather       split -> replicated         the blocks of all
-    all-to-all   split -> split              its block of another dimension
-    slice        replicated -> split         its block of what it has, without an exchange
-    copy         the same, somewhere else    what one has: the next stage, a worker beside its server
-
-    Rows of `LOWERINGS` have hops that reduce or gather; the others are for those of a mesh of several axes.
     """
 
     REDUCE = "reduce"
     GATHER = "gather"
     SCATTER = "scatter"
-    ALL_TO_ALL = "all-to-all"
-    SLICE = "slice"
-    COPY = "copy"
-
-
-_OPERATIONS = {
-    ("partial", "replicated"): Operation.REDUCE,
-    ("partial", "split"): Operation.SCATTER,
-    ("split", "replicated"): Operation.GATHER,
-    ("split", "split"): Operation.ALL_TO_ALL,
-    ("replicated", "split"): Operation.SLICE,
-    ("replicated", "replicated"): Operation.COPY,
-}
-
-
-def operation_of(before: Placement, after: Placement) -> Operation | None:
-    """Return what members do where a value changes its placement along one axis.
-
-    None: each makes it of what it has by itself, as a size of its block, or a contribution to a sum.
-    """
-    if before == after:
-        return Operation.COPY
-    return _OPERATIONS.get((before.kind, after.kind))
 
 
 class Medium(Enum):
