@@ -12,7 +12,7 @@ from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ir.mesh import MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh, Select
+from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh, Select
 from autograph_rewrite.ir.traversal import descendants, levels, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.device_names import parse, process_of
@@ -48,8 +48,8 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
     is_whole = not plan.part_devices or rewrite.along > 1
-    if rewrite.along > 1:
-        wait_for_members(graph)
+    if rewrite.along > 1 or rewrite.mirrored:
+        wait_for_members(graph, micro)
     mesh = Mesh.of(plan.replicas_each, micro, rewrite.places, model=rewrite.along, divided=rewrite.divided)
     mesh = _with_devices(mesh, devices)
     stay_at_tables(rewrite, _host(devices[0]))
@@ -74,10 +74,11 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     return layout
 
 
-def wait_for_members(graph: Graph) -> None:
-    """Let what reads the first instance of a value wait for all of them, where devices of a replica meet to make it.
+def wait_for_members(graph: Graph, micro: int) -> None:
+    """Let what reads the first instance of a value wait for all of them, where devices meet to make it.
 
-    A run that needs such a value alone would else leave the other members of the collectives out.
+    A run that needs such a value alone would else leave the other members of the collectives out. What reads that of
+    the first of several micro-batches does not wait for the later ones, which may read what it makes.
     """
     order = topological_order(graph)
     frames = frames_of(order)
@@ -87,6 +88,8 @@ def wait_for_members(graph: Graph) -> None:
             continue
         for index, select in node.selects.items():
             made = node.inputs[index].node
+            if micro > 1 and MICRO in made.span:
+                continue
             if select is Select.FIRST and (is_collective(made.op) or meetings[made]):
                 node.add_control(made)
 

@@ -554,11 +554,8 @@ def common_predicate(rewrite: Rewrite, value: Value) -> Value:
 
 
 def _of_first(rewrite: Rewrite, value: Value, name: str) -> Value:
-    if not rewrite.mirrored:
-        return rewrite.add("Identity", [value], Site(name, ONCE, value.node)).output()
-    value = rewrite.of_replica(value)
-    # What runs with the first replica's predicate alone would leave collectives of the others waiting.
-    return rewrite.add("Identity", [value], Site(name, ONCE, value.node), controls=[value.node]).output()
+    value = rewrite.of_replica(value) if rewrite.mirrored else value
+    return rewrite.add("Identity", [value], Site(name, ONCE, value.node)).output()
 
 
 def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:
