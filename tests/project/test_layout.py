@@ -291,7 +291,6 @@ MAKES_NODES = (
     "autograph_rewrite/ir/",
     "autograph_rewrite/load/",
     "autograph_rewrite/normalize/lowering.py",  # copies of a function's nodes
-    "autograph_rewrite/passes/sharding/unroll.py",  # until `expand` writes instances along all axes
 )
 
 

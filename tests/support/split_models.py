@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+import autograph_rewrite as ar
 from autograph_rewrite import GraphItem
 
 Variables = Mapping[str, tf.Variable]
 WIDTH = 4
+EXACT = 1e-9
 
 
 def variables(hidden: int = 8, blocks: int = 2) -> Variables:
@@ -84,3 +86,23 @@ def batch(step: int, examples: int) -> tuple[Any, Any]:
     """Return a batch."""
     rng = np.random.default_rng(step)
     return rng.normal(size=(examples, WIDTH)), rng.normal(size=(examples, WIDTH))
+
+
+def assert_a_function_trains_alike(config: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Compare a function with that of one device: each step's loss, and the variables, which others write, too.
+
+    Args:
+        config: to distribute it with.
+        sizes: how many examples each step has.
+    """
+    alone, cut = variables(), variables()
+    one = tf.function(step_of(alone))
+    many = ar.distribute(step_of(cut), config)
+    for step, size in enumerate(sizes):
+        x, y = batch(step, size)
+        assert abs(float(one(x, y)) - float(many(tf.constant(x), tf.constant(y)))) <= EXACT
+        if step == 1:  # somebody else writes both
+            for held in (alone, cut):
+                held["up0"].assign(held["up0"] * 0.5)
+    for name, variable in alone.items():
+        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)

@@ -20,6 +20,8 @@ from autograph_rewrite.ir.types.opdefs import find_op
 from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, MERGES, has
 
 KEYS = ("group_size", "group_key", "instance_key")
+GROUP_KEY = 2
+"""Which operand says who meets, of the collectives that the package makes."""
 Symbol = int | str | tuple[Any, ...]
 """A number, the name of a value without its replica, or an op with the symbols of its inputs."""
 

@@ -13,12 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import MICRO, ONCE, Mesh, PerInstance, Select, Span
 from autograph_rewrite.ir.traversal import topological_order
-from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ir.verify.collective_groups import GROUP_KEY, is_collective
 from autograph_rewrite.ir.verify.folded import Fault, raise_for
 from autograph_rewrite.ops.traits import BACK_EDGES
-
-GROUP_KEY = 2
-"""Which operand of a collective says who meets."""
 
 
 def check_runs(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> None:
@@ -78,12 +75,12 @@ class _Reached:
                 continue
             made, one, every = self.of[producer]
             if made and (lacking := self._mesh.whole(producer.span) - span):
-                bits = sum(self._along.get(axis, 0) for axis in lacking)
-                one, every, made = (
-                    (one | made & bits, every, made & ~bits)
-                    if select is None or select is Select.FIRST
-                    else (one, every | made & bits, made & ~bits)
-                )
+                crossed = made & sum(self._along.get(axis, 0) for axis in lacking)
+                made &= ~crossed
+                if select is None or select is Select.FIRST:
+                    one |= crossed
+                else:
+                    every |= crossed
             if select in (Select.EVERY, Select.OWN):
                 every |= made & sum(bits for axis, bits in self._along.items() if axis not in self._mesh.along)
             own, first, whole = own | made, first | one, whole | every

@@ -14,14 +14,12 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.mesh import EACH, MODEL, STAGE
-from autograph_rewrite.ir.verify.collective_groups import is_collective
+from autograph_rewrite.ir.verify.collective_groups import GROUP_KEY, is_collective
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
-GROUP_KEY = 2
-"""Which operand of a collective says who meets."""
 KEY_BITS = 30
 """How many bits an instance key has whose upper half says that it follows from a size."""
 

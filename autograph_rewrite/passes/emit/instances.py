@@ -48,7 +48,7 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
     micro = 1 if plan.looped else plan.microbatches
     devices = run_devices(plan, rewrite.task)
     is_whole = not plan.part_devices or rewrite.along > 1
-    if rewrite.along > 1 or rewrite.mirrored:
+    if rewrite.mirrored:
         wait_for_members(graph, micro)
     mesh = Mesh.of(plan.replicas_each, micro, rewrite.places, model=rewrite.along, divided=rewrite.divided)
     mesh = _with_devices(mesh, devices)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import Variant, copy_node
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import topological_order
-from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Placement
 from autograph_rewrite.ops.facts.windows import Rows
 from autograph_rewrite.ops.traits import COMBINED_BY
@@ -119,13 +119,11 @@ class Unroll:
 
     def add(self, op: str, inputs: Sequence[Value], near: Node, what: str, **attrs: Any) -> Value:
         """Add a node that serves another one, named and placed by it; return its first output."""
-        name = f"{near.name}/{what}"
-        return self.graph.add(op, inputs, name=name, attrs=attrs, device=near.device, origin=near).output()
+        return Builder.at(near, device=near.device).op(op, *inputs, what=what, **attrs)
 
     def const(self, content: Any, dtype: Any, near: Node, what: str) -> Value:
         """Add a constant of a numpy type."""
-        array = np.asarray(content, dtype)
-        return self.add("Const", (), near, what, value=array, dtype=dtypes.from_numpy(array.dtype))
+        return Builder.at(near, device=near.device).const(np.asarray(content, dtype), what=what)
 
     def place(self, node: Node, at: int) -> None:
         """Put a node at a coordinate."""
@@ -234,7 +232,7 @@ class Unroll:
             take_name(self.graph, node, name)
         for node, copies in kept:
             if node.name not in self.graph.nodes:
-                self.graph.add("NoOp", name=node.name, controls=copies, device=copies[0].device, origin=node.name)
+                Builder(self.graph, node.name, node.name, device=copies[0].device).node("NoOp", controls=copies)
 
 
 # Halo exchange: an op with a window runs on a block of rows, and on rows of its neighbours.

@@ -29,6 +29,7 @@ from autograph_rewrite.ir.types.attrs import decode, encode
 from autograph_rewrite.ir.types.dtypes import RESOURCE, VARIANT
 from autograph_rewrite.ir.types.opdefs import get_op, signature
 from autograph_rewrite.ir.types.wire import delimited, varint
+from autograph_rewrite.ir.verify.collective_groups import GROUP_KEY
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
 
@@ -233,7 +234,6 @@ _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20 
 _ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
 _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
-_GROUP_KEY = 2  # its place among their inputs
 _OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
 
 
@@ -434,7 +434,7 @@ def _separate_groups(nodes: dict[str, _Node], salt: bytes) -> None:
     for node in list(nodes.values()):
         if not has(node.op, "exchanges"):
             continue
-        key = nodes[node.inputs[_GROUP_KEY]]
+        key = nodes[node.inputs[GROUP_KEY]]
         attrs = key.attrs
         if has(key.op, "constant") and _OWN_GROUP not in attrs:
             old = int(decode(attrs["value"]))

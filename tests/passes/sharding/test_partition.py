@@ -65,17 +65,7 @@ def test_a_sum_that_is_left_out_is_found_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_function_trains_on_a_mesh_and_its_variables_stay_the_truth() -> None:
-    alone, cut = models.variables(), models.variables()
-    one = tf.function(models.step_of(alone))
-    many = ar.distribute(models.step_of(cut), models.config(2, 2, strategy={"variables": "mirrored"}))
-    for step, size in enumerate((8, 5, 8)):
-        x, y = models.batch(step, size)
-        assert abs(float(one(x, y)) - float(many(tf.constant(x), tf.constant(y)))) <= EXACT
-        if step == 1:  # somebody else writes both
-            for held in (alone, cut):
-                held["up0"].assign(held["up0"] * 0.5)
-    for name, variable in alone.items():
-        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)
+    models.assert_a_function_trains_alike(models.config(2, 2, strategy={"variables": "mirrored"}), (8, 5, 8))
 
 
 def test_a_session_saves_whole_variables_and_shards_them_when_it_restores() -> None:

@@ -180,17 +180,7 @@ def test_a_sum_that_is_left_out_on_one_axis_is_found_out(axis: int, monkeypatch:
 
 @pytest.mark.parametrize(("mode", "data"), [("shared", 2), ("mirrored", 1)])
 def test_a_function_trains_five_steps_and_its_variables_stay_the_truth(mode: str, data: int) -> None:
-    alone, cut = models.variables(), models.variables()
-    one = tf.function(models.step_of(alone))
-    many = ar.distribute(models.step_of(cut), models.on_two_axes(data, strategy={"variables": mode}))
-    for step, size in enumerate((8, 5, 8, 8, 5)):
-        x, y = models.batch(step, size)
-        assert abs(float(one(x, y)) - float(many(tf.constant(x), tf.constant(y)))) <= EXACT
-        if step == 1:  # somebody else writes both
-            for held in (alone, cut):
-                held["up0"].assign(held["up0"] * 0.5)
-    for name, variable in alone.items():
-        np.testing.assert_allclose(cut[name].numpy(), variable.numpy(), rtol=0, atol=EXACT)
+    models.assert_a_function_trains_alike(models.on_two_axes(data, strategy={"variables": mode}), (8, 5, 8, 8, 5))
 
 
 def test_each_replica_of_a_function_has_copies_of_its_own_on_eight_devices() -> None:
