@@ -28,13 +28,11 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op
-from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
-from autograph_rewrite.ops.rules.base import OF_BLOCK, PINNED, WHOLE, Reshard, Semantics
+from autograph_rewrite.ops.rules.base import Reshard, Semantics
 from autograph_rewrite.ops.rules.inference import const_fact
-from autograph_rewrite.ops.rules.marked import IN_BLOCK
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.marked import MARK, PINNED, marked
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 
@@ -336,14 +334,13 @@ def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) ->
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_PASS_MARKS = (BLOCK_STATISTICS, IN_BLOCK, OF_BLOCK, PINNED, VARYING, WHOLE)
 _NAMES = ("shared_name", "container", "debug_name")  # which of many equal resources is meant
 
 
 @cache
 def _decides(attr: str) -> bool:
-    """Return whether an answer may depend on an attribute: on an op's own, or on one with which passes mark nodes."""
-    return attr in _PASS_MARKS if attr.startswith("_") else attr not in _NAMES
+    """Return whether an answer may depend on an attribute: on an op's own, or on what a pass knows of it."""
+    return attr == MARK if attr.startswith("_") else attr not in _NAMES
 
 
 def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
@@ -399,7 +396,7 @@ def is_pinned(node: Node) -> bool:
     pinned: every mirror of the variable needs it.
     """
     rule = rule_of(node.op)
-    if PINNED in node._attrs:
+    if marked(node, PINNED) is not None:
         return True
     if rule is not None:
         return rule.pinned

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import to_global
-from autograph_rewrite.ops.rules.base import WHOLE
 from autograph_rewrite.ops.rules.join import join
+from autograph_rewrite.ops.rules.marked import is_whole, make_whole
 from autograph_rewrite.ops.rules.tensor_arrays import EMPTY, element
 from autograph_rewrite.ops.traits import MERGES, has
 
@@ -85,10 +84,7 @@ def _connected(lists: Iterable[Value]) -> dict[Node, None]:
 
 
 def _mark(nodes: Iterable[Node], reason: str) -> int:
-    new = [node for node in nodes if WHOLE not in node.attrs]
-    for node in new:
-        node.set_raw_attr(WHOLE, encode("string", reason.encode()))
-    return len(new)
+    return sum([make_whole(node, reason) for node in nodes])
 
 
 # Placement of the contents of tensor arrays and stacks: the join of everything that is written to them.
@@ -147,7 +143,7 @@ def _values_of(cell: str) -> str:
 
 def _tied(state: Propagation, cell: str, fact: Fact) -> Fact:
     """Return what a container holds, given what is put in."""
-    if WHOLE in maker(state, cell).attrs:
+    if is_whole(maker(state, cell)):
         return _whole(state, fact)
     values = _values_of(cell)
     held = content(state, values) if values else EMPTY

@@ -15,7 +15,6 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import REPLICA
 from autograph_rewrite.ir.recorded_shapes import recorded_shapes
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import (
     ANY,
     LOCAL,
@@ -42,13 +41,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     unit,
 )
 from autograph_rewrite.ops.rules.base import (
-    BLOCK_MARKS,
-    OF_BLOCK,
-    OF_ONE,
-    OWN,
     OWN_VALUE,
-    PINNED,
-    WHOLE,
     LocalEntry,
     Op,
     Placed,
@@ -59,7 +52,21 @@ from autograph_rewrite.ops.rules.base import (
     whole,
 )
 from autograph_rewrite.ops.rules.inference import LARGEST_TRACKED
-from autograph_rewrite.ops.rules.marked import BLOCKWISE, ROWS_APART, place_in_block, why_in_block
+from autograph_rewrite.ops.rules.marked import (
+    BLOCK_MARKS,
+    BLOCKWISE,
+    OF_BLOCK,
+    OF_EACH,
+    OF_ONE,
+    OWN,
+    PINNED,
+    ROWS_APART,
+    WHOLE,
+    is_whole,
+    marked,
+    place_in_block,
+    why_in_block,
+)
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.rules.varying import let_out_as, place_of_one, place_varying
 from autograph_rewrite.ops.traits import MERGES, has, ops_with
@@ -197,7 +204,7 @@ def _settled(fact: Fact, earlier: Fact, extent: Extent) -> Fact:
 
 
 def _on_one_axis(node: Node, n: Op) -> NodeTransfer:
-    rule, semantics = rule_of(node.op) if PINNED not in node.attrs else None, n.semantics
+    rule, semantics = rule_of(node.op) if marked(node, PINNED) is None else None, n.semantics
     if semantics.segments and any(f.is_segmented for f in n.inputs):
         return _of_segments(node, n, rule)
     found = _answer(node, n, rule)
@@ -226,9 +233,9 @@ def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 
 
 def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
-    if OF_BLOCK in node.attrs:
-        return _of_block(node, n, rule)
-    if VARYING in node.attrs:
+    if (of_block := marked(node, OF_BLOCK)) is not None:
+        return _of_block(node, n, rule, of_block)
+    if marked(node, OF_EACH) is not None:
         return _conclude(node, n, rule, Placed((OWN_VALUE,) * len(n.output_dtypes)), "")
     varies = any(f.placement == OWN_VALUE for f in n.inputs)
     if varies and n.op not in MEASURES and rule is not None:
@@ -241,10 +248,9 @@ def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
         return _conclude(node, n, None, whole(n), f"the rule of {node.op} failed ({error!r})")
 
 
-def _of_block(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
+def _of_block(node: Node, n: Op, rule: Rule | None, mark: str) -> NodeTransfer:
     """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
     seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
-    mark = n.attr(OF_BLOCK).decode()
     if mark not in BLOCK_MARKS:
         return NodeTransfer((let_out_as(mark, n.inputs[0]),), inputs=n.inputs)
     placed = (place_of_one(seen), "") if mark == OF_ONE else _place(seen, rule)
@@ -298,8 +304,8 @@ def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
 def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
     if (stays := place_in_block(n)) is not None:
         return stays, ""
-    if marked := n.attr(WHOLE, False):
-        return whole(n), marked.decode() if isinstance(marked, bytes) else ""
+    if (why := marked(n, WHOLE)) is not None:
+        return whole(n), why
     if n.op in MEASURES:
         if any(f.placement.is_split and (f.shape is None or n.op == "Size") for f in n.inputs):
             return whole(n), f"{n.op} measures a split value of unknown size"
@@ -472,7 +478,7 @@ FAMILIES = families(
 def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
     """Return the inputs with segments that an op has to read whole."""
     found = tuple(i for i, fact in enumerate(n.inputs) if fact.is_segmented and fact.placement.differs)
-    if rule is None or n.attr(WHOLE, False) or why_in_block(n) in (BLOCKWISE, ROWS_APART):
+    if rule is None or is_whole(n) or why_in_block(n) in (BLOCKWISE, ROWS_APART):
         return found
     if has(n.op, "gathers") or n.op == "ResourceGather":
         return tuple(i for i in found if not i and not n.inputs[0].is_local)

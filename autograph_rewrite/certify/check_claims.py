@@ -149,13 +149,11 @@ KEEP = frozenset(
     )
 )  # fmt: skip
 """Ops that hand their first operand on as it is."""
-OF_BLOCK = frozenset(("_of_block", "_block_statistics"))
-"""Attributes of nodes that take a block for the whole batch, where the configuration says so."""
+OF_BLOCK = frozenset(("of block", "statistics"))
+"""The kinds of marked nodes that take a block for the whole batch, where the configuration says so."""
 
 OF_EACH = ("batch_norm", "local_sgd", "values of each")
 """How the texts begin that say that replicas have values of their own."""
-MARKS = OF_BLOCK | {local_indices.IN_BLOCK}
-"""Attributes of passes that a verdict depends on."""
 
 
 def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
@@ -205,7 +203,7 @@ def _key(seen: Seen) -> tuple[Any, ...]:
     named = any(is_named_after(dim, node, i) for i, claim in enumerate(seen.results) for dim in claim.shape or ())
     alone = node.op == "Const" or local_indices.why_in_block(node) == local_indices.BLOCKWISE or named
     own = node.name if alone else ""
-    attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] in MARKS])
+    attrs = tuple([item for item in node.attrs.items() if item[0][0] != "_" or item[0] == local_indices.MARK])
     return node.op, own, attrs, seen.operands, seen.results, seen.guessed, tuple(node.input_dtypes), node.output_dtypes
 
 
@@ -383,7 +381,7 @@ def _lose_segments(seen: Seen) -> str | None:
 def _is_of_block(seen: Seen) -> bool:
     """Return whether a node is about values that a block has of its own."""
     own = any(claim.kind == "partial" and claim.op == "own" for claim in (*seen.operands, *seen.results))
-    return own or any(mark in seen.node.attrs for mark in OF_BLOCK)
+    return own or local_indices.kind_of(seen.node) in OF_BLOCK
 
 
 def _kept(seen: Seen, operand: int, result: int) -> str | None:

@@ -18,9 +18,9 @@ from autograph_rewrite.certify.seen import BLOCK, Seen, is_local, product, said,
 from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
-IN_BLOCK = "_autograph_in_block"
-"""Attribute of nodes that stay in their block: why."""
-BLOCKWISE, LOCAL_INDICES, ROWS_APART = b"blockwise", b"local indices", b"rows apart"
+MARK = "_autograph_rule"
+"""Attribute of what passes know of a node, after its kind: of nodes that stay in their block, why."""
+BLOCKWISE, LOCAL_INDICES, ROWS_APART = "blockwise", "local indices", "rows apart"
 READERS = frozenset(("Cast", "Reshape", "GatherNd", "DynamicStitch"))
 """What may read places in a block."""
 COPIES = frozenset(("Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "StopGradient"))
@@ -32,9 +32,14 @@ ADDS_UP = frozenset(("UnsortedSegmentSum", "ScatterNd"))
 EXAMPLES = (1, (BLOCK,))
 
 
-def why_in_block(node: Node) -> bytes:
+def kind_of(node: Node) -> str:
+    """Return of what kind a node is that a pass has marked; nothing where none has."""
+    return bytes(node.attr(MARK, b"")).decode().partition(": ")[0]
+
+
+def why_in_block(node: Node) -> str:
     """Return why a node stays in its block; nothing where it does not."""
-    return bytes(node.attr(IN_BLOCK, b""))
+    return bytes(node.attr(MARK, b"")).decode().partition(": ")[2] if kind_of(node) == "in block" else ""
 
 
 def judge_local_indices(node: Node, claims: Claims) -> str | None:

@@ -38,6 +38,7 @@ from autograph_rewrite.certify.along_model import (
 )
 from autograph_rewrite.certify.baseline import Baseline, Leaf
 from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
+from autograph_rewrite.certify.local_indices import kind_of
 from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.certify.samples import Sample, Token
 from autograph_rewrite.errors import VerifyError
@@ -48,7 +49,6 @@ from autograph_rewrite.ir.mesh import EACH, MODEL, ONCE, REPLICA, Mesh, PerInsta
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import is_pure
-from autograph_rewrite.ir.types.replica_marks import VARYING
 
 WHOLE = Read("replicated")
 SAID = {
@@ -110,8 +110,8 @@ class Simulation:
         anchored = {value.node for node in self._order[:1] for value in node.graph.anchors.values()}
         for node in self._order:
             found = self.matches[node]
-            # VARYING: these state the number of one device. What nobody reads, a constant has taken the place of.
-            if found is not None and VARYING not in found.attrs and (node in anchored or not _is_dead(node)):
+            # Of each: these state the number of one device. What nobody reads, a constant has taken the place of.
+            if found is not None and kind_of(found) != "of each" and (node in anchored or not _is_dead(node)):
                 self._compare(node, found)
 
     def _run_once(self, nodes: Sequence[Node]) -> None:

@@ -29,13 +29,13 @@ from autograph_rewrite.ir.traversal import descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import find_op
-from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.load.inputs import default_axis, describe, is_drawn
 from autograph_rewrite.load.sharding_marks import OPEN_DIMS, XLA_SHARDING, read_op_sharding
 from autograph_rewrite.load.variables import merge_handles
 from autograph_rewrite.normalize.inline import flatten
 from autograph_rewrite.normalize.recompute_copies import merge_copies, wait_by_control_edges
 from autograph_rewrite.normalize.reference_variables import convert
+from autograph_rewrite.ops.rules.marked import OF_EACH, marked
 from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
@@ -361,7 +361,7 @@ def _evaluate(node: Node) -> Array | None:
         if value.node.op != "Const":
             return None
     kernel = _kernel(node)
-    if kernel is None or VARYING in node.attrs:
+    if kernel is None or marked(node, OF_EACH) is not None:
         return None
     if len(node.output_dtypes) != 1 or node.output_dtypes[0] not in dtypes.INTEGER:
         return None

@@ -8,10 +8,9 @@ from autograph_rewrite.analysis.reduction_placement import choose_gathers
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, shards_of
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import make_whole
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.canonicalize import varying_values
@@ -94,7 +93,7 @@ def compute_once(state: Propagation, replicas: int) -> int:
         return 0
     chosen = [node for node in state.order if node.op == "MatMul" and _is_cheaper_once(state, node, replicas)]
     for node in chosen:
-        node.set_raw_attr(WHOLE, encode("bool", True))
+        make_whole(node)
     return len(chosen)
 
 

@@ -27,7 +27,7 @@ from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES, Shape, Sizes
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import is_open
 from autograph_rewrite.ops.rules import random
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import WHOLE, marked
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
@@ -294,7 +294,7 @@ def _is_divided(node: Node, transferred: NodeTransfer) -> bool:
     for index, fact in enumerate(transferred.inputs):
         if fact.placement.kind in PARTED and index not in transferred.operand_reshards:
             return True
-    return WHOLE in node._attrs and node.attr(WHOLE) is True
+    return marked(node, WHOLE) == ""
 
 
 def _whole_gradients(

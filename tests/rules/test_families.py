@@ -10,7 +10,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Extent, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Sym
 from autograph_rewrite.ops.rules.base import LocalEntry, Semantics, Slice, whole
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.marked import MARK, STATISTICS
 from autograph_rewrite.ops.rules.signature import Signature, place, shapes
 from autograph_rewrite.ops.rules.table import TABLE
 from tests.rules.facts import PARTIAL, REPLICATED, B, fact, node, placed, sizes, split
@@ -102,7 +102,7 @@ def test_batch_normalisation_is_rewritten_in_training(mode: str) -> None:
 
 
 def test_batch_normalisation_of_blocks_gives_contributions_to_the_statistics() -> None:
-    attrs = NORM | {BLOCK_STATISTICS: True}
+    attrs = NORM | {MARK: STATISTICS.encode()}
     n = node("FusedBatchNormV3", IMAGES, *[VECTOR] * 4, outputs=6, attrs=attrs)
     assert not placed(n).decompose
     assert placed(n).outputs == (split(0), *[PARTIAL] * 5)

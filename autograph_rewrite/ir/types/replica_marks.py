@@ -23,8 +23,6 @@ IS_FIRST, IS_FIRST_PART = "is_first", "is_first_part"
 """Made by passes: whether an instance is the first of all; whether it is the first micro-batch of its replica."""
 PART = "part"
 """Made by passes: what each replica takes for its own, as it is."""
-VARYING = "_autograph_varying"
-"""The attribute of what is each replica's own from the start: `ID`, `IS_FIRST`, `IS_FIRST_PART` or `PART`."""
 _MARK = re.compile(rf"(?:.*/)?{SCOPE}/({ID}|{COUNT}|{SUM}|{GATHER}|{WEIGHT})(?:_\d+)?")
 
 

@@ -18,14 +18,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Axes, Extent, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym, rows_per_example, segments, shards_of
 from autograph_rewrite.ops.facts.windows import Halo
 
-OF_BLOCK = "_of_block"
-"""Attribute of a node that computes for its own block as if that were the whole batch
-(`passes.canonicalize.local_batch_norm`): `OWN`, or, of a copy that works on its block alone, whatever its rule says of
-the batch, `OF_ONE`. Or it lets a value out: `SUM`, `MEAN` and `AVERAGE` count the blocks that have examples (averages
-of micro-batches may update in turn), `TOTAL` counts every replica. Anything else is a placement, as which
-each replica's own value is let out, with the rows of its block (`split(0) 2*b`): `let_out_as`."""
-OWN, OF_ONE, SUM, MEAN, AVERAGE, TOTAL = BLOCK_MARKS = ("own", "one", "sum", "mean", "average", "total")
-OWN_VALUE = Placement("partial", op=OWN)
+OWN_VALUE = Placement("partial", op="own")
 """The placement of a value that each block has of its own, and that nobody adds up."""
 
 
@@ -196,12 +189,6 @@ class Rule(NamedTuple):
     kernel: Callable[[Attr, Sequence[Any]], Any] | None = None
     scratch: Callable[[Attr, Numbers], int] | None = None
     patches: Callable[[Numbers, Numbers, int, int], int] | None = None
-
-
-WHOLE = "_autograph_whole"
-"""Attribute of a node that shall work on whole values although its rule knows better."""
-PINNED = "_autograph_pinned"
-"""Attribute of a node of a pass, which runs once in each process on whole values; its shape is what is recorded."""
 
 
 def whole(n: Op) -> Placed:

@@ -1,7 +1,13 @@
-"""Marked ops: passes have made sure that what they compute of a block belongs to that block.
+"""Marked nodes: a pass knows more of a node than the rule of its op does. One attribute says what.
 
-The mark is one attribute, which says why; each reason has a placement of its own, which takes the place of the op's
-rule. All of a chain is cut or none of it: a link that gets both is refused.
+    whole                     it works on whole values: why, where the report shall say so
+    pinned                    it runs once in each process, on whole values; its shape is what is recorded
+    in block: rows apart      what it computes of a block belongs to that block: why; empty: it does not after all
+    of block: own             it computes for its block as if that were the whole batch, or lets such a value out
+    statistics                a batch normalisation, or its gradient, that works on its block only
+    of each: id               each replica has its own from the start (`ir.types.replica_marks`)
+
+Of a chain that stays in its block all is cut or none: a link that gets both is refused.
 """
 
 from __future__ import annotations
@@ -12,31 +18,78 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import are_same, is_local
-from autograph_rewrite.ops.rules.base import WHOLE, Op, Placed, others_whole, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, others_whole, whole
 from autograph_rewrite.ops.traits import has, operands
 
-IN_BLOCK = "_autograph_in_block"
-"""The attribute of an op that stays in its block: why; empty where it turned out not to."""
-BLOCKWISE = b"blockwise"
-LOCAL_INDICES = b"local indices"
-ROWS_APART = b"rows apart"
+MARK = "_autograph_rule"
+"""The attribute: a kind, and after a colon what is known."""
+WHOLE, PINNED, IN_BLOCK, OF_BLOCK, STATISTICS, OF_EACH = (
+    "whole", "pinned", "in block", "of block", "statistics", "of each",
+)  # fmt: skip
+BLOCKWISE, LOCAL_INDICES, ROWS_APART = "blockwise", "local indices", "rows apart"
+"""Why something stays in its block."""
+OWN, OF_ONE, SUM, MEAN, AVERAGE, TOTAL = BLOCK_MARKS = ("own", "one", "sum", "mean", "average", "total")
+"""What is of a block. `OWN` takes the block for the whole batch; so does `OF_ONE`, whatever its rule says of the batch.
+The others let a value out: `SUM`, `MEAN` and `AVERAGE` count the blocks that have examples (averages of micro-batches
+may update one after another), `TOTAL` counts every replica. Anything else is a placement, as which each replica's value
+is let out, with the rows of its block: `split(0) 2*b` (`varying.let_out_as`)."""
 
 
-def mark(nodes: Iterable[Node], why: bytes) -> None:
-    """Mark nodes as staying in their block; `why` is empty where they do not after all."""
+def as_mark(kind: str, what: str = "") -> dict[str, bytes]:
+    """Return the attribute of a node of a kind."""
+    return {MARK: encode("string", f"{kind}: {what}" if what else kind)}
+
+
+def marked(node: Node | Op, kind: str) -> str | None:
+    """Return what is known of a node of a kind, None where it is of another one, or of none."""
+    text = node.attr(MARK)
+    if text is None:
+        return None
+    found, _, what = text.decode().partition(": ")
+    return what if found == kind else None
+
+
+def mark(node: Node, kind: str, what: str = "") -> None:
+    """Mark a node, in the place of what was known of it."""
+    node.set_raw_attr(MARK, as_mark(kind, what)[MARK])
+
+
+def make_whole(node: Node, why: str = "") -> bool:
+    """Let a node work on whole values; return whether that is new. What is known of a block stays with the block."""
+    stays = any(marked(node, kind) is not None for kind in (WHOLE, OF_BLOCK, OF_EACH))
+    if stays or why_in_block(node) in (BLOCKWISE, LOCAL_INDICES):
+        return False
+    mark(node, WHOLE, why)
+    return True
+
+
+def may_be_cut(node: Node) -> None:
+    """Let a node that worked on whole values follow the rule of its op again."""
+    if is_whole(node):
+        node.drop_attr(MARK)
+
+
+def is_whole(node: Node | Op) -> bool:
+    """Return whether a node works on whole values, whatever its rule knows."""
+    return marked(node, WHOLE) is not None
+
+
+def keep_in_block(nodes: Iterable[Node], why: str) -> None:
+    """Keep nodes in their block; `why` is empty where they do not stay there after all."""
     for node in nodes:
-        node.set_raw_attr(IN_BLOCK, encode("string", why))
+        if MARK not in node.attrs or marked(node, IN_BLOCK) is not None:
+            mark(node, IN_BLOCK, why)
 
 
-def why_in_block(node: Node | Op) -> bytes:
+def why_in_block(node: Node | Op) -> str:
     """Return why a node stays in its block; nothing where it does not."""
-    return bytes(node.attr(IN_BLOCK, b""))
+    return marked(node, IN_BLOCK) or ""
 
 
 def place_in_block(n: Op) -> Placed | None:
-    """Place an op that stays in its block; None where the op is none, or has to work on whole values."""
+    """Place an op that stays in its block; None where the op is none."""
     why = why_in_block(n)
-    return None if not why or (why == ROWS_APART and n.attr(WHOLE, False)) else _PLACERS[why](n)
+    return _PLACERS[why](n) if why else None
 
 
 # Marked ops that run on each block by itself although their results are no blocks of the global result.
@@ -127,7 +180,7 @@ def _sizes(n: Op) -> tuple[int, ...]:
     return {"SparseToDense": (1,), "RaggedTensorToTensor": (3,)}.get(n.op, ())
 
 
-_PLACERS: Mapping[bytes, Callable[[Op], Placed]] = {
+_PLACERS: Mapping[str, Callable[[Op], Placed]] = {
     BLOCKWISE: _place_blockwise,
     LOCAL_INDICES: _place_local_indices,
     ROWS_APART: _place_rows_apart,

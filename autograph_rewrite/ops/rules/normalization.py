@@ -1,7 +1,7 @@
 """Batch normalisation mixes the examples of a batch, so in training `decompose` rewrites it.
 
 `batch_norm: sync` takes the statistics of the whole batch: the op is decomposed into sums, which are partial.
-`batch_norm: local` keeps the op, marked `BLOCK_STATISTICS` by the same pass. Each block's statistics are then
+`batch_norm: local` keeps the op, marked as `STATISTICS` by the same pass. Each block's statistics are then
 contributions (partial); the pass divides those that feed moving averages by the number of replicas, so what
 is averaged is the replicas' mean, and the op's own gradient reads its block's as they are.
 
@@ -10,19 +10,18 @@ Channels are normalised each by itself: split along them the op stays as it is, 
 
 from __future__ import annotations
 
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.ops.rules.factors import factors
+from autograph_rewrite.ops.rules.marked import STATISTICS, marked
 from autograph_rewrite.ops.rules.signature import every
-
-BLOCK_STATISTICS = "_block_statistics"
-"""Attribute of a batch normalisation, or of its gradient, that works on its own block only."""
 
 
 def place_forward(n: Op) -> Placed:
     """Normalise images by the statistics of the batch, or by given ones (inference); channels each by their own."""
-    dim, own = n.placement(0).dim if n.placement(0).is_split else -1, bool(n.attr(BLOCK_STATISTICS, False))
+    dim, own = n.placement(0).dim if n.placement(0).is_split else -1, is_of_block(n)
     if dim < 0 or (dim and (own or not n.semantics.extent.is_known)):
         return whole(n)
     if dim == _channel(n):
@@ -34,7 +33,12 @@ def place_forward(n: Op) -> Placed:
 
 
 def _to_be_decomposed(n: Op) -> bool:
-    return bool(n.attr("is_training")) and not n.attr(BLOCK_STATISTICS, False)
+    return bool(n.attr("is_training")) and not is_of_block(n)
+
+
+def is_of_block(n: Op | Node) -> bool:
+    """Return whether a batch normalisation, or its gradient, works on its block only."""
+    return marked(n, STATISTICS) is not None
 
 
 def _channel(n: Op) -> int:
@@ -77,7 +81,7 @@ def place_gradient(n: Op) -> Placed:
     """Gradients of scale and offset sum over the images; the images' gradient stays split."""
     cut = [n.placement(i).dim for i in (0, 1) if n.placement(i).is_split]
     dims = [dim for dim in cut if dim == 0 or n.semantics.extent.is_known]
-    if not dims or (dims[0] and n.attr(BLOCK_STATISTICS, False)):
+    if not dims or (dims[0] and is_of_block(n)):
         return whole(n)
     dim = dims[0]
     if dim == _channel(n):
@@ -92,7 +96,7 @@ def place_gradient(n: Op) -> Placed:
             return whole(n)
         operand_reshards[i] = block
     for i in range(2, len(n.inputs)):
-        of_block = i > 2 and n.attr(BLOCK_STATISTICS, False)
+        of_block = i > 2 and is_of_block(n)
         if n.placement(i).differs and not (of_block and n.placement(i) == PARTIAL):
             operand_reshards[i] = REPLICATED
     outputs: tuple[Placement, ...] = (split(dim), PARTIAL, PARTIAL, REPLICATED, REPLICATED)

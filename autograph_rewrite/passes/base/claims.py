@@ -8,11 +8,10 @@ from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read, Stated
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import REPLICA, Axis
-from autograph_rewrite.ir.types.replica_marks import VARYING
 from autograph_rewrite.ops.facts.placement import PARTIAL
 from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
-from autograph_rewrite.ops.rules.base import OF_BLOCK, LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
+from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, STATISTICS, marked
 from autograph_rewrite.ops.rules.registered import registered
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
@@ -114,9 +113,9 @@ def _inexact(state: Propagation, plan: Plan) -> list[str]:
         found.append("random: independent")
     if plan.local_sgd is not None:
         found.append("local_sgd")
-    elif any(OF_BLOCK in node.attrs or BLOCK_STATISTICS in node.attrs for node in state.order):
+    elif any(marked(node, kind) is not None for node in state.order for kind in (OF_BLOCK, STATISTICS)):
         found.append("batch_norm: local")
-    if any(VARYING in node.attrs for node in state.order):
+    if any(marked(node, OF_EACH) is not None for node in state.order):
         found.append("values of each replica")
     if plan.compresses:
         found.append("compressors")

@@ -23,8 +23,8 @@ from autograph_rewrite.ir.mesh import EACH, ONCE
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import rows_per_example
-from autograph_rewrite.ops.rules.base import AVERAGE, MEAN, OF_BLOCK, SUM
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.marked import AVERAGE, MEAN, OF_BLOCK, SUM, marked
+from autograph_rewrite.ops.rules.normalization import is_of_block
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -53,12 +53,12 @@ def pad_empty_blocks(rewrite: Rewrite, blocks: Blocks, blocks_at: Callable[[Node
             guard.give_a_row(node)
         elif node.op == "Conv2DBackpropFilter" and _is_one_dnn(rewrite, node):
             guard.give_a_row_with_bias(node)
-        elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and node.attr(BLOCK_STATISTICS, False):
+        elif node.op.startswith("FusedBatchNorm") and "Grad" not in node.op and is_of_block(node):
             for index in (1, 2):
                 guard.average_of_filled(node.output(index))
-        elif (of_block := node.attr(OF_BLOCK)) == SUM.encode():
+        elif (of_block := marked(node, OF_BLOCK)) == SUM:
             guard.zeros_when_empty(node.output())
-        elif of_block in (AVERAGE.encode(), MEAN.encode()):
+        elif of_block in (AVERAGE, MEAN):
             guard.average_of_filled(node.inputs[0], only=node)
         elif has(node.op, "undefined_when_empty"):
             for index, fact in enumerate(rewrite.state.transfers[node].outputs):

@@ -22,8 +22,8 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import decode, encode
-from autograph_rewrite.ops.rules.base import PINNED
+from autograph_rewrite.ir.types.attrs import decode
+from autograph_rewrite.ops.rules.marked import PINNED, as_mark
 from autograph_rewrite.ops.traits import operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -111,7 +111,7 @@ class _Part:
         return self._build.const(content, dtypes.INT32, what)
 
     def _add(self, op: str, what: str, *inputs: Value, **attrs: Any) -> Value:
-        return self._build.op(op, *inputs, what=what, marks={PINNED: encode("bool", True)}, **attrs)
+        return self._build.op(op, *inputs, what=what, marks=as_mark(PINNED), **attrs)
 
 
 def _require_alike(graph: Graph, source: Node) -> None:

@@ -29,7 +29,7 @@ from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import to_global, unit
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import is_whole
 from autograph_rewrite.ops.traits import has, ops_with
 
 # Decompose the best of classes that are cut: each device finds its own, and the best of those are the best of all.
@@ -111,7 +111,7 @@ def cut_classes(state: Propagation) -> list[tuple[Node, ClassAxis]]:
         state: the placements.
     """
     free = [node for node in state.order if node.op in _DECOMPOSITIONS and node not in state.looped]
-    found = [(node, _classes(state, node)) for node in free if not node.attr(WHOLE, False)]
+    found = [(node, _classes(state, node)) for node in free if not is_whole(node)]
     return [(node, axis) for node, axis in found if axis is not None]
 
 

@@ -35,13 +35,10 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
-from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.marked import ROWS_APART, mark, why_in_block
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.marked import ROWS_APART, STATISTICS, keep_in_block, make_whole, mark, why_in_block
 from autograph_rewrite.ops.rules.sizes import rows_of_operands
 from autograph_rewrite.ops.traits import ops_with
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -235,7 +232,7 @@ def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
     if all(reader == ("Reshape", 0) for reader in readers) and node.output() not in graph.anchors.values():
         node.set_attr("keep_dims", True)
     else:
-        node.set_raw_attr(WHOLE, encode("string", "it is open which dimensions it sums"))
+        make_whole(node, "it is open which dimensions it sums")
 
 
 def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
@@ -247,7 +244,7 @@ def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
     """
     build = pieces_of(node, in_loop)
     moved = build.op(node.op, *node.inputs, what="moved")
-    moved.node.set_raw_attr(WHOLE, encode("string", "it changes the order of examples"))
+    make_whole(moved.node, "it changes the order of examples")
     shape = build.op("Shape", node.inputs[0], what="shape", out_type=dtypes.INT32)
     replace_outputs(graph, node, {0: build.op("BroadcastTo", moved, shape, what="cut")})
 
@@ -315,7 +312,7 @@ def decompose(
     learnt = variable_dependent_nodes(graph) if blocks.have_own_statistics else ()
     for node in nodes:
         if why_in_block(node) == ROWS_APART:  # what is in between works on whole values
-            mark([end for end in graph if why_in_block(end) == ROWS_APART], b"")
+            keep_in_block([end for end in graph if why_in_block(end) == ROWS_APART], "")
             continue
         if node.op == "EnsureShape":
             fact = facts[node.inputs[0]]
@@ -340,7 +337,7 @@ def _normalised(node: Node) -> Value:
 
 def _keep_block_statistics(node: Node, replicas: int, in_loop: bool) -> None:
     """Mark a batch normalisation as local, and average its statistics for moving averages."""
-    node.set_raw_attr(BLOCK_STATISTICS, encode("bool", True))
+    mark(node, STATISTICS)
     if node.op.startswith("FusedBatchNormGrad"):
         return
     build = pieces_of(node, in_loop)

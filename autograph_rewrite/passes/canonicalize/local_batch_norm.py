@@ -24,11 +24,11 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 from autograph_rewrite.ops.facts.symbolic_dims import to_global
-from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK, OWN, OWN_VALUE, SUM, LocalEntry
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.base import OWN_VALUE, LocalEntry
+from autograph_rewrite.ops.rules.marked import AVERAGE, OF_BLOCK, OWN, SUM, as_mark, mark, marked
+from autograph_rewrite.ops.rules.normalization import is_of_block
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -57,7 +57,7 @@ def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
     forward -= backward
     marked = forward | backward | {node for norm in found for node in norm.split}
     for node in marked:
-        node.set_raw_attr(OF_BLOCK, encode("string", OWN))
+        mark(node, OF_BLOCK, OWN)
     for division in [division for norm in found for division in norm.divisions]:
         _divide_by_own_size(division)
     for node in sorted(forward, key=lambda node: node.name):
@@ -71,12 +71,11 @@ def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
 
 def block_statistics(state: Propagation) -> list[Node]:
     """Return what takes statistics of its own block: fused batch normalisations, and the means of written-out ones."""
-    own = encode("string", OWN)
     return [
         node
         for node in state.order
-        if (node.op == "Mean" and node.attrs.get(OF_BLOCK) == own)
-        or (has(node.op, "fused_batch_norms") and node.attr(BLOCK_STATISTICS, False))
+        if (node.op == "Mean" and marked(node, OF_BLOCK) == OWN)
+        or (has(node.op, "fused_batch_norms") and is_of_block(node))
     ]
 
 
@@ -96,7 +95,7 @@ def _require_apart(state: Propagation) -> None:
     """
     for node in state.order:
         transferred = state.transfers[node]
-        own = OF_BLOCK in node.attrs
+        own = marked(node, OF_BLOCK) is not None
         mixed = [
             i for i, reshard in transferred.operand_reshards.items() if own and not isinstance(reshard, LocalEntry)
         ]
@@ -112,8 +111,8 @@ def _require_apart(state: Propagation) -> None:
 
 def _divide_by_own_size(division: Node) -> None:
     size = division.inputs[1].node
-    mark = {OF_BLOCK: encode("string", OWN)}
-    own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=mark, DstT=size.output_dtypes[0])
+    marks = as_mark(OF_BLOCK, OWN)
+    own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=marks, DstT=size.output_dtypes[0])
     division.set_input(1, own)
 
 
@@ -126,7 +125,7 @@ def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instanc
         if not others and not anchored:
             continue
         exit_ = _exit(value, kind, instances)
-        exit_.set_raw_attr(OF_BLOCK, encode("string", kind))
+        mark(exit_, OF_BLOCK, kind)
         readers = {use.node for use in value.uses}
         value.replace_all_uses_with(exit_.output(), keep={exit_, *(readers - set(others))})
         if anchored and len(node.output_dtypes) == 1:

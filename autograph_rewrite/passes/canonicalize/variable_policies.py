@@ -24,11 +24,11 @@ from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import is_pure
-from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, VARYING, replica_mark
+from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
-from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OF_ONE, OWN, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.ops.rules.base import OWN_VALUE
+from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, mark, marked
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
@@ -168,8 +168,8 @@ class _Policies:
             controls=first.controls if not any(is_update(c) for c in first.controls) else (),
             dtype=dtype,
         )
-        mark = {VARYING: encode("string", PART)}
-        component = Builder(self._graph, f"{name}/component", first).node("Identity", read.output(), marks=mark)
+        marks = as_mark(OF_EACH, PART)
+        component = Builder(self._graph, f"{name}/component", first).node("Identity", read.output(), marks=marks)
         self._current |= {node: component.output() for node in accesses if has(node.op, "reads_whole")}
         return component
 
@@ -221,7 +221,7 @@ class _Policies:
         inputs = [build.const(at, dtypes.INT32, what) for what, at in limits.items()]
         rows = build.op("StridedSlice", shape, *inputs, what="rows", shrink_axis_mask=1)
         none = build.const(0, dtypes.INT32, "none")
-        return build.op("Greater", rows, none, marks={OF_BLOCK: encode("string", OF_ONE)})
+        return build.op("Greater", rows, none, marks=as_mark(OF_BLOCK, OF_ONE))
 
     def _see(self, update: Node, current: Value) -> None:
         """Let reads behind an update see the component as it is then."""
@@ -279,7 +279,7 @@ class _Policies:
 
     def _own(self, value: Value, update: Node) -> Value:
         """Return a value as each replica's own, also where all have the same."""
-        return Builder.at(update).op("Identity", value, what="of_each", marks={VARYING: encode("string", PART)})
+        return Builder.at(update).op("Identity", value, what="of_each", marks=as_mark(OF_EACH, PART))
 
     def _merged(self, policy: Policy, value: Value, update: Node) -> Value:
         """Return what a value of each replica's own comes to."""
@@ -289,11 +289,11 @@ class _Policies:
         value = once_for_each_replica(self._state, value, plan)
         if kind == "mean":
             count = plan.instances if of_batch else plan.replicas
-            exit_, mark = share_of(value, count, name), MEAN if of_batch else TOTAL
+            exit_, how = share_of(value, count, name), MEAN if of_batch else TOTAL
         else:
             value = value if kind == "sum" else only_where(value, IS_FIRST)
-            exit_, mark = Builder(graph, name, update).node("Identity", value), SUM if of_batch else TOTAL
-        exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
+            exit_, how = Builder(graph, name, update).node("Identity", value), SUM if of_batch else TOTAL
+        mark(exit_, OF_BLOCK, how)
         return exit_.output()
 
 
@@ -333,7 +333,7 @@ class ReplicaContext:
     def __init__(self, state: Propagation, component: Component, reads: set[Node]) -> None:
         self._state, self._component, self._reads = state, component, reads
         sources = {value.node for value in state.whole_inputs} | reads
-        sources |= {node for node in state.order if VARYING in node.attrs}
+        sources |= {node for node in state.order if marked(node, OF_EACH) is not None}
         self._moving = descendants(sources, controls=False) | sources
         self._copied: dict[Node, bool] = {}
         self._copies: dict[Node, Node] = {}
@@ -370,7 +370,11 @@ class ReplicaContext:
 
     def _ends(self, node: Node) -> bool:
         """Return whether a replica takes what a node makes as it is."""
-        if node in self._reads or VARYING in node.attrs or (self._is_split(node) and not _is_elementwise(node)):
+        if (
+            node in self._reads
+            or marked(node, OF_EACH) is not None
+            or (self._is_split(node) and not _is_elementwise(node))
+        ):
             return True
         facts = [self._state.facts[node.output(i)] for i in range(len(self._state.transfers[node].outputs))]
         return not facts or any(fact.is_local for fact in facts) or node in {v.node for v in self._state.whole_inputs}
@@ -408,7 +412,7 @@ class ReplicaContext:
         copy = copy_node(
             self._state.graph, node, [self._replaced(v) for v in node.inputs], name=f"{node.name}/of_replica"
         )
-        copy.set_raw_attr(OF_BLOCK, encode("string", OWN if self._is_split(node) else OF_ONE))
+        mark(copy, OF_BLOCK, OWN if self._is_split(node) else OF_ONE)
         self._copies[node] = copy
 
 

@@ -19,7 +19,6 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.replica_marks import (
     ADDED,
     COUNT,
@@ -27,13 +26,13 @@ from autograph_rewrite.ir.types.replica_marks import (
     ID,
     IS_FIRST,
     IS_FIRST_PART,
-    VARYING,
     WEIGHT,
     replica_mark,
 )
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.base import MEAN, OF_BLOCK, OWN_VALUE, SUM, TOTAL
+from autograph_rewrite.ops.rules.base import OWN_VALUE
+from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, SUM, TOTAL, as_mark, mark, marked
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
@@ -54,11 +53,11 @@ def mark_replicas(graph: Graph, plan: Plan) -> None:
         plan: how many there are.
     """
     for node in tuple(graph):
-        mark = replica_mark(node.name) if node.op == "PlaceholderWithDefault" else ""
-        if mark == ID:
+        asked = replica_mark(node.name) if node.op == "PlaceholderWithDefault" else ""
+        if asked == ID:
             become(node, "Identity", node.inputs, {"T": dtypes.INT32})
-            node.set_raw_attr(VARYING, encode("string", ID))
-        elif mark == COUNT:
+            mark(node, OF_EACH, ID)
+        elif asked == COUNT:
             _state(node, np.asarray(plan.replicas, np.int32))
 
 
@@ -95,7 +94,7 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
                 count, kind = plan.instances if of_batch else plan.replicas, MEAN
                 _state(operand.node, np.asarray(1 / count, dtypes.numpy_dtype(operand.dtype)))
         node.set_input(0, once_for_each_replica(state, value, plan))
-        node.set_raw_attr(OF_BLOCK, encode("string", kind if of_batch else TOTAL))
+        mark(node, OF_BLOCK, kind if of_batch else TOTAL)
         state = revise(state)
     return state
 
@@ -106,7 +105,7 @@ def read_with_own(state: Propagation) -> set[Node]:
     Args:
         state: placements.
     """
-    if not any(replica_mark(node.name) or VARYING in node._attrs for node in state.order):
+    if not any(replica_mark(node.name) or marked(node, OF_EACH) is not None for node in state.order):
         return set()  # statistics of blocks are another kind of a block's own
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
     return ancestors(meets, controls=False) if meets else set()
@@ -150,7 +149,7 @@ def only_where(value: Value, which: str) -> Value:
         which: `IS_FIRST` or `IS_FIRST_PART`.
     """
     build = Builder.at(value.node, which)
-    mine = build.op("Identity", build.const(True, what="of_one"), marks={VARYING: encode("string", which)})
+    mine = build.op("Identity", build.const(True, what="of_one"), marks=as_mark(OF_EACH, which))
     zeros = build.op("ZerosLike", value, what="zeros")
     return build.op("SelectV2", mine, value, zeros, what="or_zeros")
 
@@ -206,7 +205,7 @@ def _refused(node: Node, value: Value, owners: Mapping[str, str]) -> GraphError:
 
 def uses_of_ids(state: Propagation) -> list[Node]:
     """Return what reads the number of a replica, as the program asked for it."""
-    ids = [node for node in state.order if VARYING in node._attrs and node.attr(VARYING) == ID.encode()]
+    ids = [node for node in state.order if marked(node, OF_EACH) == ID]
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
 
@@ -219,7 +218,7 @@ def fill_in(rewrite: Rewrite) -> None:
         IS_FIRST_PART: ([i % micro == 0 for i in range(rewrite.replicas)], np.bool_),
     }
     for node in rewrite.state.order:
-        what = (node.attr(VARYING, b"") or b"").decode()
+        what = marked(node, OF_EACH)
         if what in meant:
             contents, dtype = meant[what]
             node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
@@ -252,7 +251,7 @@ def _number(rewrite: Rewrite) -> None:
 
 
 def _has_varying_values(rewrite: Rewrite) -> bool:
-    return any(VARYING in node.attrs for node in rewrite.get(Propagation).order)
+    return any(marked(node, OF_EACH) is not None for node in rewrite.get(Propagation).order)
 
 
 MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)

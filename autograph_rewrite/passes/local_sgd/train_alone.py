@@ -18,12 +18,11 @@ from autograph_rewrite.ir.mesh import ONCE
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
-from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, VARYING, replica_mark
+from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import maker_of
-from autograph_rewrite.ops.rules.base import OF_BLOCK, OF_ONE, TOTAL
+from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, OF_ONE, TOTAL, as_mark, mark, marked
 from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -264,10 +263,9 @@ class _Group:
         for name, (handle, _) in self.written.items():
             build, value = Builder(graph, f"{SCOPE}/{name}", handle), self._read(name, ends[name])
             if step is not None:
-                mark = {OF_BLOCK: OWN_NODE}
-                value = build.node("Switch", value, step.due, what="if_due", marks=mark).output(1)
+                value = build.node("Switch", value, step.due, what="if_due", marks=as_mark(OF_BLOCK, OF_ONE)).output(1)
             share = share_of(value, replicas, f"{SCOPE}/{name}/mean")
-            share.set_raw_attr(OF_BLOCK, encode("string", TOTAL))
+            mark(share, OF_BLOCK, TOTAL)
             inputs = handle.output(), share.output()
             writes.append(build.node("AssignVariableOp", *inputs, what="average", dtype=value.dtype))
             self._found.averaged[name] = None
@@ -305,7 +303,7 @@ class _Group:
             "ReadVariableOp",
             handle.output(),
             controls=before,
-            marks={OF_BLOCK: OWN_NODE},
+            marks=as_mark(OF_BLOCK, OF_ONE),
             recorded=[variable.shape] if variable.shape is not None else None,
             dtype=dtypes.NUMBERS[variable.dtype],
         )
@@ -350,7 +348,6 @@ class _Group:
 # mean.
 
 
-OWN_NODE = encode("string", OF_ONE)
 EXACT = "or leave local_sgd out"
 
 
@@ -386,13 +383,13 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
             hint=f"leave the first dimension of the inputs open (None), {EXACT}",
         )
     parts = tuple(_part(value) for value in state.whole_inputs)
-    sources = [*parts, *(node for node in state.order if VARYING in node.attrs)]
+    sources = [*parts, *(node for node in state.order if marked(node, OF_EACH) is not None)]
     handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
     nodes, trained = _reached(sources, handles)
     for node in [one for one in state.graph if one in nodes]:
         _require_alone(node, nodes)
-        if VARYING not in node.attrs:
-            node.set_raw_attr(OF_BLOCK, OWN_NODE)
+        if marked(node, OF_EACH) is None:
+            mark(node, OF_BLOCK, OF_ONE)
     return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
 
 
@@ -460,7 +457,7 @@ def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, repli
 def _exit(state: Propagation, value: Value, own: OwnSteps, replicas: int) -> Value:
     graph, fact, node = state.graph, state.source(value), value.node
     if fact.placement.is_split or (fact.placement.is_partial and not _is_mean(state, value)):
-        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
+        exit_, how = Builder.at(node).node("Identity", value, what="merged"), let_out_mark(fact)
     elif dtypes.base(value.dtype) in dtypes.INEXACT and not _is_of_one_size(fact, own):
         raise GraphError(
             f"the output '{value.name}' has a size that follows from the examples of a replica, so that nothing adds "
@@ -469,9 +466,9 @@ def _exit(state: Propagation, value: Value, own: OwnSteps, replicas: int) -> Val
             hint=f"return it for each example, or a mean of it, {EXACT}",
         )
     elif dtypes.base(value.dtype) in dtypes.INEXACT:
-        exit_, mark = share_of(value, replicas, f"{node.name}/merged"), TOTAL
+        exit_, how = share_of(value, replicas, f"{node.name}/merged"), TOTAL
     elif fact.is_local:
-        exit_, mark = Builder.at(node).node("Identity", value, what="merged"), TOTAL
+        exit_, how = Builder.at(node).node("Identity", value, what="merged"), TOTAL
     else:
         raise GraphError(
             f"the output '{value.name}' is of type {dtypes.dtype_name(value.dtype)}, and each replica has one of its "
@@ -479,7 +476,7 @@ def _exit(state: Propagation, value: Value, own: OwnSteps, replicas: int) -> Val
             node=node,
             hint=f"return it for each example, or as a float, which is averaged, {EXACT}",
         )
-    exit_.set_raw_attr(OF_BLOCK, encode("string", mark))
+    mark(exit_, OF_BLOCK, how)
     if len(node.output_dtypes) == 1:  # whoever fetches it by name gets what is merged
         name = node.name
         take_name(graph, node, graph.unique_name(f"{name}/of_replica"))

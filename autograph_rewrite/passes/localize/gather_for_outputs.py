@@ -15,9 +15,8 @@ from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import make_whole
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
@@ -41,8 +40,7 @@ def gather_for_outputs(state: Propagation, targets: Iterable[Node]) -> int:
             continue
         behind.add(node)
         if any(fact.placement.differs for fact in state.transfers[node].outputs):
-            node.set_raw_attr(WHOLE, encode("bool", True))
-            marked += 1
+            marked += make_whole(node)
     return marked
 
 

@@ -26,7 +26,7 @@ from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, divide, is_segmented, times, to_global
-from autograph_rewrite.ops.rules.marked import IN_BLOCK, LOCAL_INDICES, ROWS_APART, mark
+from autograph_rewrite.ops.rules.marked import LOCAL_INDICES, MARK, ROWS_APART, keep_in_block
 from autograph_rewrite.ops.traits import has, operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -72,7 +72,7 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
         node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
         if has(node.op, "adds_rows"):
             node.set_input(2, _rows_of_block(node, made[numbers.sum.output()]))
-        mark((node,), LOCAL_INDICES)
+        keep_in_block((node,), LOCAL_INDICES)
         found += 1
     return revise(state) if found else state
 
@@ -215,7 +215,7 @@ def _counted(state: Propagation, numbers: Numbers) -> Value:
     ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
     count = build.op("StridedSlice", shape, *ends, what="examples", shrink_axis_mask=1)
     numbered = build.node("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
-    mark((numbered,), LOCAL_INDICES)
+    keep_in_block((numbered,), LOCAL_INDICES)
     begins = build.op("Mul", numbered.output(), rows, what="begins")
     rank = state.facts[positions].rank or 1
     column = build.op("Reshape", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32), what="column")
@@ -254,12 +254,12 @@ def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Pr
     for mask, ends in found.items():
         for end in ends:
             _count_rows_of_block(graph, mask, end)
-        mark((mask, *ends), LOCAL_INDICES)
+        keep_in_block((mask, *ends), LOCAL_INDICES)
     if found:
         state = revise(state)
     while lost := [mask for mask, ends in found.items() if not _is_local(state, mask, ends, ordered=ordered)]:
         for mask in lost:
-            mark((mask, *found.pop(mask)), b"")
+            keep_in_block((mask, *found.pop(mask)), "")
         state = revise(state)
     return state
 
@@ -341,7 +341,7 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
     """
     node = use.node
-    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or IN_BLOCK in node.attrs:
+    if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or MARK in node.attrs:
         return False
     everything = to_global(rows, state.semantics.extent.units)
     depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
@@ -402,7 +402,7 @@ LOCALIZE_KEPT_ROWS = Pass(
 def mark_dynamic_partitions(graph: Graph) -> None:
     """Mark both ends of each chain that is complete."""
     ends = (node for node in graph if has(node.op, "crosses") or node.op == "StringSplitV2")
-    starts = [node for node in ends if IN_BLOCK not in node.attrs]
+    starts = [node for node in ends if MARK not in node.attrs]
     looped = frames_of(topological_order(graph)) if starts else {}
     anchored = set(graph.anchors.values())
     for node in starts:
@@ -434,7 +434,7 @@ def _mark_cross(node: Node) -> None:
         rows, width = _rows(end, columns[0]), Builder.at(end).const(_product(widths), dtypes.INT64, "size")
         shape = Builder.at(end).op("Pack", rows, width, what="shape", N=2)
         end.set_input(1, shape)
-    mark((node, *ends), ROWS_APART)
+    keep_in_block((node, *ends), ROWS_APART)
 
 
 def _product(widths: list[int | None]) -> int:
@@ -463,7 +463,7 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
     for reader in counts:
         if not reader.control_users:
             graph.erase(reader)
-    mark((node, *ends), ROWS_APART)
+    keep_in_block((node, *ends), ROWS_APART)
 
 
 def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | None:

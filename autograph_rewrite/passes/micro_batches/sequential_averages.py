@@ -23,8 +23,8 @@ from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import ancestors, descendants, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
-from autograph_rewrite.ops.rules.base import AVERAGE, OF_BLOCK
-from autograph_rewrite.ops.rules.normalization import BLOCK_STATISTICS
+from autograph_rewrite.ops.rules.marked import AVERAGE, OF_BLOCK, marked
+from autograph_rewrite.ops.rules.normalization import is_of_block
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.order_accesses import Repeated
@@ -56,9 +56,9 @@ def batch_statistic_averages(rewrite: Rewrite) -> dict[Node, Value]:
     """Return the averages of the blocks' own statistics, each with the statistic."""
     found: dict[Node, Value] = {}
     for node in rewrite.state.order:
-        if node.attr(OF_BLOCK, b"") == AVERAGE.encode():
+        if marked(node, OF_BLOCK) == AVERAGE:
             found[node] = node.inputs[0]
-        elif node.op.startswith("FusedBatchNorm") and node.attr(BLOCK_STATISTICS, False) and "Grad" not in node.op:
+        elif node.op.startswith("FusedBatchNorm") and is_of_block(node) and "Grad" not in node.op:
             names = [(index, f"{node.name}/average_{index}") for index in (1, 2)]
             found |= {rewrite.graph.nodes[name]: node.output(i) for i, name in names if name in rewrite.graph.nodes}
     return found

@@ -20,13 +20,11 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Select, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import rows_argument, updates_rows
 from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, split
 from autograph_rewrite.ops.facts.symbolic_dims import unit
-from autograph_rewrite.ops.rules.base import WHOLE
-from autograph_rewrite.ops.rules.marked import BLOCKWISE, mark
+from autograph_rewrite.ops.rules.marked import BLOCKWISE, keep_in_block, make_whole
 from autograph_rewrite.passes.sharding.placements import SEGMENT_SUM
 from autograph_rewrite.passes.sharding.unroll import Conversion
 
@@ -92,10 +90,10 @@ class BlockRows:
         places = build.op("Where", inside, what="places", recorded=[(None, 1)])
         local = build.op("GatherNd", flat, places, what="ids", recorded=[(None,)])
         if blockwise:
-            mark((places.node, local.node), BLOCKWISE)
+            keep_in_block((places.node, local.node), BLOCKWISE)
         else:
             for value in (places, local):
-                value.node.set_raw_attr(WHOLE, encode("bool", True))
+                make_whole(value.node)
         return places, build.op("Sub", local, first, what="local")
 
     def _inside(
@@ -169,7 +167,7 @@ class BlockRows:
             size = build.const(np.array(row, np.int32), what="row")
             shape = build.op("ConcatV2", shape, size, build.const(np.int32(0), what="end"), what="shape_of_rows")
         found = build.op("Reshape", stitched, shape, what="in_order", recorded=[stated])
-        mark((at.node, stitched.node, found.node), BLOCKWISE)
+        keep_in_block((at.node, stitched.node, found.node), BLOCKWISE)
         record_shapes(node, [(None, *row)])
         self.program.let_stand(found, node.output(), stitched.node)
 

@@ -29,7 +29,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import make_whole, may_be_cut
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.base.claims import claims_of
 from autograph_rewrite.passes.base.order_accesses import access_order
@@ -231,7 +231,7 @@ def _partition_axes(
         if not alike:
             settle(topological_order(graph), axis)
     for node in kept:
-        node.drop_attr(WHOLE)
+        may_be_cut(node)
     if alike:
         edges = [edge for program in exchanges.programs for edge in program.edges]
         return exchanges, item, replace(plan, model_edges=tuple(edges))
@@ -471,7 +471,7 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
             node = Builder.at(node).node("Identity", value, what="whole")
             record_shapes(node, [static_shape(value)])
             value.replace_all_uses_with(node.output(), keep=[node])
-        node.set_raw_attr(WHOLE, encode("bool", True))
+        make_whole(node)
         kept.append(node)
     return kept
 
@@ -480,7 +480,7 @@ def _tensors(graph: Graph, exchanges: Exchanges) -> dict[str, int]:
     """Return the copies that the axis cuts, with the dimension; what they read is whole for all its devices."""
     found = [node for node in graph if node in exchanges.cuts and exchanges.cuts[node][0] == exchanges.axis]
     for node in found:
-        node.set_raw_attr(WHOLE, encode("bool", True))
+        make_whole(node)
     return {node.name: exchanges.cuts[node][1] for node in found}
 
 

@@ -25,11 +25,11 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, written
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Extent, Fact, split
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, is_local, unit
-from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.marked import is_whole, make_whole, may_be_cut
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
@@ -85,7 +85,7 @@ def model_placements(
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = replace(item, variables=free)
-    whole_already = {node for node in graph if WHOLE in node.attrs}
+    whole_already = {node for node in graph if is_whole(node)}
     wanted = dict(cut.variables)
     by_hand = {graph.value(name): dim for name, dim in cut.tensors.items()}
     tensors = dict(by_hand)
@@ -107,7 +107,7 @@ def model_placements(
             known = restate(known, tensors, given=given, reduced=scattered)
         if alone := [node for node in _not_cut(known, members, alike) if node not in marked]:
             for node in alone:
-                node.set_raw_attr(WHOLE, encode("bool", True))
+                make_whole(node)
             marked.update(alone)
         elif mixing := [node for node, made in known.transfers.items() if made.decompose]:
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
@@ -160,13 +160,13 @@ def _forget_marks(graph: Graph, keep: Container[Node]) -> None:
     """Forget what is whole on this axis, loops that do not settle among them: it need not be so on others."""
     for node in graph:
         if node not in keep:
-            node.drop_attr(WHOLE)
+            may_be_cut(node)
 
 
 def _without(tensors: Mapping[Value, int], values: Collection[Value]) -> dict[Value, int]:
     """Return the tensors that are cut for their readers, without some, whose copies are ordinary ones now."""
     for value in values:
-        value.node.drop_attr(WHOLE)
+        may_be_cut(value.node)
     return {value: dim for value, dim in tensors.items() if value not in values}
 
 
@@ -225,11 +225,11 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike:
     for node, made in state.transfers.items():
         if alike and made.operand_reshards:
             yield from _of_lists(state, node, made.operand_reshards)
-        if node in members or WHOLE in node.attrs:
+        if node in members or is_whole(node):
             continue
         cell = state.facts[node.inputs[0]].cell if node.inputs else ""
         for fact in made.outputs:
-            if not alike and fact.placement.differs and cell and WHOLE not in maker(state, cell).attrs:
+            if not alike and fact.placement.differs and cell and not is_whole(maker(state, cell)):
                 yield maker(state, cell)
                 break
             if fact.placement.differs and not _is_carried_out(state, node, fact, alike) and not _touches(node, members):
@@ -248,7 +248,7 @@ def _of_lists(state: Propagation, node: Node, wants: Iterable[int]) -> Iterator[
     for index in wants:
         if state.facts[node.inputs[index]].dtype == dtypes.VARIANT:
             source = node
-            while WHOLE in source.attrs and (source is node or source.op in _DOORS):
+            while is_whole(source) and (source is node or source.op in _DOORS):
                 source = source.inputs[index if source is node else 0].node
             yield source
 
@@ -442,7 +442,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
             continue
         if (value, block) not in copies:
             copy = Builder.at(value.node).node("Identity", value, what="in_blocks")
-            copy.set_raw_attr(WHOLE, encode("bool", True))
+            make_whole(copy)
             copies[value, block] = copy.output()
         node.set_input(index, copies[value, block])
     return {copy: block.dim for (_, block), copy in copies.items()}
@@ -451,7 +451,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
 def _may_be_cut(state: Propagation, node: Node) -> bool:
     """Return whether a node computes whole values of whole values, and may as well do so in several places."""
     made = state.transfers.get(node)
-    if made is None or not node.inputs or has(node.op, "weights") or node in state.looped or node.attr(WHOLE, False):
+    if made is None or not node.inputs or has(node.op, "weights") or node in state.looped or is_whole(node):
         return False
     if (
         rule_of(node.op) is None

@@ -25,7 +25,8 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle
 from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
-from autograph_rewrite.ops.rules.base import WHOLE, LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
+from autograph_rewrite.ops.rules.marked import is_whole
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 
@@ -164,7 +165,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
 def is_of_updates(node: Node) -> bool:
     """Return whether an op is worth cutting in an update."""
     rule = rule_of(node.op)
-    return rule is not None and rule.family in FAMILIES and not node.attr(WHOLE, False)
+    return rule is not None and rule.family in FAMILIES and not is_whole(node)
 
 
 def _visit(shares: ShardPlacements, node: Node) -> None:

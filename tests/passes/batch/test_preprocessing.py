@@ -14,9 +14,8 @@ import tensorflow as tf
 import autograph_rewrite as ar
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.base import WHOLE
+from autograph_rewrite.ops.rules.marked import make_whole
 from autograph_rewrite.passes import propagate, resolve_plan
 from tests.support.models.preprocessing_layers import IMAGE, LAYERS, Layer
 
@@ -139,7 +138,7 @@ def test_words_that_are_handled_whole_are_put_into_rows_whole(
         plain(graph)
         for node in graph:
             if node.op == "LookupTableFindV2":
-                node.set_raw_attr(WHOLE, encode("bool", True))
+                make_whole(node)
 
     one = trained("TextVectorization", None)
     monkeypatch.setattr(propagate, "mark_dynamic_partitions", mark)
