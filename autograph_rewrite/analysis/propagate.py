@@ -32,7 +32,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, UNKNOWN, Fact, Pla
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, common_symbol, local_symbol
 from autograph_rewrite.ops.rules.base import Reshard, Semantics
 from autograph_rewrite.ops.rules.inference import const_fact
-from autograph_rewrite.ops.rules.marked import MARK, PINNED, marked
+from autograph_rewrite.ops.rules.marked import MARK, PINNED, kind_of
 from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 
@@ -396,7 +396,7 @@ def is_pinned(node: Node) -> bool:
     pinned: every mirror of the variable needs it.
     """
     rule = rule_of(node.op)
-    if marked(node, PINNED) is not None:
+    if kind_of(node) == PINNED:
         return True
     if rule is not None:
         return rule.pinned

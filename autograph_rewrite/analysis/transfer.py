@@ -63,6 +63,7 @@ from autograph_rewrite.ops.rules.marked import (
     ROWS_APART,
     WHOLE,
     is_whole,
+    kind_of,
     marked,
     place_in_block,
     why_in_block,
@@ -204,7 +205,7 @@ def _settled(fact: Fact, earlier: Fact, extent: Extent) -> Fact:
 
 
 def _on_one_axis(node: Node, n: Op) -> NodeTransfer:
-    rule, semantics = rule_of(node.op) if marked(node, PINNED) is None else None, n.semantics
+    rule, semantics = rule_of(node.op) if kind_of(node) != PINNED else None, n.semantics
     if semantics.segments and any(f.is_segmented for f in n.inputs):
         return _of_segments(node, n, rule)
     found = _answer(node, n, rule)
@@ -235,7 +236,7 @@ def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     if (of_block := marked(node, OF_BLOCK)) is not None:
         return _of_block(node, n, rule, of_block)
-    if marked(node, OF_EACH) is not None:
+    if kind_of(node) == OF_EACH:
         return _conclude(node, n, rule, Placed((OWN_VALUE,) * len(n.output_dtypes)), "")
     varies = any(f.placement == OWN_VALUE for f in n.inputs)
     if varies and n.op not in MEASURES and rule is not None:

@@ -18,7 +18,7 @@ from autograph_rewrite.ir.types import device_specs, dtypes
 from autograph_rewrite.ir.verify.collective_groups import collect, contracted_order
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS
-from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR, ROLE_ATTR
+from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.plan.plan import Plan
 
 EXCHANGE = "exchange"
@@ -96,17 +96,19 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     groups.sort(key=lambda group: position.get(group.members[0], len(order)))
     sizes = {edge.node: edge.bytes or None for edge in plan.model_edges} if plan is not None else {}
     several_axes = plan is not None and plan.model is not None and len(plan.model.axes) > 1
-    several_axes = several_axes or any(node.attr(MODEL_AXIS_ATTR, 0) for node in item.graph)
+    several_axes = several_axes or any(
+        _is_along_model(node) and _role(node) != model_axis_name(0) for node in item.graph
+    )
 
     def along(members: tuple[Node, ...], node: str, **more: Any) -> Meeting:
         """Return an exchange between the devices of a replica, of what a node has made."""
-        owner = f"{MODEL_AXIS} {members[0].attr(MODEL_AXIS_ATTR)}" if several_axes else MODEL_AXIS
+        owner = _role(members[0]) if several_axes else MODEL_AXIS
         return replace(_meeting(members, (), **more), owners=(owner,), bytes=sizes.get(node), role=MODEL_AXIS)
 
     found = []
     for index, group in enumerate(groups):
         keys = group.group_key, group.instance_key
-        if MODEL_AXIS_ATTR in group.members[0].attrs:
+        if _is_along_model(group.members[0]):
             found.append(along(group.members, _exchanged(group.members[0], sizes), order=index, keys=keys))
         else:
             found.append(_meeting(group.members, edges, order=index, keys=keys))
@@ -121,7 +123,7 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
 
 def _joins_blocks(node: Node) -> bool:
     """Return whether a node joins what a replica's logical devices hold: a sum of terms, or the whole of blocks."""
-    if not has(node.op, "joins_shards") or MODEL_AXIS_ATTR not in node.attrs:
+    if not has(node.op, "joins_shards") or not _is_along_model(node):
         return False
     return len({value.node.device for value in node.inputs if not has(value.node.op, "constant")}) > 1
 
@@ -200,8 +202,13 @@ def _meeting(
 
 
 def _role(node: Node) -> str:
-    role: str = node.attr(ROLE_ATTR, b"").decode()
+    role: str = node.attr(EDGE_ATTR, b"").decode()
     return role
+
+
+def _is_along_model(node: Node) -> bool:
+    """Return whether a node makes an exchange between the devices of a replica."""
+    return _role(node).startswith(MODEL_AXIS)
 
 
 def _exchanged(node: Node, made: Collection[str]) -> str:

@@ -35,7 +35,7 @@ from autograph_rewrite.load.variables import merge_handles
 from autograph_rewrite.normalize.inline import flatten
 from autograph_rewrite.normalize.recompute_copies import merge_copies, wait_by_control_edges
 from autograph_rewrite.normalize.reference_variables import convert
-from autograph_rewrite.ops.rules.marked import OF_EACH, marked
+from autograph_rewrite.ops.rules.marked import OF_EACH, kind_of
 from autograph_rewrite.ops.rules.table import TABLE
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
@@ -361,7 +361,7 @@ def _evaluate(node: Node) -> Array | None:
         if value.node.op != "Const":
             return None
     kernel = _kernel(node)
-    if kernel is None or marked(node, OF_EACH) is not None:
+    if kernel is None or kind_of(node) == OF_EACH:
         return None
     if len(node.output_dtypes) != 1 or node.output_dtypes[0] not in dtypes.INTEGER:
         return None

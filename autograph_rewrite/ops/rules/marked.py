@@ -40,12 +40,14 @@ def as_mark(kind: str, what: str = "") -> dict[str, bytes]:
     return {MARK: encode("string", f"{kind}: {what}" if what else kind)}
 
 
+def kind_of(node: Node | Op) -> str:
+    """Return of what kind a node is that a pass has marked, nothing where none has."""
+    return node.attr(MARK, b"").decode().partition(": ")[0]  # type: ignore[no-any-return]
+
+
 def marked(node: Node | Op, kind: str) -> str | None:
     """Return what is known of a node of a kind, None where it is of another one, or of none."""
-    text = node.attr(MARK)
-    if text is None:
-        return None
-    found, _, what = text.decode().partition(": ")
+    found, _, what = node.attr(MARK, b"").decode().partition(": ")
     return what if found == kind else None
 
 
@@ -56,8 +58,7 @@ def mark(node: Node, kind: str, what: str = "") -> None:
 
 def make_whole(node: Node, why: str = "") -> bool:
     """Let a node work on whole values; return whether that is new. What is known of a block stays with the block."""
-    stays = any(marked(node, kind) is not None for kind in (WHOLE, OF_BLOCK, OF_EACH))
-    if stays or why_in_block(node) in (BLOCKWISE, LOCAL_INDICES):
+    if kind_of(node) in (WHOLE, OF_BLOCK, OF_EACH) or why_in_block(node) in (BLOCKWISE, LOCAL_INDICES):
         return False
     mark(node, WHOLE, why)
     return True
@@ -71,13 +72,13 @@ def may_be_cut(node: Node) -> None:
 
 def is_whole(node: Node | Op) -> bool:
     """Return whether a node works on whole values, whatever its rule knows."""
-    return marked(node, WHOLE) is not None
+    return kind_of(node) == WHOLE
 
 
 def keep_in_block(nodes: Iterable[Node], why: str) -> None:
     """Keep nodes in their block; `why` is empty where they do not stay there after all."""
     for node in nodes:
-        if MARK not in node.attrs or marked(node, IN_BLOCK) is not None:
+        if kind_of(node) in ("", IN_BLOCK):
             mark(node, IN_BLOCK, why)
 
 

@@ -15,7 +15,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.ops.rules.factors import factors
-from autograph_rewrite.ops.rules.marked import STATISTICS, marked
+from autograph_rewrite.ops.rules.marked import STATISTICS, kind_of
 from autograph_rewrite.ops.rules.signature import every
 
 
@@ -38,7 +38,7 @@ def _to_be_decomposed(n: Op) -> bool:
 
 def is_of_block(n: Op | Node) -> bool:
     """Return whether a batch normalisation, or its gradient, works on its block only."""
-    return marked(n, STATISTICS) is not None
+    return kind_of(n) == STATISTICS
 
 
 def _channel(n: Op) -> int:

@@ -11,7 +11,7 @@ from autograph_rewrite.ir.mesh import REPLICA, Axis
 from autograph_rewrite.ops.facts.placement import PARTIAL
 from autograph_rewrite.ops.facts.symbolic_dims import BATCH, Sym, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, STATISTICS, marked
+from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, STATISTICS, kind_of
 from autograph_rewrite.ops.rules.registered import registered
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES
 from autograph_rewrite.plan.plan import Plan
@@ -108,14 +108,14 @@ def _as_read(reshard: Reshard | None) -> Read:
 
 def _inexact(state: Propagation, plan: Plan) -> list[str]:
     """Return what the configuration lets differ from one device."""
-    found = []
+    found, kinds = [], {kind_of(node) for node in state.order}
     if plan.semantics.random == "independent":
         found.append("random: independent")
     if plan.local_sgd is not None:
         found.append("local_sgd")
-    elif any(marked(node, kind) is not None for node in state.order for kind in (OF_BLOCK, STATISTICS)):
+    elif {OF_BLOCK, STATISTICS} & kinds:
         found.append("batch_norm: local")
-    if any(marked(node, OF_EACH) is not None for node in state.order):
+    if OF_EACH in kinds:
         found.append("values of each replica")
     if plan.compresses:
         found.append("compressors")

@@ -17,7 +17,7 @@ from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import Shape, encode
-from autograph_rewrite.ops.rules.marked import PINNED, marked
+from autograph_rewrite.ops.rules.marked import PINNED, kind_of
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
@@ -53,7 +53,7 @@ def _state_part_shapes(rewrite: Rewrite) -> None:
     own = ends[rewrite.task + 1] - ends[rewrite.task]
     for value, axis in rewrite.state.whole_inputs.items():
         node = value.node
-        if marked(node, PINNED) is not None:  # this process's rows of what all of them make alike
+        if kind_of(node) == PINNED:  # this process's rows of what all of them make alike
             continue
         if node.op != "Placeholder":
             raise PassError(

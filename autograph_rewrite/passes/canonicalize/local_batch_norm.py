@@ -27,7 +27,7 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import is_update, variable_dependent_nodes
 from autograph_rewrite.ops.facts.symbolic_dims import to_global
 from autograph_rewrite.ops.rules.base import OWN_VALUE, LocalEntry
-from autograph_rewrite.ops.rules.marked import AVERAGE, OF_BLOCK, OWN, SUM, as_mark, mark, marked
+from autograph_rewrite.ops.rules.marked import AVERAGE, OF_BLOCK, OWN, SUM, as_mark, kind_of, mark, marked
 from autograph_rewrite.ops.rules.normalization import is_of_block
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -95,7 +95,7 @@ def _require_apart(state: Propagation) -> None:
     """
     for node in state.order:
         transferred = state.transfers[node]
-        own = marked(node, OF_BLOCK) is not None
+        own = kind_of(node) == OF_BLOCK
         mixed = [
             i for i, reshard in transferred.operand_reshards.items() if own and not isinstance(reshard, LocalEntry)
         ]

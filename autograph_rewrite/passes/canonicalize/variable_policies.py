@@ -28,7 +28,7 @@ from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, replica_mark
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.rules.base import OWN_VALUE
-from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, mark, marked
+from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, kind_of, mark
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
@@ -333,7 +333,7 @@ class ReplicaContext:
     def __init__(self, state: Propagation, component: Component, reads: set[Node]) -> None:
         self._state, self._component, self._reads = state, component, reads
         sources = {value.node for value in state.whole_inputs} | reads
-        sources |= {node for node in state.order if marked(node, OF_EACH) is not None}
+        sources |= {node for node in state.order if kind_of(node) == OF_EACH}
         self._moving = descendants(sources, controls=False) | sources
         self._copied: dict[Node, bool] = {}
         self._copies: dict[Node, Node] = {}
@@ -370,11 +370,7 @@ class ReplicaContext:
 
     def _ends(self, node: Node) -> bool:
         """Return whether a replica takes what a node makes as it is."""
-        if (
-            node in self._reads
-            or marked(node, OF_EACH) is not None
-            or (self._is_split(node) and not _is_elementwise(node))
-        ):
+        if node in self._reads or kind_of(node) == OF_EACH or (self._is_split(node) and not _is_elementwise(node)):
             return True
         facts = [self._state.facts[node.output(i)] for i in range(len(self._state.transfers[node].outputs))]
         return not facts or any(fact.is_local for fact in facts) or node in {v.node for v in self._state.whole_inputs}

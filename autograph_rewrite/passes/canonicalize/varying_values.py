@@ -32,7 +32,7 @@ from autograph_rewrite.ir.types.replica_marks import (
 from autograph_rewrite.ir.variable_ops import handle_node, is_update
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.rules.base import OWN_VALUE
-from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, SUM, TOTAL, as_mark, mark, marked
+from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, SUM, TOTAL, as_mark, kind_of, mark, marked
 from autograph_rewrite.ops.traits import SWITCHES, has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
@@ -105,7 +105,7 @@ def read_with_own(state: Propagation) -> set[Node]:
     Args:
         state: placements.
     """
-    if not any(replica_mark(node.name) or marked(node, OF_EACH) is not None for node in state.order):
+    if not any(replica_mark(node.name) or kind_of(node) == OF_EACH for node in state.order):
         return set()  # statistics of blocks are another kind of a block's own
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
     return ancestors(meets, controls=False) if meets else set()
@@ -251,7 +251,7 @@ def _number(rewrite: Rewrite) -> None:
 
 
 def _has_varying_values(rewrite: Rewrite) -> bool:
-    return any(marked(node, OF_EACH) is not None for node in rewrite.get(Propagation).order)
+    return any(kind_of(node) == OF_EACH for node in rewrite.get(Propagation).order)
 
 
 MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)

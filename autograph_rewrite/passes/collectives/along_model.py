@@ -22,7 +22,6 @@ import numpy as np
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL, STAGE
-from autograph_rewrite.ir.types import attrs as raw_attrs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import axis_along
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
@@ -32,7 +31,7 @@ from autograph_rewrite.passes.collectives.all_reduce import MERGES
 from autograph_rewrite.passes.collectives.key_operands import KEY_BITS, collective_attrs, in_stage, salted
 from autograph_rewrite.passes.collectives.wire_values import cast, decode, encode
 from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key, instance_keys
-from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
+from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.resolve.model_axis import number_of
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
@@ -148,7 +147,7 @@ class AlongModel:
 
     def _mark(self, reshard: Node, made: Node) -> None:
         """Say of a collective along which of the model axes devices meet there."""
-        made.set_raw_attr(MODEL_AXIS_ATTR, raw_attrs.encode("int", number_of(axis_along(reshard))))
+        made.set_attr(EDGE_ATTR, model_axis_name(number_of(axis_along(reshard))))
 
     def _line(self, build: FoldedBuilder, value: Value) -> Value:
         """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""

@@ -21,7 +21,7 @@ from autograph_rewrite.ops.traits import REDUCED_BY
 from autograph_rewrite.passes.base.builder import FoldedBuilder
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.lowerings import Operation
-from autograph_rewrite.plan.parts.names import ROLE_ATTR
+from autograph_rewrite.plan.parts.names import EDGE_ATTR
 
 """By reduction, the op that does it along an axis."""
 
@@ -43,7 +43,7 @@ def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str =
 
     build = FoldedBuilder.of(rewrite, value, name, span=span)
     if op == "sum":
-        tag: dict[str, Any] = {ROLE_ATTR: role} if role else {}
+        tag: dict[str, Any] = {EDGE_ATTR: role} if role else {}
         return build.op("AddN", value, what="add_n", gather=(0,), N=count, **tag)
     stack = build.op("Pack", value, what="pack", gather=(0,), N=count, axis=0)
     axis = rewrite.const(0, np.int32, name=f"{name}/axis", near=stack)

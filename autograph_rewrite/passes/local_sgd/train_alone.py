@@ -22,7 +22,7 @@ from autograph_rewrite.ir.types.replica_marks import ADDED, AVERAGES, replica_ma
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle, updates
 from autograph_rewrite.ops.facts.placement import Fact
 from autograph_rewrite.ops.facts.symbolic_dims import maker_of
-from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, OF_ONE, TOTAL, as_mark, mark, marked
+from autograph_rewrite.ops.rules.marked import OF_BLOCK, OF_EACH, OF_ONE, TOTAL, as_mark, kind_of, mark
 from autograph_rewrite.ops.rules.varying import let_out_mark
 from autograph_rewrite.ops.traits import READS, SWITCHES, has
 from autograph_rewrite.passes.base.builder import FoldedBuilder
@@ -383,12 +383,12 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
             hint=f"leave the first dimension of the inputs open (None), {EXACT}",
         )
     parts = tuple(_part(value) for value in state.whole_inputs)
-    sources = [*parts, *(node for node in state.order if marked(node, OF_EACH) is not None)]
+    sources = [*parts, *(node for node in state.order if kind_of(node) == OF_EACH)]
     handles = {state.graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in state.graph.nodes}
     nodes, trained = _reached(sources, handles)
     for node in [one for one in state.graph if one in nodes]:
         _require_alone(node, nodes)
-        if marked(node, OF_EACH) is None:
+        if kind_of(node) != OF_EACH:
             mark(node, OF_BLOCK, OF_ONE)
     return OwnSteps(frozenset(nodes), tuple(handles[one] for one in handles if one in trained), parts)
 

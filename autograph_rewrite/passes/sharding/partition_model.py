@@ -26,7 +26,6 @@ from autograph_rewrite.ir.mesh import MODEL, Mesh
 from autograph_rewrite.ir.recorded_shapes import record_shapes, static_shape
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.ir.variable_ops import handle_node, handle_uses, is_handle
 from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.ops.rules.marked import make_whole, may_be_cut
@@ -45,7 +44,7 @@ from autograph_rewrite.passes.sharding.placements import (
 from autograph_rewrite.passes.sharding.residence import step_of
 from autograph_rewrite.passes.sharding.shard_variables import in_shards
 from autograph_rewrite.plan.parts.messages import EdgePlan, Model, VariableRequest
-from autograph_rewrite.plan.parts.names import MODEL_AXIS_ATTR
+from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.plan.parts.residence import REPLICATED as REPLICATED_VARIABLE
 from autograph_rewrite.plan.parts.residence import Sharded, placed
 from autograph_rewrite.plan.plan import Plan
@@ -107,7 +106,7 @@ class Exchanges:
         dtype = value.dtype
         size = int(elements * share) * dtypes.width(dtype)
         for node in made:
-            node.set_raw_attr(MODEL_AXIS_ATTR, encode("int", self.axis))
+            node.set_attr(EDGE_ATTR, model_axis_name(self.axis))
         self._made.setdefault(made[0], []).append((replace(edge, axis=self.axis, bytes=size), value.node))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:

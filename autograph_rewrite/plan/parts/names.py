@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS, SIZES, STEP, EdgePlan
 from autograph_rewrite.training_graph import Variable
 
-ROLE_ATTR = "_autograph_role"
-"""Attribute that tells the merging nodes of one value apart, as the role of an edge does."""
+EDGE_ATTR = "_autograph_edge"
+"""Attribute of what makes one of several edges of a value: the role of the edge, or the model axis, with its number."""
 
-MODEL_AXIS_ATTR = "_autograph_model_axis"
-"""Attribute of a node that makes an exchange between the logical devices of a replica: the axis of the mesh."""
+
+def model_axis_name(number: int) -> str:
+    """Return what tells the exchanges along a model axis apart from others."""
+    return f"{MODEL_AXIS} {number}"
 
 
 def proxy_name(variable: Variable) -> str:
