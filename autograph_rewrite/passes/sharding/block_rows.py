@@ -22,7 +22,7 @@ from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import get_op
 from autograph_rewrite.ir.variable_ops import rows_argument, updates_rows
-from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, split
+from autograph_rewrite.ops.facts.placement import REPLICATED, split
 from autograph_rewrite.ops.facts.symbolic_dims import unit
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, keep_in_block, make_whole
 from autograph_rewrite.passes.sharding.placements import SEGMENT_SUM
@@ -31,8 +31,6 @@ from autograph_rewrite.passes.sharding.unroll import Conversion
 if TYPE_CHECKING:
     from autograph_rewrite.passes.sharding.local_program import LocalProgram
     from autograph_rewrite.passes.sharding.shard_propagation import ShardedVariable
-
-_ALL_HOLD = Conversion(Placement("partial", op="all"), REPLICATED)
 
 
 @dataclass
@@ -61,8 +59,8 @@ class BlockRows:
         elif member is not None and node.op == "ResourceGather":
             self._join_columns(node, member)
         elif node.op == "VarIsInitializedOp" and member is not None:
-            asked = self.program.convert(node.output(), "all", _ALL_HOLD, is_exchange=False)
-            self.program.let_stand(asked.output(), node.output(), asked)
+            asked = self.program.converted(node.output(), REPLICATED)  # also where nobody in the graph reads it
+            self.program.let_stand(asked, node.output(), asked.node)
         elif self.program.is_lookup(node):
             table = node.inputs[0]
             shape = self.program.found.whole.facts[table].shape or ()

@@ -381,7 +381,8 @@ class LocalProgram:
         self, value: Value, what: str, before: Placement, after: Placement, dim: int = 0, rows: int = 0
     ) -> Value:
         sizes = self.rows_of(rows) if rows else ()
-        made = self.convert(value, what, Conversion(before, after, sizes), dim=dim)
+        asks = before.op == "all"  # whether a variable has a value: no exchange of a step
+        made = self.convert(value, what, Conversion(before, after, sizes), dim=dim, is_exchange=not asks)
         fact = self.state.facts.get(value)
         if fact is not None and self.alike:
             whole = self.found.whole.facts.get(value)
