@@ -20,9 +20,10 @@ from tests.fuzz.program import COMBINED_FROM, Program
 from tests.jobs.programs.nursery import Nursery, Worker
 
 SAMPLE = (1, 6, 7, 10, 11, 15, 17, 27, 30, 33)
-FOUND = (25, 93, 103, 3477, 3876, 131407, 131504)
+FOUND = (25, 93, 103, 3477, 3876, 131407, 131504, 150344, 150464)
 """A handle away from its variable; a trial without micro-batches; a lookup as an update; sizes and interleaved rows;
-arrays of gradients that servers fill; a loop in which micro-batches meet; rows for a server from several model axes."""
+arrays of gradients that servers fill; a loop in which micro-batches meet; rows for a server from several model axes;
+whether a variable that two axes cut has a value; blocks that devices exchange in the next stage."""
 
 COMBINED = (10005, 10006, 10062, 10077, 10084, 31033, 31049, 31094, 34062)
 """A model axis, several steps per run, policies, local SGD and checkpoints, combined; two steps of a run after what one

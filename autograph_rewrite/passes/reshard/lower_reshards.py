@@ -18,7 +18,7 @@ import numpy as np
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.graph import Node, Value
-from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, Span
+from autograph_rewrite.ir.mesh import EACH, ONCE, PER_REPLICA, STAGE, Span
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along
@@ -51,6 +51,7 @@ from autograph_rewrite.passes.compression.compress import reduce_compressed
 from autograph_rewrite.passes.reshard.global_sizes import global_size
 from autograph_rewrite.passes.reshard.insert_reshards import Conversion, Reshards, home_of_edge
 from autograph_rewrite.plan.parts.messages import SIZES, EdgePlan
+from autograph_rewrite.resolve.stages.assignment import Stages
 
 
 class LoweredReshards:
@@ -336,11 +337,26 @@ def lower_along_model(rewrite: Rewrite) -> None:
     nodes = tuple(node for node in rewrite.graph if axis_along(node))
     along = AlongModel(rewrite, nodes, rewrite.get(Keys).salt)
     for node in nodes:
+        before = len(rewrite.graph)
         new = along.lower(node)
+        if rewrite.has(Stages):
+            made = islice(reversed(rewrite.graph.nodes.values()), len(rewrite.graph) - before)
+            _stay_with(node, [one for one in made if one.span == EACH], rewrite.get(Stages))
         for control in node.controls:
             new.node.add_control(control)
         _replace_reshard(rewrite, node, new)
         take_name(rewrite.graph, new.node, node.name)
+
+
+def _stay_with(reshard: Node, made: Iterable[Node], stages: Stages) -> None:
+    """Put what makes a conversion for each micro-batch in its stage, by which the keys of its groups go.
+
+    What is read may be made in an earlier one, whose devices are others.
+    """
+    for node in made:
+        node.put(STAGE, reshard.at(STAGE))
+        if reshard in stages.backward:
+            stages.backward.add(node)
 
 
 def _replace_reshard(rewrite: Rewrite, node: Node, new: Value) -> None:
