@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.compile import compile_task, request
+from autograph_rewrite.compile import request
 from autograph_rewrite.cost.pipeline.parts import Staged, divided
 from autograph_rewrite.cost.simulate import Hardware, SimulatedStep, counted, simulated
 from autograph_rewrite.cost.tasks.result import Simulation
@@ -27,6 +27,8 @@ from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import RewriteError
 from autograph_rewrite.ir.graph import Node
+from autograph_rewrite.passes import pass_pipeline
+from autograph_rewrite.passes.base.rewriting import Request
 from autograph_rewrite.plan.parts.messages import EdgePlan
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import run_devices
@@ -179,19 +181,24 @@ class Search:
         return True
 
 
-def refusal(item: TrainingGraph, plan: Plan) -> RewriteError | None:
+def refusal(item: TrainingGraph, plan: Plan, *, with_hints: bool = True) -> RewriteError | None:
     """Return why a plan cannot be carried out, None where it can.
 
     Args:
         item: normalised; it is not changed.
         plan: a request, or a plan with edges.
+        with_hints: the error says what would lift it, which is tried out.
     """
     training = bool(item.targets)  # micro-batches and stages are tried with the rest, where anything is trained
     tried = plan.of_step(training=training)
     try:
         request(item, plan)
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
-            compile_task(item, tried, task, training=training)
+            asked = Request(item, tried, task, training)
+            if with_hints:
+                pass_pipeline.rewrite(asked, verify=True)
+            else:
+                pass_pipeline.try_out(asked)
     except RewriteError as error:
         return error
     return None
@@ -208,12 +215,12 @@ def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tupl
         RewriteError: that of the first, if none of them can.
     """
     notes: list[str] = []
-    first: RewriteError | None = None
+    refused: list[tuple[Plan, RewriteError]] = []
     for candidate in candidates:
-        error = refusal(item, candidate.plan)
+        error = refusal(item, candidate.plan, with_hints=False)
         if error is None:
             return candidate, notes
-        first = first or error
+        refused.append((candidate.plan, error))
         notes.append(f"a plan like {candidate.plan.strategy} was dropped, since it cannot be built: {error.problem}")
-    assert first is not None
-    raise first
+    plan, error = refused[0]
+    raise refusal(item, plan) or error

@@ -177,17 +177,33 @@ def rewrite(
             raise
 
 
+def try_out(request: Request) -> None:
+    """Carry a plan out on a copy of the graph, as far as something may be refused: the folded graph is complete.
+
+    Raises:
+        RewriteError: as `rewrite` does, without what would lift a refusal.
+    """
+    with no_garbage_collection():
+        _folded(request, request.item.graph.clone(), verify=True)
+
+
 def _rewrite(
     request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()
 ) -> TrainingGraph:
+    state = _folded(request, graph, verify=verify, observers=observers)
+    run_passes(state, PIPELINE[-1:])
+    return finished(state)
+
+
+def _folded(request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()) -> Rewrite:
+    """Return the rewrite with all but its expansion done."""
     state = Rewrite.of(request, graph)
     require_no_servers(state.job)
     run_passes(state, with_user_passes(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
     if verify and len(set(run_devices(state.plan))) > 1:
         check_arrivals(state.graph, {node.name for node in state.get(Propagation).order}, on_other_replicas)
         check_runs(state.graph, state.mesh, state.roots)
-    run_passes(state, PIPELINE[-1:])
-    return finished(state)
+    return state
 
 
 def resolve(item: TrainingGraph, plan: Plan, batch: int | None = None) -> Plan:
