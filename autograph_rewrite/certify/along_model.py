@@ -15,6 +15,7 @@ import numpy as np
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.samples import COMBINE, draw
 from autograph_rewrite.certify.seen import Seen, said
+from autograph_rewrite.certify.windows import own_rows, unpadded
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
 from autograph_rewrite.ir.format.annotations import placements_of
@@ -56,16 +57,18 @@ def judge_reshard(seen: Seen) -> str | None:
         return f"result 0 is claimed {said(made)}, of {said(read)}"
     if made.value is not None:
         return "its contents are claimed, of which nothing is known"
-    wanted = _shape(read, before, after, dim, sizes)
+    wanted = _shape(read, before, after, dim, sizes, node.attr("rows"))
     if None not in (made.shape, wanted) and made.shape != wanted:
         return f"the shape of result 0 is claimed {made.shape}, and is {wanted}"
     return None
 
 
-def _shape(read: Claim, before: Placement, after: Placement, dim: int, sizes: Sequence[int]) -> tuple[Any, ...] | None:
+def _shape(
+    read: Claim, before: Placement, after: Placement, dim: int, sizes: Sequence[int], rows: Sequence[int]
+) -> tuple[Any, ...] | None:
     if read.shape is None or not (before.is_split or after.is_split):
         return read.shape
-    size = sizes[0] if after.is_split else sum(sizes)
+    size = rows[1] - rows[0] if rows else sizes[0] if after.is_split else sum(sizes)
     return (*read.shape[:dim], size, *read.shape[dim + 1 :])
 
 
@@ -192,12 +195,26 @@ def _wanted_of(reshard: Node, data: Sequence[Any]) -> list[Any]:
         data = [reduce(COMBINE[before.op], data)] * len(data)
     if before.is_split:
         data = [np.concatenate(data, dim)] * len(data)
+    if rows := reshard.attr("rows"):
+        return [_with_padding(one, dim, i * sizes[0] + rows[0], i * sizes[0] + rows[1], reshard.attr("lowest"))
+                for i, one in enumerate(data)]  # fmt: skip
     if after.is_split:
         ends = np.cumsum([0, *sizes])
         return [np.take(one, np.arange(ends[i], ends[i + 1]), dim) for i, one in enumerate(data)]
     if before.differs:
         return list(data)
     return [one if device == 0 else np.zeros_like(one) for device, one in enumerate(data)]
+
+
+def _with_padding(whole: Any, dim: int, begin: int, end: int, lowest: bool) -> Any:
+    """Return rows of a value, those outside of it filled."""
+    size, filled = whole.shape[dim], 0
+    if lowest:
+        filled = -np.inf if whole.dtype.kind == "f" else np.iinfo(whole.dtype).min
+    inside = np.take(whole, np.arange(max(0, begin), min(size, end)), dim)
+    ends = [(0, 0)] * whole.ndim
+    ends[dim] = max(0, -begin), max(0, end - size)
+    return np.pad(inside, ends, constant_values=filled)
 
 
 # The program of one device, written of a graph whose values have placements: what each node reads is followed back.
@@ -219,10 +236,12 @@ def check_written(before: Graph, after: Graph, claims: Claims) -> None:
             continue
         if found is None or found.op != node.op or len(found.inputs) != len(node.inputs):
             raise VerifyError(f"'{node.name}' ({node.op}) is not in the program of one device", node=node)
+        if (problem := unpadded(found, node, claims)) is not None:
+            raise VerifyError(f"'{node.name}' ({node.op}) {problem}", node=found)
         for index, (value, wanted) in enumerate(zip(found.inputs, node.inputs, strict=True)):
-            if node.op in SHAPES_OF_ELEMENTS and not index:  # which their kernels check
-                continue
             read = claims.reads.get((node.name, index), OWN)
+            if (node.op in SHAPES_OF_ELEMENTS and not index) or (read.kind == "entry" and read.rows):
+                continue  # which their kernels check
             if (problem := _follow(value, wanted, read, claims, now[wanted.node.name])) is not None:
                 raise VerifyError(f"input {index} of '{node.name}' ({node.op}) {problem}", node=found)
 
@@ -252,6 +271,10 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node 
     while is_along_model(value.node, claims.axis):
         steps.append(value.node)
         value = value.node.inputs[0]
+    if value.node.op == "Slice" and made is not None and value.node.name.startswith(f"{made.name}/own"):
+        if (problem := own_rows(value.node, wanted, claims)) is not None:
+            return problem
+        value = value.node.inputs[0]
     if value.name not in (wanted.name, block):
         return f"reads '{value.name}', and not '{wanted.name}'"
     at = _said(claim)
@@ -259,8 +282,9 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node 
         before, after = _kinds(step)
         if _as(before) != at:
             return f"converts '{wanted.name}' from {before!r}, and it is {said(claim)}"
-        at = _as(after)
+        at = (*_as(after), *step.attr("rows"), *([step.attr("lowest")] if step.attr("rows") else []))
     goal = _said(claim) if read == OWN else (read.kind, *((read.dim,) if read.kind == "split" else ()), *_sum(read))
+    goal += (*read.rows, *([read.lowest] if read.rows else []))
     return None if at == goal else f"reads '{wanted.name}' {at}, and should read it {goal}"
 
 

@@ -11,6 +11,7 @@ Nothing here derives a placement or chooses one: it says whether one that is cla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from autograph_rewrite.certify.seen import (
     whole,
 )
 from autograph_rewrite.certify.table import TABLE, text_of
+from autograph_rewrite.certify.windows import judge_windows, reads_windows
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import SEGMENTS, Claim, Claims, Dim, sizes_of_shards
@@ -176,6 +178,10 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
             if (wrong := local_indices.judge_local_indices(node, claims)) is not None:
                 raise _refusal(node, wrong)
             continue
+        if reads_windows(node, claims):
+            if (wrong := judge_windows(seen, claims)) is not None:
+                raise _refusal(node, wrong)
+            continue
         folded = node.name in claims.folded
         key = (*_key(seen), folded)
         if key not in judged:
@@ -247,6 +253,9 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
         return _judge_sizes(seen, folded=folded)
     if runs and any(claim.differs or claim.zero for claim in (*seen.operands, *seen.results)):
         return judge_by_running(seen)
+    if node.op == "FusedBatchNormGradV3" and node.inputs[5].node.op == "FusedBatchNormV3":
+        kept = seen.operands[5]._replace(kind="replicated")  # what the same kernel has kept for it, of the same block
+        seen = replace(seen, operands=(*seen.operands[:5], kept))
     text = text_of(seen)
     return judge(seen, None if text is None else factors_of(seen, text))
 

@@ -59,23 +59,20 @@ n.,n->n,n. : SparseSoftmaxCrossEntropyWithLogits
 n.,n->n : InTopK
 n.,n,*->n : InTopKV2
 n.,n.->n. : LowerBound UpperBound
-n...,....->n... linear 0 1 : Conv2D DepthwiseConv2dNative
-#n...,....,n...->n... linear 1 2 : Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput
-n...,*,n...->....|n linear 0 2 : Conv2DBackpropFilter DepthwiseConv2dNativeBackpropFilter
+n...,....->n... linear 0 1 : DepthwiseConv2dNative
+#n...,....,n...->n... linear 1 2 : DepthwiseConv2dNativeBackpropInput
+n...,*,n...->....|n linear 0 2 : DepthwiseConv2dNativeBackpropFilter
 n....,.....->n.... linear 0 1 : Conv3D
 #n....,.....,n....->n.... linear 1 2 : Conv3DBackpropInputV2
 n....,*,n....->.....|n linear 0 2 : Conv3DBackpropFilterV2
 n...,...->n... : Dilation2D
 n...,...,n...->n... linear 2 : Dilation2DBackpropInput
 n...,...,n...->...|n linear 2 : Dilation2DBackpropFilter
-n...->n... linear 0 : AvgPool ExtractImagePatches SpaceToDepth DepthToSpace
-#n...,n...->n... linear 1 : AvgPoolGrad
+n...->n... linear 0 : ExtractImagePatches SpaceToDepth DepthToSpace
 n....->n.... linear 0 : AvgPool3D ExtractVolumePatches
 #n....,n....->n.... linear 1 : AvgPool3DGrad
-n...->n... : MaxPool
 n...,*,*->n... : MaxPoolV2
 n....->n.... : MaxPool3D
-n...,n...,n...->n... : MaxPoolGrad MaxPoolGradGrad
 n...,n...,n...,*,*->n... : MaxPoolGradV2 MaxPoolGradGradV2
 n....,n....,n....->n.... : MaxPool3DGrad MaxPool3DGradGrad
 nhw.->nhw. : LRN
@@ -182,15 +179,59 @@ def bias_add_grad(seen: Seen) -> str | None:
     return names and f"{names}->c|{names.replace('c', '')} linear 0"
 
 
+def _image(seen: Seen, channel: str) -> str:
+    """Return the names of the dimensions of images."""
+    return f"n{channel}.." if seen.attr("data_format", b"NHWC") == b"NCHW" else f"n..{channel}"
+
+
+def convolution(seen: Seen) -> str:
+    """Channels of the input are summed over, where each filter reads all of them: none is of a group."""
+    filters = seen.operands[1].value or seen.operands[1].shape or ()
+    images = seen.operands[0].value or seen.operands[0].shape or ()
+    is_gradient_of_filters = seen.node.op == "Conv2DBackpropFilter"
+    is_stated = not is_gradient_of_filters or seen.operands[1].kind == "local"  # else the kernel makes whole filters
+    together = len(filters) == len(images) == 4 and filters[2] == images[_image(seen, "c").index("c")]
+    c, o = "co" if together and is_stated else ".."
+    x, y, each = _image(seen, c), _image(seen, o), f"..{c}{o}"
+    if seen.node.op == "Conv2D":
+        return f"{x},{each}->{y}|{c.strip('.')} linear 0 1"
+    if seen.node.op == "Conv2DBackpropInput":
+        return f"#{x},{each},{y}->{x}|{o.strip('.')} linear 1 2"
+    return f"{x},{f'#{each}' if seen.operands[1].kind == 'local' else '*'},{y}->{each}|n linear 0 2"
+
+
+def pool(seen: Seen) -> str:
+    """Each channel has windows of its own, unless they reach over several."""
+    at = _image(seen, "c").index("c")
+    image = _image(seen, "c" if seen.attr("ksize")[at] == seen.attr("strides")[at] == 1 else ".")
+    average = seen.node.op.startswith("Avg")
+    if seen.node.op == "AvgPoolGrad":
+        return f"#{image},{image}->{image} linear 1"
+    return f"{','.join([image] * len(seen.operands))}->{image}{' linear 0' if average else ''}"
+
+
 def batch_norm(seen: Seen) -> str | None:
     """Images keep apart where they are normalised by given statistics, which are handed on."""
-    rank = seen.rank(0)
+    rank, at = seen.rank(0), _image(seen, "c").index("c")
+    if rank == 4 and any(claim.kind == "split" and claim.dim == at for claim in seen.operands[:2]):
+        return _batch_norm_of_channels(seen)
     if seen.attr("is_training", True) or not rank:
         return None
     image = "n" + "." * (rank - 1)
     if "Grad" in seen.node.op:  # gradients of scale and offset are sums over the images
         return f"{image},{image},*+->{image},.,.,*,*|n"
     return f"{image},*+->{image},*+"
+
+
+def _batch_norm_of_channels(seen: Seen) -> str:
+    """Each channel is normalised by itself; what a kernel keeps for its gradient besides, no other op reads."""
+    image, kept = _image(seen, "c"), ",."[: 2 * (len(seen.results) > 5)]
+    if "Grad" in seen.node.op:
+        read = [("c" if claim.shape != (0,) else "*") for claim in seen.operands[2:5]]
+        others = ",*" * (len(seen.operands) - 5)
+        return f"{image},{image},{','.join(read)}{others}->{image},c,c,*,*"
+    vectors = ["c" if claim.shape != (0,) else "*" for claim in seen.operands[1:]]
+    return f"{image},{','.join(vectors)}->{image},c,c,c,c{f'{kept}|c' if kept else ''}"
 
 
 def transform(seen: Seen) -> str | None:
@@ -318,6 +359,8 @@ Entry = str | Callable[[Seen], str | None]
 FUNCTIONS: Mapping[Callable[[Seen], str | None], str] = {
     matmul: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
     einsum: "Einsum",
+    convolution: "Conv2D Conv2DBackpropInput Conv2DBackpropFilter",
+    pool: "AvgPool AvgPoolGrad MaxPool MaxPoolGrad MaxPoolGradGrad",
     bias_add: "BiasAdd BiasAddV1",
     bias_add_grad: "BiasAddGrad",
     batch_norm: """FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3

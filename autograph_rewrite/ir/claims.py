@@ -77,6 +77,9 @@ class Read(NamedTuple):
         size: what the entry of a shape has to be.
         segments: rows of each example in each segment of a block, in the place of `unit`.
         shards: the size of each shard, where it is read as shards of a variable.
+        rows: which are read by a window, counted from the first of the block, rows of neighbours and padding among
+            them; of the entry of a shape, so many are meant.
+        lowest: padding is the lowest number, and not zero.
     """
 
     kind: str
@@ -85,6 +88,8 @@ class Read(NamedTuple):
     size: Dim = None
     segments: tuple[int, ...] = ()
     shards: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    lowest: bool = False
 
 
 OWN = Read("own")

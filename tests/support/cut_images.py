@@ -13,12 +13,14 @@ SPECS = (tf.TensorSpec([None, 16, 16, 3], tf.float64), tf.TensorSpec([None, 3], 
 STRIDES = (1, 2, 1, 1, 2)
 
 
-def config(model: int, data: int = 1, split: Sequence[int] = (), match: str = "x") -> dict[str, Any]:
+def config(
+    model: int, data: int = 1, split: Sequence[int] = (), match: str = "x", variables: str = "shared"
+) -> dict[str, Any]:
     """Return a configuration that cuts the images."""
     return {
         "devices": [f"CPU:{i}" for i in range(model * data)],
         "mesh": {"data": data, "model": model},
-        "strategy": {"name": "AllReduce"},
+        "strategy": {"name": "AllReduce", "variables": variables},
         "sharding": [{"match": match, "split": list(split) or [1, model, 1, 1]}],
     }
 

@@ -40,7 +40,7 @@ def _faults(node: Node, found: Reshard, mesh: Mesh, alone: set[str]) -> Iterator
     for axis in dict.fromkeys((*found.over, *found.before, *found.after)):
         before, after = (one.get(axis, REPLICATED) for one in (found.before, found.after))
         # A value that changes its place keeps its placements: what one stage computes and the next reads.
-        changes = before != after or (axis in node.place and _is_elsewhere(node, axis))
+        changes = before != after or (axis in node.place and _is_elsewhere(node, axis)) or bool(node.attr("rows"))
         if changes and axis not in found.over:
             yield f"changes along '{axis}', and is not over it"
         elif not changes and axis in found.over:

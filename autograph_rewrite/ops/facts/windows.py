@@ -78,6 +78,7 @@ class Halo(NamedTuple):
         reads: which rows. READ: those that its own outputs read. READERS: of an output, those that read its own rows
             of the input. NEIGHBOURS: those that are in a window with one of its own.
         beside: padding along the other dimension of the window, before and after.
+        lowest: rows of padding are the lowest number, and not zero: nothing at all in a maximum.
     """
 
     window: Window
@@ -85,6 +86,7 @@ class Halo(NamedTuple):
     outputs: int
     reads: str
     beside: Rows
+    lowest: bool = False
 
     def own(self, units: Rows) -> Rows:
         """Return the rows of a device's own block."""
@@ -103,6 +105,26 @@ class Halo(NamedTuple):
         if self.reads == READ:
             return units[0] * self.outputs, units[1] * self.outputs
         return self.window.readers((units[0] * self.rows, units[1] * self.rows))
+
+    def alike(self, units: int) -> Rows | None:
+        """Return the rows that each device reads, counted from the first of its block, and padding among them.
+
+        None: not all read as many, since their blocks of the input and of the output do not begin at one window.
+
+        Args:
+            units: of every block.
+        """
+        window, rows, outputs = self.window, units * self.rows, units * self.outputs
+        if rows != outputs * window.stride:
+            return None
+        if self.reads == READ:
+            return window.covered((0, outputs))
+        first = min(-((window.size - 1 - window.before) // window.stride), window.before // window.stride)
+        readers = first, (rows - 1 + window.before) // window.stride + 1
+        if self.reads == READERS:
+            return readers
+        begin, end = window.covered(readers)
+        return begin, max(end, rows)
 
     def padding(self, units: Rows) -> Rows:
         """Return the rows of padding that a device's windows read, before and after the rows that it reads."""

@@ -34,7 +34,8 @@ def _shape(n: Op) -> tuple[Shape | None, ...]:
     shape, sizes, dim = n.shape(0), tuple(n.attr("shards", ())), n.attr("dim")
     if is_over(n, REPLICA) or not sizes or shape is None:
         return (shape,)
-    size = sum(sizes) if b"split" in n.attr("before") else sizes[0]
+    rows = n.attr("rows", ())  # what a window reads, with rows of neighbours
+    size = rows[1] - rows[0] if rows else sum(sizes) if b"split" in n.attr("before") else sizes[0]
     return ((*shape[:dim], size, *shape[dim + 1 :]),)
 
 

@@ -22,16 +22,17 @@ X, Y, X_SIZES, FILTER, FILTER_SIZES = "x", "y", "x_sizes", "filter", "filter_siz
 """What an operand is: of the input's or the output's shape, their shape, the filter, its shape."""
 
 
-def windowed(rule: Rule, operands: tuple[str, ...], output: str) -> Rule:
+def windowed(rule: Rule, operands: tuple[str, ...], output: str, *, lowest: bool = False) -> Rule:
     """Return the rule of an op with a window, which splits rows and columns, too.
 
     Args:
         rule: for every other split.
+        lowest: it takes maxima, in which padding is nothing.
     """
 
     def place(n: Op) -> Placed | None:
         dim = _cut(n, operands)
-        return rule.place(n) if dim is None else _place(n, operands, output, dim)
+        return rule.place(n) if dim is None else _place(n, operands, output, dim, lowest=lowest)
 
     def shape(n: Op) -> tuple[Shape | None, ...]:
         assert rule.shape is not None
@@ -63,7 +64,7 @@ def _first(n: Op) -> int:
     return 2 if n.attr("data_format", b"NHWC").startswith(b"NC") else 1
 
 
-def _place(n: Op, operands: tuple[str, ...], output: str, dim: int) -> Placed:
+def _place(n: Op, operands: tuple[str, ...], output: str, dim: int, *, lowest: bool) -> Placed:
     window, other = window_of(n, operands, dim), window_of(n, operands, 2 * _first(n) + 1 - dim)
     problem = _problem(n, window, other)
     if window is None or other is None or problem:
@@ -72,7 +73,7 @@ def _place(n: Op, operands: tuple[str, ...], output: str, dim: int) -> Placed:
     rows, outputs = window.rows // units, window.outputs // units
 
     def halo(reads: str) -> Halo:
-        return Halo(window, rows, outputs, reads, (other.before, other.after))
+        return Halo(window, rows, outputs, reads, (other.before, other.after), lowest and reads != READERS)
 
     of_input = output == X
     wants: dict[int, Reshard] = {}

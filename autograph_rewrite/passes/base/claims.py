@@ -91,16 +91,20 @@ def _read(state: Propagation, node: Node, index: int, value: Value, carried: Map
         reshard = Slice(state.whole_inputs[value], 1 if of_batch else unit(state.facts[value].split_size) or 1)
     elif reshard is None:
         reshard = state.reduced.get(value)
-    return _as_read(reshard)
+    sizes = state.semantics.extent.sizes or (0,)
+    return _as_read(reshard, sizes[0])
 
 
-def _as_read(reshard: Reshard | None) -> Read:
+def _as_read(reshard: Reshard | None, units: int = 0) -> Read:
     if reshard is None:
         return OWN
     if isinstance(reshard, LocalEntry):
-        return Read("entry", reshard.position, 1, reshard.size)
+        rows = reshard.halo.alike(units) or () if reshard.halo is not None and units else ()
+        return Read("entry", reshard.position, 1, reshard.size, rows=rows)
     if isinstance(reshard, Slice):
-        return Read("split", reshard.dim, reshard.unit, None, reshard.segments, reshard.shards)
+        rows = reshard.halo.alike(units) or () if reshard.halo is not None and units else ()
+        is_lowest = reshard.halo is not None and reshard.halo.lowest
+        return Read("split", reshard.dim, reshard.unit, None, reshard.segments, reshard.shards, rows, is_lowest)
     if reshard == PARTIAL:
         return Read("partial")
     return Read(reshard.kind, reshard.dim)

@@ -66,6 +66,8 @@ class AlongModel:
         before, after = (placements_of(node.attr(key).decode()).get(axis, REPLICATED) for key in ("before", "after"))
         (value,) = node.inputs
         fact, dim, sizes = self.rewrite.fact(node.output()), node.attr("dim"), node.attr("shards")
+        if rows := node.attr("rows"):
+            return self._rows(node, value, rows, is_cut=before.is_split)
         if before.is_partial:
             return self._sum(node, value, fact, before.op, dim if after.is_split else None)
         if before.is_split:
@@ -144,6 +146,63 @@ class AlongModel:
                         for k, one in enumerate(each)]  # fmt: skip
             gathered = build.op("ConcatV2", *each, self._number(build, dim, "axis"), what="joined", N=count)
         return decode(rewrite, gathered, value.dtype, node.name)
+
+    def _rows(self, node: Node, value: Value, rows: Sequence[int], *, is_cut: bool) -> Value:
+        """Return the rows that a window reads: one's block with rows of others, and of padding at both ends.
+
+        h/halo    edges = gather(last rows, first rows)      0 | e0 | e1 | e2 | 0       each device takes
+                  concat(edges[k], h, edges[k + 1])                                     those next to its block
+        """
+        rewrite, axis, dim = self.rewrite, axis_along(node), node.attr("dim")
+        build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
+        size, before, after = node.attr("shards")[0], max(0, -rows[0]), max(0, rows[1] - node.attr("shards")[0])
+
+        def part(whole: Value, first: Callable[[Mapping[str, int]], int], count: int, what: str) -> Value:
+            def begin(at: Mapping[str, int]) -> list[int]:
+                return [first(at) if i == dim else 0 for i in range(rank)]
+
+            begins = rewrite.const_at(begin, np.int32, name=f"{node.name}/{what}/begin", near=value, span=node.span)
+            sizes = self._number(build, [count if i == dim else -1 for i in range(rank)], f"{what}/size")
+            return build.op("Slice", whole, begins, sizes, what=what)
+
+        rank = rewrite.fact(node.output()).rank
+        assert rank is not None
+        if not is_cut:
+            padded = self._padded(node, build, value, rank, before, after)
+            return part(padded, lambda at: at[axis] * size + rows[0] + before, rows[1] - rows[0], "rows")
+        if max(before, after) > size:  # rows of more than the next neighbours
+            whole = self._joined(node, value, rewrite.fact(node.output()), dim)
+            padded = self._padded(node, build, whole, rank, before, after)
+            return part(padded, lambda at: at[axis] * size + rows[0] + before, rows[1] - rows[0], "rows")
+        first, end = max(0, rows[0]), min(size, rows[1])
+        own = value if (first, end) == (0, size) else part(value, lambda at: first, end - first, "own")
+        if not before and not after:  # windows that reach no neighbour
+            return build.op("Identity", own, what="rows")
+        edges = [part(value, lambda at: 0, after, "first")] if after else []
+        edges += [part(value, lambda at: size - before, before, "last")] if before else []
+        at_dim = self._number(build, dim, "at")
+        sent = edges[0] if len(edges) == 1 else build.op("ConcatV2", *edges, at_dim, what="edges")
+        whole = self._joined(node, sent, rewrite.fact(node.output()), dim)
+        padded = self._padded(node, build, whole, rank, before, after)
+        taken = [part(padded, lambda at: at[axis] * (before + after), before, "ahead")] if before else []
+        taken.append(own)
+        if after:
+            taken.append(part(padded, lambda at: before + (at[axis] + 1) * (before + after), after, "behind"))
+        return build.op("ConcatV2", *taken, at_dim, what="rows")
+
+    def _padded(self, node: Node, build: FoldedBuilder, value: Value, rank: int, before: int, after: int) -> Value:
+        """Return rows with padding at both ends."""
+        if not before and not after:
+            return value
+        dim = node.attr("dim")
+        paddings = self._number(build, [[before, after] if i == dim else [0, 0] for i in range(rank)], "paddings")
+        if not node.attr("lowest"):
+            return build.op("Pad", value, paddings, what="padded")
+        kind = np.dtype(dtypes.numpy_dtype(value.dtype) or np.float32)
+        lowest = -np.inf if kind.kind == "f" else int(np.iinfo(kind).min)
+        number = self._number(build, lowest, "lowest", dtypes.from_numpy(kind))
+        number = cast(self.rewrite, number, value.dtype, f"{node.name}/lowest")
+        return build.op("PadV2", value, paddings, number, what="padded")
 
     def _mark(self, reshard: Node, made: Node) -> None:
         """Say of a collective along which of the model axes devices meet there."""

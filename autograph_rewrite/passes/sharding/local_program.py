@@ -32,7 +32,7 @@ from autograph_rewrite.ir.types.opdefs import RESHARD, axis_along, get_op
 from autograph_rewrite.ir.variable_ops import ANONYMOUS, dense_inputs, handle_node, is_handle, rows_argument
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, unit
-from autograph_rewrite.ops.facts.windows import READ, Halo, Rows
+from autograph_rewrite.ops.facts.windows import NEIGHBOURS, READ, Halo, Rows
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.claims import carried_by
@@ -53,6 +53,7 @@ LOWERINGS = {
     ("split", "replicated"): "collective_gather",
     ("replicated", "split"): "slice",
     ("replicated", "partial"): "zeros",
+    ("split", "split"): "collective_gather",
 }
 
 
@@ -121,8 +122,8 @@ def obstacle(found: ModelPlacements, cut: Round) -> str:
     for node in state.order:
         made = state.transfers[node]
         wanted = [want for want in made.operand_reshards.values() if isinstance(want, (Slice, LocalEntry))]
-        if any(want.halo is not None for want in wanted):
-            return f"'{node.name}' reads rows of its neighbours"
+        if any(want.halo is not None and want.halo.alike(cut.sizes[0]) is None for want in wanted):
+            return f"'{node.name}' reads rows of its neighbours, and not all devices read as many"
         if node.op == "VariableShape" and handle_node(node.inputs[0]) in found.members:  # a constant
             continue
         if any(node.inputs[i].dtype in (dtypes.RESOURCE, dtypes.VARIANT) for i in made.operand_reshards):
@@ -235,10 +236,10 @@ class LocalProgram:
                 want = carried.get(node) or self._wanted(node, index, value)
                 if want is not None and value.node not in carried:  # which hands on what is converted before it
                     node.set_input(index, self.converted(value, want))
+            if (window := halo_of(made.operand_reshards)) is not None:
+                self._with_window(node, *window)
             if not self.alike:
                 rows.rewrite(node, member)
-                if (window := halo_of(made.operand_reshards)) is not None:
-                    self._with_window(node, *window)
                 continue
             if node.op == SEGMENT_SUM and state.source(node.output()).placement == split(0):
                 self._sum_rows(node)
@@ -341,7 +342,7 @@ class LocalProgram:
         """Return a value as a reader wants it; equal conversions are made once."""
         key: tuple[Value, object] = value, want
         if isinstance(want, Slice) and want.halo is not None:
-            key = value, (want.dim, self._spans(want.halo))
+            key = value, (want.dim, self._rows_read(want.halo), want.halo.lowest)
         if key not in self._made:
             self._made[key] = self._convert(value, want)
         return self._made[key]
@@ -424,11 +425,25 @@ class LocalProgram:
     def _spans(self, halo: Halo) -> tuple[Rows, ...]:
         return tuple(halo.span(units) for units in self.cut.places)
 
+    def _rows_read(self, halo: Halo) -> object:
+        """Return what tells the rows that are read with one halo from those of another."""
+        return halo.alike(self.cut.sizes[0]) if self.alike else self._spans(halo)
+
     def _with_halo(self, value: Value, dim: int, halo: Halo, before: Placement) -> Value:
         """Return the rows of a value that each coordinate reads, its neighbours' among them."""
         owned = tuple(halo.own(units) for units in self.cut.places)
-        made = Conversion(before, split(dim), halo=(self._spans(halo), owned))
-        return self.convert(value, "halo", made, dim=dim).output()
+        halos = self._spans(halo), owned
+        if not self.alike:
+            return self.convert(value, "halo", Conversion(before, split(dim), halo=halos), dim=dim).output()
+        rows, fact = halo.alike(self.cut.sizes[0]), self.found.whole.facts[value]
+        assert rows is not None
+        sizes = tuple(end - first for first, end in owned)
+        made = self.convert(value, "halo", Conversion(before, split(dim), sizes, halos), dim=dim)
+        made.set_attr("rows", rows)
+        made.set_attr("lowest", halo.lowest)
+        dims = [size if isinstance(size, int) else None for size in fact.shape or ()]
+        record_shapes(made, [(*dims[:dim], rows[1] - rows[0], *dims[dim + 1 :])])
+        return made.output()
 
     def _with_window(self, node: Node, dim: int, halo: Halo) -> None:
         """State the padding of each coordinate, and keep its rows of what it makes.
@@ -437,37 +452,53 @@ class LocalProgram:
         gradient of an input is computed for whole windows and cut to the rows of a coordinate: no window is divided,
         so that the first of several equal maxima is the same one.
         """
-        padded = [_padding(node, dim, halo.padding(units), halo.beside) for units in self.cut.places]
-        node.set_raw_attr("padding", PerInstance(tuple(encode("string", kind) for kind, _ in padded)))
-        if "explicit_paddings" in get_op(node.op).attrs:
-            rows = PerInstance(tuple(encode("list(int)", stated) for _, stated in padded))
-            node.set_raw_attr("explicit_paddings", rows)
         owned = [(units[0] * halo.rows, units[1] * halo.rows) for units in self.cut.places]
-        made = [halo.window.neighbours(one) for one in owned]
+        if self.alike:
+            more = halo._replace(reads=NEIGHBOURS).alike(self.cut.sizes[0])
+            assert more is not None
+            padded = [_padding(node, dim, (0, 0), halo.beside)]
+            made = [(one[0] + more[0], one[0] + more[1]) for one in owned]
+        else:
+            padded = [_padding(node, dim, halo.padding(units), halo.beside) for units in self.cut.places]
+            made = [halo.window.neighbours(one) for one in owned]
+        self._set_each(node, "padding", "string", [kind for kind, _ in padded])
+        if "explicit_paddings" in get_op(node.op).attrs:
+            self._set_each(node, "explicit_paddings", "list(int)", [stated for _, stated in padded])
         if halo.reads == READ or owned == made:
             return
         node.drop_attr("_output_shapes")
         firsts = [one[0] - more[0] for one, more in zip(owned, made, strict=True)]
         begins = [[first if i == dim else 0 for i in range(4)] for first in firsts]
         sizes = [[one[1] - one[0] if i == dim else -1 for i in range(4)] for one in owned]
+        if self.alike:
+            block = self._shape(self.state.source(node.output()), self.cut.sizes[0]) or ()
+            record_shapes(node, [(*block[:dim], made[0][1] - made[0][0], *block[dim + 1 :])])
         value, build = node.output(), Builder.at(node, span=self.span)
         begin, size = (self.each(value, one, "own/limit", dtypes.INT32) for one in (begins, sizes))
         own = build.op("Slice", value, begin, size, what="own")
         self.let_stand(own, value, own.node)
+
+    @staticmethod
+    def _set_each(node: Node, attr: str, kind: str, contents: Sequence[Any]) -> None:
+        """Set an attribute at each coordinate, or for all of them."""
+        raws = [encode(kind, content) for content in contents]
+        node.set_raw_attr(attr, raws[0] if len(raws) == 1 else PerInstance(tuple(raws)))
 
     def _with_entry(self, value: Value, want: LocalEntry) -> Value:
         """Return a shape whose entry is that of a block."""
         fact, rows = self.state.facts[value], unit(want.size) or 1
         entries, sizes, whole = fact.value or (), self.rows_of(rows), rows * self.cut.units
         if want.halo is not None:
-            spans, whole = self._spans(want.halo), want.halo.window.rows
+            rows, whole = want.halo.alike(self.cut.sizes[0]) if self.alike else None, want.halo.window.rows
+            spans = (rows,) * len(sizes) if rows is not None else self._spans(want.halo)
             sizes = tuple(end - first for first, end in spans)
         what = f"of_block_{want.position}"
         if entries and all(isinstance(entry, int) for entry in entries):
             contents = [[size if i == want.position else entry for i, entry in enumerate(entries)] for size in sizes]
             return self.each(value, contents, what)
         count = 4 if want.halo is not None else len(entries)
-        value = value if self.alike else self.converted(value, REPLICATED)
+        if not self.alike or want.halo is not None:
+            value = self.converted(value, REPLICATED)
         return self._scaled(value, [i == want.position for i in range(count)], sizes, whole, what, fact.shape)
 
     def _scaled(

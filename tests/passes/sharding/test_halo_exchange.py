@@ -13,8 +13,15 @@ import pytest
 import tensorflow as tf
 
 import autograph_rewrite as ar
+from autograph_rewrite.certify.certificate import Certificate
+from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.normalize.normalize import normalise_original
+from autograph_rewrite.ops.facts.windows import Halo
+from autograph_rewrite.passes.collectives.along_model import AlongModel
+from autograph_rewrite.passes.sharding import local_program
 from autograph_rewrite.passes.sharding.unroll import HaloExchange
 from tests.support import cut_images
+from tests.support.rewriting import run_pipeline
 
 Op = Callable[..., Any]
 
@@ -89,12 +96,21 @@ def images(rows: int, columns: int = 0) -> np.ndarray:
     return np.random.default_rng(1).integers(-2, 3, (2, rows, columns or rows, 2)).astype(np.float64)
 
 
-@pytest.mark.parametrize("split", [[1, 2, 1, 1], [1, 4, 1, 1], [1, 1, 2, 1]], ids=["2 x rows", "4 x rows", "columns"])
+BOTH = pytest.mark.parametrize("variables", ["shared", "mirrored"])
+SPLITS = pytest.mark.parametrize(
+    "split", [[1, 2, 1, 1], [1, 4, 1, 1], [1, 1, 2, 1]], ids=["2 x rows", "4 x rows", "columns"]
+)
+
+
+@BOTH
+@SPLITS
 @pytest.mark.parametrize("name", OPS)
-def test_an_op_with_a_window_is_cut_and_finds_on_blocks_what_it_finds_on_images(name: str, split: list[int]) -> None:
+def test_an_op_with_a_window_is_cut_and_finds_on_blocks_what_it_finds_on_images(
+    name: str, split: list[int], variables: str
+) -> None:
     op, size, rows = OPS[name]
     x = images(rows)
-    on_blocks, windows, notes = run(op, x, size, cut_images.config(max(split), split=split))
+    on_blocks, windows, notes = run(op, x, size, cut_images.config(max(split), split=split, variables=variables))
     expected, count, _ = run(op, x, size, None)
     for one, wanted in zip(on_blocks, expected, strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
@@ -123,12 +139,99 @@ def test_rows_that_do_not_lie_on_the_blocks_are_computed_whole_and_it_is_said() 
     assert any("makes 5 rows of 9" in note for note in said), said
 
 
-@pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2), (1, 4), (2, 4)])
-def test_a_cnn_of_five_layers_trains_as_on_one_device(data: int, model: int) -> None:
+# What devices read of each other where each runs one program: rows in collectives, and padding written as rows.
+
+
+def item_of(name: str) -> ar.GraphItem:
+    """Return the item of a step with an op."""
+    op, size, rows = OPS[name]
+    filters = tf.Variable(np.random.default_rng(0).normal(size=(size, size, 2, 2)), name="f")
+    return normalise_original(
+        ar.GraphItem.from_function(step_of(op, filters), tf.TensorSpec([None, rows, rows, 2], tf.float64, name="x"))
+    )
+
+
+def certified(item: ar.GraphItem, split: list[int]) -> ar.GraphItem:
+    """Return a rewrite of which everything is certified."""
+    certificate = Certificate(strict=True)
+    new = run_pipeline(
+        item,
+        ar.build_plan(item, cut_images.config(max(split), split=split, variables="mirrored")),
+        certificate=certificate,
+    )
+    assert not certificate.not_covered
+    return new
+
+
+@SPLITS
+@pytest.mark.parametrize("name", OPS)
+def test_rows_that_devices_hand_each_other_are_certified(name: str, split: list[int]) -> None:
+    new = certified(item_of(name), split)
+    windows = {node.device for node in new.graph if node.op.startswith(("Conv", "Depthwise", "MaxPool", "AvgPool"))}
+    assert len(windows) == max(split), "each device has a program of its blocks"
+
+
+def test_devices_that_do_not_read_as_many_rows_run_apart_and_it_is_said() -> None:
+    op = partial(convolution, stride=1, padding="VALID")
+    config = cut_images.config(2, variables="mirrored")
+    on_blocks, windows, notes = run(op, images(8), 3, config)
+    for one, wanted in zip(on_blocks, found(op, images(8), 3, None), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-12, atol=1e-12)
+    assert any("not all devices read as many" in note for note in notes), notes
+    assert windows["Conv2D"] == 2
+
+
+def test_edge_rows_travel_and_not_images() -> None:
+    item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
+    new = ar.rewrite(item, cut_images.config(4, variables="mirrored"))
+    edges = [edge for edge in new.report.plan.model_edges if edge.from_ == edge.to == "split(1)"]
+    assert edges
+    gathers = [node for node in new.graph if node.op == "CollectiveGatherV2" and "/halo" in node.name]
+    assert len(gathers) == 4 * len(edges)
+    assert not any("first devices" in note or "in parts" in note for note in new.report.plan.notes)
+
+
+def shifted(self: Halo, units: int, real: Callable[..., Any] = Halo.alike) -> Any:
+    rows = real(self, units)
+    return None if rows is None else (rows[0] + 1, rows[1] + 1)
+
+
+def padded_again(node: Any, dim: int, rows: Any, beside: Any, real: Callable[..., Any] = local_program._padding) -> Any:
+    return real(node, dim, (1, 1), beside)
+
+
+def other_way(self: AlongModel, *given: Any, real: Callable[..., Any] = AlongModel._padded) -> Any:
+    *others, before, after = given
+    return real(self, *others, after, before)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "mistake", "said"),
+    [
+        (Halo, "alike", shifted, "is laid on another one"),
+        (local_program, "_padding", padded_again, "pads rows"),
+        (AlongModel, "_padded", other_way, "gets something else"),
+    ],
+)
+def test_a_mistake_in_the_rows_of_neighbours_is_refused(
+    where: Any, name: str, mistake: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    item = item_of("explicit")
+    certified(item, [1, 2, 1, 1])
+    monkeypatch.setattr(where, name, mistake)
+    with pytest.raises(VerifyError, match=said):
+        certified(item, [1, 2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "variables"),
+    [*((*mesh, mode) for mesh in ((1, 2), (2, 2), (1, 4)) for mode in ("shared", "mirrored")), (2, 4, "shared")],
+)
+def test_a_cnn_of_five_layers_trains_as_on_one_device(data: int, model: int, variables: str) -> None:
     alone, cut = cut_images.variables(), cut_images.variables()
     one, many = (
         tf.function(cut_images.step_of(alone)),
-        ar.distribute(cut_images.step_of(cut), cut_images.config(model, data)),
+        ar.distribute(cut_images.step_of(cut), cut_images.config(model, data, variables=variables)),
     )
     x, y = map(tf.constant, cut_images.batch())
     for _ in range(5):
@@ -198,12 +301,13 @@ def keras_model() -> Any:
     return model
 
 
+@BOTH
 @pytest.mark.parametrize(("data", "model"), [(1, 2), (2, 2)])
-def test_a_keras_cnn_fits_as_on_one_device(data: int, model: int) -> None:
+def test_a_keras_cnn_fits_as_on_one_device(data: int, model: int, variables: str) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 8, 8, 3)), rng.integers(0, 5, (8,))
     alone, cut = keras_model(), keras_model()
-    cut = ar.distribute(cut, cut_images.config(model, data))
+    cut = ar.distribute(cut, cut_images.config(model, data, variables=variables))
     for one in (alone, cut):
         one.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
     for one, other in zip(alone.weights, cut.weights, strict=True):
@@ -223,3 +327,46 @@ def test_filters_are_cut_on_output_and_input_channels(data: int) -> None:
     edges = ar.rewrite(item, config).report.plan.model_edges
     sums = [edge.value for edge in edges if edge.lowering == "add_n"]
     assert sums == ["Conv2D_1"]  # the images need no gradient, so the backward pass sums nothing
+
+
+def cnn_of_everything() -> Any:
+    """A step with convolutions, a normalisation in training, both kinds of pools, and what feeds a moving mean."""
+    rng = np.random.default_rng(0)
+    f0, f1 = (
+        tf.Variable(rng.normal(size=(3, 3, c, 4)) * 0.3, name=f"f{i}", dtype="float32") for i, c in enumerate((3, 4))
+    )
+    scale, offset = tf.Variable(tf.ones(4), name="scale"), tf.Variable(tf.zeros(4), name="offset")
+    mean = tf.Variable(tf.zeros(4), name="mean", trainable=False)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h, now, _ = tf.compat.v1.nn.fused_batch_norm(tf.nn.conv2d(x, f0, 1, "SAME"), scale, offset)
+            h = tf.nn.avg_pool2d(tf.nn.max_pool2d(tf.nn.relu(h), 2, 2, "VALID"), 2, 2, "VALID")
+            loss = tf.reduce_mean(tf.nn.conv2d(h, f1, 1, "SAME") ** 2)
+        mean.assign(0.9 * mean + 0.1 * now)
+        trained = [f0, f1, scale, offset]
+        for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("cut", [CHANNELS, [{"match": "x", "split": [1, 2, 1, 1]}]], ids=["channels", "rows"])
+def test_all_of_a_cnn_is_certified_where_devices_run_one_program(cut: list[dict[str, Any]]) -> None:
+    item = ar.GraphItem.from_function(cnn_of_everything(), tf.TensorSpec([None, 8, 8, 3], tf.float32, name="x"))
+    config = {**cut_images.config(2, variables="mirrored"), "sharding": cut}
+    certificate = Certificate(strict=True)
+    run_pipeline(normalise_original(item), ar.build_plan(item, config), certificate=certificate)
+    assert not certificate.not_covered
+    report = ar.verify(item, config)
+    assert report.ok, report
+
+
+def test_rows_and_columns_are_cut_by_two_axes() -> None:
+    item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
+    both = {"mesh": {"data": 1, "model": [2, 2]}, "sharding": [{"match": "x", "axes": [-1, 0, 1, -1]}]}
+    config = {**cut_images.config(4, variables="mirrored"), **both}
+    report = ar.verify(item, config)
+    assert report.ok, report
+    assert not any("not all devices" in note for note in ar.rewrite(item, config).report.plan.notes)
