@@ -21,7 +21,7 @@ from autograph_rewrite.analysis.list_elements import SHAPES_OF_ELEMENTS, future_
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import awaited
-from autograph_rewrite.ir.format.annotations import Others, placement_of
+from autograph_rewrite.ir.format.annotations import Others
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Node, PerInstance, Value
 from autograph_rewrite.ir.mesh import MODEL, ONCE, Span
 from autograph_rewrite.ir.recorded_shapes import record_shapes
@@ -199,7 +199,7 @@ class LocalProgram:
     def blocked(self) -> ModelBlocks:
         """Return what the devices have blocks of; the program has been written."""
         placed = {value.name: self.state.source(value).placement for value in self.state.facts}
-        placed |= {node.output().name: placement_of(edge.to) for edge, node in self.made}
+        placed |= {node.output().name: made.after for node, made in self.conversions.items()}
         values = {name: ((self.axis, one),) for name, one in placed.items() if one.differs}
         variables = {name: ((self.axis, cut),) for name, cut in self.variables().items()}
         return ModelBlocks(variables, self.sums, self.lookups, values)
@@ -435,14 +435,15 @@ class LocalProgram:
         halos = self._spans(halo), owned
         if not self.alike:
             return self.convert(value, "halo", Conversion(before, split(dim), halo=halos), dim=dim).output()
-        rows, fact = halo.alike(self.cut.sizes[0]), self.found.whole.facts[value]
+        rows, fact = halo.alike(self.cut.sizes[0]), self.found.whole.facts.get(value)
         assert rows is not None
         sizes = tuple(end - first for first, end in owned)
         made = self.convert(value, "halo", Conversion(before, split(dim), sizes, halos), dim=dim)
         made.set_attr("rows", rows)
         made.set_attr("lowest", halo.lowest)
-        dims = [size if isinstance(size, int) else None for size in fact.shape or ()]
-        record_shapes(made, [(*dims[:dim], rows[1] - rows[0], *dims[dim + 1 :])])
+        if fact is not None and fact.shape is not None:  # none of what has been joined before
+            dims = [size if isinstance(size, int) else None for size in fact.shape]
+            record_shapes(made, [(*dims[:dim], rows[1] - rows[0], *dims[dim + 1 :])])
         return made.output()
 
     def _with_window(self, node: Node, dim: int, halo: Halo) -> None:
@@ -489,8 +490,8 @@ class LocalProgram:
         fact, rows = self.state.facts[value], unit(want.size) or 1
         entries, sizes, whole = fact.value or (), self.rows_of(rows), rows * self.cut.units
         if want.halo is not None:
-            rows, whole = want.halo.alike(self.cut.sizes[0]) if self.alike else None, want.halo.window.rows
-            spans = (rows,) * len(sizes) if rows is not None else self._spans(want.halo)
+            same, whole = want.halo.alike(self.cut.sizes[0]) if self.alike else None, want.halo.window.rows
+            spans = (same,) * len(sizes) if same is not None else self._spans(want.halo)
             sizes = tuple(end - first for first, end in spans)
         what = f"of_block_{want.position}"
         if entries and all(isinstance(entry, int) for entry in entries):
