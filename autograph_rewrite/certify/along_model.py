@@ -208,9 +208,9 @@ def _wanted_of(reshard: Node, data: Sequence[Any]) -> list[Any]:
 
 def _with_padding(whole: Any, dim: int, begin: int, end: int, lowest: bool) -> Any:
     """Return rows of a value, those outside of it filled."""
-    size, filled = whole.shape[dim], 0
+    size, filled = whole.shape[dim], 0.0
     if lowest:
-        filled = -np.inf if whole.dtype.kind == "f" else np.iinfo(whole.dtype).min
+        filled = -np.inf if whole.dtype.kind == "f" else float(np.iinfo(whole.dtype).min)
     inside = np.take(whole, np.arange(max(0, begin), min(size, end)), dim)
     ends = [(0, 0)] * whole.ndim
     ends[dim] = max(0, -begin), max(0, end - size)

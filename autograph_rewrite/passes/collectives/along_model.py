@@ -156,6 +156,7 @@ class AlongModel:
         rewrite, axis, dim = self.rewrite, axis_along(node), node.attr("dim")
         build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
         size, before, after = node.attr("shards")[0], max(0, -rows[0]), max(0, rows[1] - node.attr("shards")[0])
+        rank = rewrite.fact(node.output()).rank or 0  # of images it is known
 
         def part(whole: Value, first: Callable[[Mapping[str, int]], int], count: int, what: str) -> Value:
             def begin(at: Mapping[str, int]) -> list[int]:
@@ -165,8 +166,6 @@ class AlongModel:
             sizes = self._number(build, [count if i == dim else -1 for i in range(rank)], f"{what}/size")
             return build.op("Slice", whole, begins, sizes, what=what)
 
-        rank = rewrite.fact(node.output()).rank
-        assert rank is not None
         if not is_cut:
             padded = self._padded(node, build, value, rank, before, after)
             return part(padded, lambda at: at[axis] * size + rows[0] + before, rows[1] - rows[0], "rows")
@@ -198,7 +197,7 @@ class AlongModel:
         paddings = self._number(build, [[before, after] if i == dim else [0, 0] for i in range(rank)], "paddings")
         if not node.attr("lowest"):
             return build.op("Pad", value, paddings, what="padded")
-        kind = np.dtype(dtypes.numpy_dtype(value.dtype) or np.float32)
+        kind: Any = np.dtype(dtypes.numpy_dtype(value.dtype) or np.float32)
         lowest = -np.inf if kind.kind == "f" else int(np.iinfo(kind).min)
         number = self._number(build, lowest, "lowest", dtypes.from_numpy(kind))
         number = cast(self.rewrite, number, value.dtype, f"{node.name}/lowest")
