@@ -48,6 +48,7 @@ from autograph_rewrite.passes.local_sgd.train_alone import COUNT_STEPS, TRAIN_AL
 from autograph_rewrite.passes.localize.gather_for_outputs import GATHER_FOR_OUTPUTS
 from autograph_rewrite.passes.localize.localize_indices import LOCALIZE_INDICES, LOCALIZE_KEPT_ROWS
 from autograph_rewrite.passes.localize.rows_of_shards import ROWS_OF_SHARDS
+from autograph_rewrite.passes.localize.sizes_of_inputs import SIZES_OF_INPUTS
 from autograph_rewrite.passes.micro_batches.sequential_averages import FIND_AVERAGES, SEQUENTIAL_AVERAGES
 from autograph_rewrite.passes.parameter_server.delegate_to_chief import DELEGATE_TO_CHIEF, PARAMETER_SERVERS
 from autograph_rewrite.passes.pipeline_parallel.loop import ROLL_LOOP
@@ -85,6 +86,7 @@ ANALYSIS: tuple[Pass, ...] = (
     TRAIN_ALONE,
     VARIABLE_POLICIES,
     MERGE_VARYING,
+    SIZES_OF_INPUTS,
     SPLIT_DRAWS,
     LOCAL_BATCH_NORM,
     LOCALIZE_INDICES,

@@ -426,7 +426,19 @@ def _shape(item: ItemLike, name: str) -> Shape:
 def _named(item: ItemLike, entry: Sharding) -> Iterator[str]:
     """Yield the names of what an entry means: variables, or else the first outputs of nodes."""
     variables = [name for name in item.variables if matches(entry.match, name)]
-    yield from variables or (name for name in item.graph.nodes if matches(entry.match, name))
+    yield from _meant(item, entry, variables) or (name for name in item.graph.nodes if matches(entry.match, name))
+
+
+def _meant(item: ItemLike, entry: Sharding, names: list[str]) -> list[str]:
+    """Leave out what an optimizer keeps of another rank under the name of a variable (Adafactor: of rows, of columns).
+
+    The pattern means the variable; nobody has said how its statistics are cut.
+    """
+    rank = len(entry.split or entry.axes or ())
+    fitting = [name for name in names if rank and len(item.variables[name].shape or ()) == rank]
+    if not any(item.variables[name].trainable for name in fitting):
+        return names
+    return [name for name in names if name in fitting or item.variables[name].trainable is not False]
 
 
 def _problem(wish: Wish, shape: Shape, config: Config) -> tuple[str, str] | None:
