@@ -180,7 +180,9 @@ def name_resources(rewrite: Rewrite) -> None:
         if attr is None or node.span == ONCE:
             continue
         micro = rewrite.micro if node.span == EACH else 1
-        names = [resource_name(node, i, micro) for i in range(rewrite.mesh.count(node.span))]
+        # Iterations of a loop have one name: TensorFlow counts the stacks and arrays that a step makes.
+        same = micro if rewrite.plan.looped else 1
+        names = [resource_name(node, i - i % same, micro) for i in range(rewrite.mesh.count(node.span))]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))
 
 

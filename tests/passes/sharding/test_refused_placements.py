@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
 import autograph_rewrite as ar
@@ -83,3 +85,22 @@ def test_an_entry_that_matches_nothing_is_an_error_or_a_note_where_it_is_optiona
     config = {"devices": ["CPU:0", "CPU:1"], "mesh": {"model": 2}, "sharding": entries}
     notes = ar.build_plan(from_printed(GRAPH, {}), config).notes
     assert any("sharding[0] places nothing: no name matches 'q'" in note for note in notes)
+
+
+def test_a_pattern_of_a_variable_does_not_mean_what_an_optimizer_keeps_of_another_rank() -> None:
+    """Adafactor's sums of rows and columns have the name of the variable that they are of."""
+    x, y = np.ones((4, 3)), np.ones((4, 2))
+    found = []
+    for config in (None, {"devices": ["CPU:0", "CPU:1"], "mesh": {"model": 2}, "sharding": [WIDE]}):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.layers.Dense(4, dtype="float64"), keras.layers.Dense(2, dtype="float64")])
+        model.build((None, 3))
+        model.compile(keras.optimizers.Adafactor(0.01), "mse")
+        model = model if config is None else ar.distribute(model, config)
+        model.fit(x, y, epochs=2, verbose=0)
+        found.append([weight.numpy() for weight in model.weights])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-9)
+
+
+WIDE = {"match": ".*kernel", "split": [1, 2]}
