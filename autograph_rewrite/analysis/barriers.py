@@ -102,8 +102,9 @@ def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
     met = next((producer for producer in predecessors(node) if levels.get(producer, 0)), None)
     if met is None:  # all of a loop is as deep as the deepest of it
         return "is in a loop that needs something of the whole batch"
-    if met.op in READS:
-        return f"needs '{_original_name(met)}', the variable as it is after all micro-batches"
+    read = met.inputs[0].node if met.op == "Identity" else met
+    if read.op in READS:
+        return f"needs '{_original_name(read)}', the variable as it is after all micro-batches"
     parts = [value.node for value in met.inputs if not has(value.node.op, "constant")]
     if parts and all(part.op in READS for part in parts):
         return f"needs '{_original_name(met)}', a variable that is joined from its shards once for all micro-batches"
