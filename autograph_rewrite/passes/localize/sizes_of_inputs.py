@@ -9,9 +9,12 @@ layers that make masks of what they are given, and gradients, which begin with o
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
+from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
@@ -44,7 +47,19 @@ def take_sizes_from_inputs(state: Propagation) -> int:
         and node.op in ("Shape", "OnesLike", "ZerosLike")
         and node.inputs[0].node in computed
     ]
-    return sum([_read_inputs(state, node) for node in readers])
+    groups = batch_groups(state) if readers else None
+    return sum([_read_inputs(state, node, _inputs_of(state, groups, node.inputs[0])) for node in readers])
+
+
+def _inputs_of(state: Propagation, groups: BatchGroups | None, value: Value) -> list[Value]:
+    """Return the inputs that have as many examples as a value, the one with the fewest bytes first: it may travel."""
+    known = tuple(state.whole_inputs) if groups is None else groups.within(groups.joined(groups.masks.get(value, 0)))
+
+    def nbytes(value: Value) -> int:
+        fact = state.facts[value]
+        return dtypes.width(fact.dtype) * math.prod(size for size in fact.shape or () if isinstance(size, int))
+
+    return sorted(known, key=nbytes)
 
 
 def _computed_of_variables(state: Propagation) -> set[Node]:
@@ -70,15 +85,15 @@ def _meets(state: Propagation, node: Node) -> bool:
     if any(isinstance(state.transfers[use.node].operand_reshards.get(use.index), Slice) for use in uses):
         return True
     wanted = (node.inputs[index] for index, want in made.operand_reshards.items() if want == REPLICATED)
-    return any(state.facts[value].placement.differs for value in wanted)
+    return any(state.facts[value].placement.differs and not state.facts[value].is_local for value in wanted)
 
 
-def _read_inputs(state: Propagation, node: Node) -> bool:
+def _read_inputs(state: Propagation, node: Node, inputs: list[Value]) -> bool:
     """Let a node take sizes from inputs; return whether they have them."""
     dims = state.facts[node.inputs[0]].shape
     build, kind = Builder.at(node), node.output_dtypes[0]
     sizes = kind if node.op == "Shape" else dtypes.INT32
-    found = None if dims is None else [_source(state, dim) for dim in dims]
+    found = None if dims is None else [_source(state, inputs, dim) for dim in dims]
     if found is None or None in found:
         return False
     entries = [_entry(build, one, sizes, f"size_{i}") for i, one in enumerate(found) if one is not None]
@@ -92,13 +107,13 @@ def _read_inputs(state: Propagation, node: Node) -> bool:
     return True
 
 
-def _source(state: Propagation, dim: Dim) -> tuple[Value | None, int, int] | None:
+def _source(state: Propagation, inputs: list[Value], dim: Dim) -> tuple[Value | None, int, int] | None:
     """Return an input, its dimension, and how often that makes a size; a number of its own has no input."""
     if isinstance(dim, int):
         return None, 0, dim
     if not isinstance(dim, Sym):
         return None
-    for value in state.whole_inputs:
+    for value in inputs:
         for axis, size in enumerate(state.facts[value].shape or ()):
             if isinstance(size, Sym) and size.factors == dim.factors and dim.coef % size.coef == 0:
                 return value, axis, dim.coef // size.coef

@@ -85,3 +85,26 @@ def test_stacks_of_a_loop_need_no_name_of_their_own_for_each_iteration() -> None
     for replicas in (1, 2):
         report = ar.verify(item, {**LOOP, "devices": [f"CPU:{i}" for i in range(replicas)]})
         assert report.ok, report
+
+
+@WAYS
+def test_sizes_come_from_an_input_of_the_same_batch(config: dict[str, Any]) -> None:
+    """Two inputs of different sizes: the mask of one of them has as many rows as that one."""
+    w = [tf.Variable(np.linspace(-1, 1, 12).reshape(3, 4)) for _ in range(2)]
+
+    def step(v: tf.Variable) -> Callable[[Any, Any], Any]:
+        def train(x: Any, other: Any) -> Any:
+            with tf.GradientTape() as tape:
+                h = x @ v
+                kept = tf.reduce_sum(tf.reshape(tf.cast(tf.repeat(x[:, :1], 4, 1) > 0, tf.float64), tf.shape(h)))
+                loss = tf.reduce_sum(tf.tanh(h) ** 2) / kept
+            v.assign_sub(0.1 * tape.gradient(loss, v))
+            return loss, tf.reduce_mean(other)
+
+        return train
+
+    x, other = np.random.default_rng(0).normal(size=(6, 3)), np.ones((8, 1))
+    expected, found = tf.function(step(w[0]))(x, other), ar.distribute(step(w[1]), config)(x, other)
+    for one, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-12)
+    np.testing.assert_allclose(w[1].numpy(), w[0].numpy(), rtol=0, atol=1e-12)
