@@ -59,9 +59,6 @@ n.,n->n,n. : SparseSoftmaxCrossEntropyWithLogits
 n.,n->n : InTopK
 n.,n,*->n : InTopKV2
 n.,n.->n. : LowerBound UpperBound
-n...,....->n... linear 0 1 : DepthwiseConv2dNative
-#n...,....,n...->n... linear 1 2 : DepthwiseConv2dNativeBackpropInput
-n...,*,n...->....|n linear 0 2 : DepthwiseConv2dNativeBackpropFilter
 n....,.....->n.... linear 0 1 : Conv3D
 #n....,.....,n....->n.... linear 1 2 : Conv3DBackpropInputV2
 n....,*,n....->.....|n linear 0 2 : Conv3DBackpropFilterV2
@@ -185,19 +182,25 @@ def _image(seen: Seen, channel: str) -> str:
 
 
 def convolution(seen: Seen) -> str:
-    """Channels of the input are summed over, where each filter reads all of them: none is of a group."""
-    filters = seen.operands[1].value or seen.operands[1].shape or ()
+    """Channels of the input are summed over, where each filter reads all of them: none is of a group.
+
+    A depthwise convolution has filters of its own for each channel; with one for each, that is one of the output.
+    """
+    op, filters = seen.node.op, seen.operands[1].value or seen.operands[1].shape or ()
     images = seen.operands[0].value or seen.operands[0].shape or ()
-    is_gradient_of_filters = seen.node.op == "Conv2DBackpropFilter"
-    is_stated = not is_gradient_of_filters or seen.operands[1].kind == "local"  # else the kernel makes whole filters
+    is_depthwise, is_of_filters = op.startswith("Depthwise"), op.endswith("Filter")
+    is_stated = not is_of_filters or seen.operands[1].kind == "local"  # else the kernel makes whole filters
     together = len(filters) == len(images) == 4 and filters[2] == images[_image(seen, "c").index("c")]
-    c, o = "co" if together and is_stated else ".."
-    x, y, each = _image(seen, c), _image(seen, o), f"..{c}{o}"
-    if seen.node.op == "Conv2D":
-        return f"{x},{each}->{y}|{c.strip('.')} linear 0 1"
-    if seen.node.op == "Conv2DBackpropInput":
-        return f"#{x},{each},{y}->{x}|{o.strip('.')} linear 1 2"
-    return f"{x},{f'#{each}' if seen.operands[1].kind == 'local' else '*'},{y}->{each}|n linear 0 2"
+    if not (together and is_stated) or (is_depthwise and filters[3] != 1):
+        c = o = each = "."
+    else:
+        c, o, each = ("c", "c", ".") if is_depthwise else ("c", "o", "o")
+    x, y, filters_of = _image(seen, c), _image(seen, o), f"..{c}{each}"
+    if op.endswith("Input"):
+        return f"#{x},{filters_of},{y}->{x}|{each.strip('.')} linear 1 2"
+    if is_of_filters:
+        return f"{x},{f'#{filters_of}' if seen.operands[1].kind == 'local' else '*'},{y}->{filters_of}|n linear 0 2"
+    return f"{x},{filters_of}->{y}|{'' if is_depthwise else c.strip('.')} linear 0 1"
 
 
 def pool(seen: Seen) -> str:
@@ -359,7 +362,8 @@ Entry = str | Callable[[Seen], str | None]
 FUNCTIONS: Mapping[Callable[[Seen], str | None], str] = {
     matmul: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
     einsum: "Einsum",
-    convolution: "Conv2D Conv2DBackpropInput Conv2DBackpropFilter",
+    convolution: """Conv2D Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2dNative
+        DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""",
     pool: "AvgPool AvgPoolGrad MaxPool MaxPoolGrad MaxPoolGradGrad",
     bias_add: "BiasAdd BiasAddV1",
     bias_add_grad: "BiasAddGrad",

@@ -363,6 +363,26 @@ def test_all_of_a_cnn_is_certified_where_devices_run_one_program(cut: list[dict[
     assert report.ok, report
 
 
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_depthwise_filters_between_two_that_are_cut_on_channels_are_certified(multiplier: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"up": (1, 1, 3, 4), "deep": (3, 3, 4, multiplier), "down": (1, 1, 4 * multiplier, 3)}
+    v = {name: tf.Variable(rng.normal(size=shape) * 0.3, name=name) for name, shape in shapes.items()}
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.nn.depthwise_conv2d(tf.nn.conv2d(x, v["up"], 1, "SAME"), v["deep"], [1, 1, 1, 1], "SAME")
+            loss = tf.reduce_mean((tf.nn.conv2d(tf.nn.relu6(h), v["down"], 1, "SAME") - x) ** 2)
+        for one, gradient in zip(v.values(), tape.gradient(loss, list(v.values())), strict=True):
+            one.assign_sub(0.1 * gradient)
+        return loss
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None, 8, 8, 3], tf.float64, name="x"))
+    cut = [{"match": "up", "split": [1, 1, 1, 2]}, {"match": "down", "split": [1, 1, 2, 1]}]
+    report = ar.verify(item, {**cut_images.config(2, variables="mirrored"), "sharding": cut})
+    assert report.ok, report
+
+
 def test_rows_and_columns_are_cut_by_two_axes() -> None:
     item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
     both = {"mesh": {"data": 1, "model": [2, 2]}, "sharding": [{"match": "x", "axes": [-1, 0, 1, -1]}]}
