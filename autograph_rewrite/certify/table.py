@@ -59,19 +59,13 @@ n.,n->n,n. : SparseSoftmaxCrossEntropyWithLogits
 n.,n->n : InTopK
 n.,n,*->n : InTopKV2
 n.,n.->n. : LowerBound UpperBound
-n....,.....->n.... linear 0 1 : Conv3D
-#n....,.....,n....->n.... linear 1 2 : Conv3DBackpropInputV2
-n....,*,n....->.....|n linear 0 2 : Conv3DBackpropFilterV2
 n...,...->n... : Dilation2D
 n...,...,n...->n... linear 2 : Dilation2DBackpropInput
 n...,...,n...->...|n linear 2 : Dilation2DBackpropFilter
 n...->n... linear 0 : ExtractImagePatches SpaceToDepth DepthToSpace
-n....->n.... linear 0 : AvgPool3D ExtractVolumePatches
-#n....,n....->n.... linear 1 : AvgPool3DGrad
+n....->n.... linear 0 : ExtractVolumePatches
 n...,*,*->n... : MaxPoolV2
-n....->n.... : MaxPool3D
 n...,n...,n...,*,*->n... : MaxPoolGradV2 MaxPoolGradGradV2
-n....,n....,n....->n.... : MaxPool3DGrad MaxPool3DGradGrad
 nhw.->nhw. : LRN
 nhw.,nhw.,nhw.->nhw. linear 0 : LRNGrad
 n...,*->n... linear 0 : ResizeBilinear ResizeBicubic ResizeArea ResizeNearestNeighbor ResizeNearestNeighborGrad
@@ -177,8 +171,9 @@ def bias_add_grad(seen: Seen) -> str | None:
 
 
 def _image(seen: Seen, channel: str) -> str:
-    """Return the names of the dimensions of images."""
-    return f"n{channel}.." if seen.attr("data_format", b"NHWC") == b"NCHW" else f"n..{channel}"
+    """Return the names of the dimensions of images, or of volumes."""
+    pixels = "..." if "3D" in seen.node.op else ".."
+    return f"n{channel}{pixels}" if seen.attr("data_format", b"NHWC").startswith(b"NC") else f"n{pixels}{channel}"
 
 
 def convolution(seen: Seen) -> str:
@@ -187,16 +182,16 @@ def convolution(seen: Seen) -> str:
     A depthwise convolution has filters of its own for each channel; with one for each, that is one of the output.
     """
     op, filters = seen.node.op, seen.operands[1].value or seen.operands[1].shape or ()
-    images = seen.operands[0].value or seen.operands[0].shape or ()
-    is_depthwise, is_of_filters = op.startswith("Depthwise"), op.endswith("Filter")
+    images, rank = seen.operands[0].value or seen.operands[0].shape or (), len(_image(seen, "c"))
+    is_depthwise, is_of_filters = op.startswith("Depthwise"), "Filter" in op
     is_stated = not is_of_filters or seen.operands[1].kind == "local"  # else the kernel makes whole filters
-    together = len(filters) == len(images) == 4 and filters[2] == images[_image(seen, "c").index("c")]
-    if not (together and is_stated) or (is_depthwise and filters[3] != 1):
+    together = len(filters) == len(images) == rank and filters[-2] == images[_image(seen, "c").index("c")]
+    if not (together and is_stated) or (is_depthwise and filters[-1] != 1):
         c = o = each = "."
     else:
         c, o, each = ("c", "c", ".") if is_depthwise else ("c", "o", "o")
-    x, y, filters_of = _image(seen, c), _image(seen, o), f"..{c}{each}"
-    if op.endswith("Input"):
+    x, y, filters_of = _image(seen, c), _image(seen, o), f"{'.' * (rank - 2)}{c}{each}"
+    if "Input" in op:
         return f"#{x},{filters_of},{y}->{x}|{each.strip('.')} linear 1 2"
     if is_of_filters:
         return f"{x},{f'#{filters_of}' if seen.operands[1].kind == 'local' else '*'},{y}->{filters_of}|n linear 0 2"
@@ -208,7 +203,7 @@ def pool(seen: Seen) -> str:
     at = _image(seen, "c").index("c")
     image = _image(seen, "c" if seen.attr("ksize")[at] == seen.attr("strides")[at] == 1 else ".")
     average = seen.node.op.startswith("Avg")
-    if seen.node.op == "AvgPoolGrad":
+    if average and "Grad" in seen.node.op:
         return f"#{image},{image}->{image} linear 1"
     return f"{','.join([image] * len(seen.operands))}->{image}{' linear 0' if average else ''}"
 
@@ -363,8 +358,10 @@ FUNCTIONS: Mapping[Callable[[Seen], str | None], str] = {
     matmul: "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3",
     einsum: "Einsum",
     convolution: """Conv2D Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2dNative
-        DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter""",
-    pool: "AvgPool AvgPoolGrad MaxPool MaxPoolGrad MaxPoolGradGrad",
+        DepthwiseConv2dNativeBackpropInput DepthwiseConv2dNativeBackpropFilter
+        Conv3D Conv3DBackpropInputV2 Conv3DBackpropFilterV2""",
+    pool: """AvgPool AvgPoolGrad MaxPool MaxPoolGrad MaxPoolGradGrad
+        AvgPool3D AvgPool3DGrad MaxPool3D MaxPool3DGrad MaxPool3DGradGrad""",
     bias_add: "BiasAdd BiasAddV1",
     bias_add_grad: "BiasAddGrad",
     batch_norm: """FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3

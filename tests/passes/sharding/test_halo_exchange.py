@@ -383,6 +383,25 @@ def test_depthwise_filters_between_two_that_are_cut_on_channels_are_certified(mu
     assert report.ok, report
 
 
+def test_filters_of_volumes_that_are_cut_on_channels_are_certified() -> None:
+    rng = np.random.default_rng(0)
+    shapes = (2, 2, 2, 3, 4), (2, 2, 2, 4, 2)
+    up, down = (tf.Variable(rng.normal(size=one), name=f"f{one[3]}", dtype="float32") for one in shapes)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = tf.nn.avg_pool3d(tf.nn.conv3d(x, up, [1] * 5, "SAME"), 2, 2, "VALID")
+            loss = tf.reduce_mean(tf.nn.conv3d(h, down, [1] * 5, "SAME") ** 2)
+        for one, gradient in zip((up, down), tape.gradient(loss, [up, down]), strict=True):
+            one.assign_sub(0.01 * gradient)
+        return loss
+
+    item = ar.GraphItem.from_function(step, tf.TensorSpec([None, 4, 4, 4, 3], tf.float32, name="x"))
+    cut = [{"match": "f3", "split": [1, 1, 1, 1, 2]}, {"match": "f4", "split": [1, 1, 1, 2, 1]}]
+    report = ar.verify(item, {**cut_images.config(2, variables="mirrored"), "sharding": cut})
+    assert report.ok, report
+
+
 def test_rows_and_columns_are_cut_by_two_axes() -> None:
     item = ar.GraphItem.from_function(cut_images.step_of(cut_images.variables()), *cut_images.SPECS)
     both = {"mesh": {"data": 1, "model": [2, 2]}, "sharding": [{"match": "x", "axes": [-1, 0, 1, -1]}]}
