@@ -223,13 +223,14 @@ def batch_norm(seen: Seen) -> str | None:
 
 def _batch_norm_of_channels(seen: Seen) -> str:
     """Each channel is normalised by itself; what a kernel keeps for its gradient besides, no other op reads."""
-    image, kept = _image(seen, "c"), ",."[: 2 * (len(seen.results) > 5)]
+    image = _image(seen, "c")
     if "Grad" in seen.node.op:
         read = [("c" if claim.shape != (0,) else "*") for claim in seen.operands[2:5]]
         others = ",*" * (len(seen.operands) - 5)
         return f"{image},{image},{','.join(read)}{others}->{image},c,c,*,*"
     vectors = ["c" if claim.shape != (0,) else "*" for claim in seen.operands[1:]]
-    return f"{image},{','.join(vectors)}->{image},c,c,c,c{f'{kept}|c' if kept else ''}"
+    kept = ",.|c" if len(seen.results) > 5 else ""
+    return f"{image},{','.join(vectors)}->{image},c,c,c,c{kept}"
 
 
 def transform(seen: Seen) -> str | None:

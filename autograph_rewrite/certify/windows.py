@@ -52,31 +52,35 @@ class _Window(NamedTuple):
 
 def reads_windows(node: Node, claims: Claims) -> bool:
     """Return whether a node reads rows of neighbours."""
-    return any(claims.reads.get((node.name, index), OWN).rows for index in range(len(node.inputs)))
+    return any(read.rows for read in _reads(node, claims))
+
+
+def _reads(node: Node, claims: Claims) -> list[Read]:
+    return [claims.reads.get((node.name, index), OWN) for index in range(len(node.inputs))]
 
 
 def judge_windows(seen: Seen, claims: Claims) -> str | None:
     """Return what is wrong with what a node reads of the blocks of its neighbours, and with what it makes of it."""
     node = seen.node
-    reads = [claims.reads.get((node.name, index), OWN) for index in range(len(node.inputs))]
+    reads = _reads(node, claims)
     cut = [read for read in reads if read.rows and read.kind == "split"]
     if node.op not in OPERANDS or claims.batch is None or claims.batch % claims.instances:
         return "it reads rows of its neighbours, of which nothing is known"
-    dims = {read.dim for read in cut} or {read.dim for read in reads if read.rows}
-    window = _window_of(node, next(iter(dims)), claims) if len(dims) == 1 else None
+    dim, *others = {read.dim for read in reads if read.rows}
+    window = _window_of(node, dim, claims) if not others else None
     if window is None:
         return "the rows that its windows read are not known"
     count = claims.instances
     block, made = window.rows // count, window.outputs // count
     if window.rows % count or window.outputs % count:
         return f"{window.rows} rows and {window.outputs} windows do not lie on the same {count} blocks"
-    of = dict.fromkeys(OPERANDS[node.op].split(), OWN) | dict(zip(OPERANDS[node.op].split(), reads, strict=True))
+    of = dict(zip(OPERANDS[node.op].split(), reads, strict=True))
     if wrong := _filled(node, cut, window):
         return wrong
     for device in range(count):
-        if wrong := _misread(node, of, window, device * block, device * made, block, made):
+        if wrong := _misread(of, window, device * block, device * made, block, made):
             return f"on device {device} {wrong}"
-    return _made(node, seen.results[0], next(iter(dims)), block, made, claims)
+    return _made(node, seen.results[0], dim, block, made, claims)
 
 
 def _filled(node: Node, cut: list[Read], window: _Window) -> str | None:
@@ -92,9 +96,7 @@ def _filled(node: Node, cut: list[Read], window: _Window) -> str | None:
     return None
 
 
-def _misread(
-    node: Node, of: dict[str, Read], window: _Window, row: int, output: int, block: int, made: int
-) -> str | None:
+def _misread(of: dict[str, Read], window: _Window, row: int, output: int, block: int, made: int) -> str | None:
     """Return what one device does not read as it should.
 
     Args:
@@ -169,8 +171,7 @@ def _sizes(value: Value, claims: Claims) -> tuple[int | None, ...]:
 
 def unpadded(found: Node, node: Node, claims: Claims) -> str | None:
     """Return whether an op still pads the dimension along which rows of padding are read."""
-    reads = [claims.reads.get((node.name, index), OWN) for index in range(len(node.inputs))]
-    dims = {read.dim for read in reads if read.rows}
+    dims = {read.dim for read in _reads(node, claims) if read.rows}
     if not dims or found.attr("padding") == b"VALID":
         return None
     (dim,) = dims

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from autograph_rewrite.compile import request
+from autograph_rewrite.compile import compile_task, request
 from autograph_rewrite.cost.pipeline.parts import Staged, divided
 from autograph_rewrite.cost.simulate import Hardware, SimulatedStep, counted, simulated
 from autograph_rewrite.cost.tasks.result import Simulation
@@ -194,11 +194,10 @@ def refusal(item: TrainingGraph, plan: Plan, *, with_hints: bool = True) -> Rewr
     try:
         request(item, plan)
         for task in sorted({0, plan.workers - 1}):  # what worker 0 does for all, and what the others do
-            asked = Request(item, tried, task, training)
             if with_hints:
-                pass_pipeline.rewrite(asked, verify=True)
+                compile_task(item, tried, task, training=training)
             else:
-                pass_pipeline.try_out(asked)
+                pass_pipeline.try_out(Request(item, tried, task, training))
     except RewriteError as error:
         return error
     return None

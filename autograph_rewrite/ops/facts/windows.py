@@ -55,12 +55,15 @@ class Window(NamedTuple):
         first, end = self.covered(outputs)
         return max(0, first), min(self.rows, end)
 
+    def reaching(self, rows: Rows) -> Rows:
+        """Return the windows that some rows are in, as if they went on; the first begins no later than the rows do."""
+        least = -((self.size - 1 - rows[0] - self.before) // self.stride)
+        return min(least, (rows[0] + self.before) // self.stride), (rows[1] - 1 + self.before) // self.stride + 1
+
     def readers(self, rows: Rows) -> Rows:
         """Return the outputs that read some rows; the first one's window begins no later than they do."""
-        least = -((self.size - 1 - rows[0] - self.before) // self.stride)
-        first = min(least, (rows[0] + self.before) // self.stride, self.outputs - 1)
-        last = min((rows[1] - 1 + self.before) // self.stride, self.outputs - 1)
-        return max(first, 0), last + 1
+        first, end = self.reaching(rows)
+        return max(0, min(first, self.outputs - 1)), min(end, self.outputs)
 
     def neighbours(self, rows: Rows) -> Rows:
         """Return some rows with all that are in a window with one of them."""
@@ -119,8 +122,7 @@ class Halo(NamedTuple):
             return None
         if self.reads == READ:
             return window.covered((0, outputs))
-        first = min(-((window.size - 1 - window.before) // window.stride), window.before // window.stride)
-        readers = first, (rows - 1 + window.before) // window.stride + 1
+        readers = window.reaching((0, rows))
         if self.reads == READERS:
             return readers
         begin, end = window.covered(readers)

@@ -98,12 +98,12 @@ def _read(state: Propagation, node: Node, index: int, value: Value, carried: Map
 def _as_read(reshard: Reshard | None, units: int = 0) -> Read:
     if reshard is None:
         return OWN
+    halo = reshard.halo if isinstance(reshard, (LocalEntry, Slice)) else None
+    rows = halo.alike(units) or () if halo is not None and units else ()
     if isinstance(reshard, LocalEntry):
-        rows = reshard.halo.alike(units) or () if reshard.halo is not None and units else ()
         return Read("entry", reshard.position, 1, reshard.size, rows=rows)
     if isinstance(reshard, Slice):
-        rows = reshard.halo.alike(units) or () if reshard.halo is not None and units else ()
-        is_lowest = reshard.halo is not None and reshard.halo.lowest
+        is_lowest = halo is not None and halo.lowest
         return Read("split", reshard.dim, reshard.unit, None, reshard.segments, reshard.shards, rows, is_lowest)
     if reshard == PARTIAL:
         return Read("partial")

@@ -55,15 +55,15 @@ def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
         return state
     forward, backward = ({node for norm in found for node in part(norm)} for part in (_forward, _backward))
     forward -= backward
-    marked = forward | backward | {node for norm in found for node in norm.split}
-    for node in marked:
+    inside = forward | backward | {node for norm in found for node in norm.split}
+    for node in inside:
         mark(node, OF_BLOCK, OWN)
     for division in [division for norm in found for division in norm.divisions]:
         _divide_by_own_size(division)
     for node in sorted(forward, key=lambda node: node.name):
-        _leave(state, node, marked, AVERAGE, instances)
+        _leave(state, node, inside, AVERAGE, instances)
     for node in sorted(backward, key=lambda node: node.name):
-        _leave(state, node, marked, SUM, instances)
+        _leave(state, node, inside, SUM, instances)
     state = revise(state)
     _require_apart(state)
     return state
@@ -116,11 +116,11 @@ def _divide_by_own_size(division: Node) -> None:
     division.set_input(1, own)
 
 
-def _leave(state: Propagation, node: Node, marked: set[Node], kind: str, instances: int) -> None:
+def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instances: int) -> None:
     """Let whatever else reads a block's own value read what leaves the block."""
     graph = state.graph
     for value in node.read_outputs:
-        others = [use.node for use in value.uses if use.node not in marked and use.node.op != "Shape"]
+        others = [use.node for use in value.uses if use.node not in inside and use.node.op != "Shape"]
         anchored = [name for name, anchor in graph.anchors.items() if anchor is value]
         if not others and not anchored:
             continue
@@ -467,13 +467,13 @@ class _Tracer:
         """Return whether something is divided by a deviation."""
         return any(has(node.op, "roots") for node in self._norm.forward)
 
-    def _moving_averages(self, marked: Collection[Node]) -> list[Node] | None:
+    def _moving_averages(self, inside: Collection[Node]) -> list[Node] | None:
         """Return the updates that the statistics go into; None where they go into anything else."""
         forward = self._norm.forward
         if any(self._is_told(node) for node in forward):
             return None
         updates: list[Node] = []
-        seen = {user for user in users_of(forward) if user not in marked and not has(user.op, "measures")}
+        seen = {user for user in users_of(forward) if user not in inside and not has(user.op, "measures")}
         pending = list(seen)
         while pending:
             user = pending.pop()
@@ -481,7 +481,7 @@ class _Tracer:
                 updates.append(user)
                 continue
             averages = has(user.op, "scales") or user.op in ("Switch", "Merge")
-            if not averages or user in marked or is_split(self._state, user) or self._is_told(user):
+            if not averages or user in inside or is_split(self._state, user) or self._is_told(user):
                 return None
             new = users_of([user]) - seen
             seen |= new

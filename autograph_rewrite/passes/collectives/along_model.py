@@ -166,11 +166,8 @@ class AlongModel:
             sizes = self._number(build, [count if i == dim else -1 for i in range(rank)], f"{what}/size")
             return build.op("Slice", whole, begins, sizes, what=what)
 
-        if not is_cut:
-            padded = self._padded(node, build, value, rank, before, after)
-            return part(padded, lambda at: at[axis] * size + rows[0] + before, rows[1] - rows[0], "rows")
-        if max(before, after) > size:  # rows of more than the next neighbours
-            whole = self._joined(node, value, rewrite.fact(node.output()), dim)
+        if not is_cut or max(before, after) > size:  # every device has all rows, or needs some beyond its neighbours
+            whole = self._joined(node, value, rewrite.fact(node.output()), dim) if is_cut else value
             padded = self._padded(node, build, whole, rank, before, after)
             return part(padded, lambda at: at[axis] * size + rows[0] + before, rows[1] - rows[0], "rows")
         first, end = max(0, rows[0]), min(size, rows[1])

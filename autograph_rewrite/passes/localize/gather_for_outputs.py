@@ -59,8 +59,9 @@ def _run(rewrite: Rewrite) -> None:
         rewrite.put(revise(state))
 
 
-def _cannot_wait(rewrite: Rewrite) -> bool:
+def cannot_wait(rewrite: Rewrite) -> bool:
+    """Return whether there is no place in between at which micro-batches may wait for each other."""
     return rewrite.plan.pipeline is not None or rewrite.plan.looped
 
 
-GATHER_FOR_OUTPUTS = Pass("gather-for-outputs", _run, _cannot_wait, (Propagation,), (Propagation,))
+GATHER_FOR_OUTPUTS = Pass("gather-for-outputs", _run, cannot_wait, (Propagation,), (Propagation,))

@@ -28,6 +28,7 @@ from autograph_rewrite.ops.rules.base import Slice
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
+from autograph_rewrite.passes.localize.gather_for_outputs import cannot_wait
 
 
 def take_sizes_from_inputs(state: Propagation) -> int:
@@ -93,10 +94,12 @@ def _read_inputs(state: Propagation, node: Node, inputs: list[Value]) -> bool:
     dims = state.facts[node.inputs[0]].shape
     build, kind = Builder.at(node), node.output_dtypes[0]
     sizes = kind if node.op == "Shape" else dtypes.INT32
-    found = None if dims is None else [_source(state, inputs, dim) for dim in dims]
-    if found is None or None in found:
+    if dims is None:
         return False
-    entries = [_entry(build, one, sizes, f"size_{i}") for i, one in enumerate(found) if one is not None]
+    known = [source for dim in dims if (source := _source(state, inputs, dim)) is not None]
+    if len(known) < len(dims):
+        return False
+    entries = [_entry(build, source, sizes, f"size_{i}") for i, source in enumerate(known)]
     made = build.op("Pack", *entries, what="sizes", N=len(entries), axis=0) if entries else None
     if node.op == "Shape":
         made = made or build.const(np.zeros(0), kind, "sizes")
@@ -138,8 +141,4 @@ def _run(rewrite: Rewrite) -> None:
         rewrite.put(revise(state))
 
 
-def _cannot_wait(rewrite: Rewrite) -> bool:
-    return rewrite.plan.pipeline is not None or rewrite.plan.looped
-
-
-SIZES_OF_INPUTS = Pass("sizes-of-inputs", _run, _cannot_wait, (Propagation,), (Propagation,))
+SIZES_OF_INPUTS = Pass("sizes-of-inputs", _run, cannot_wait, (Propagation,), (Propagation,))
