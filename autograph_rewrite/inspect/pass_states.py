@@ -35,7 +35,7 @@ from autograph_rewrite.passes.base.pass_manager import Pass, RewriteObserver, ru
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
 from autograph_rewrite.passes.preconditions import require_no_servers
 from autograph_rewrite.passes.propagate import take_placements_as_given
-from autograph_rewrite.passes.sharding.local_program import blocks_of
+from autograph_rewrite.passes.sharding.local_program import ModelBlocks, blocks_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -432,6 +432,9 @@ def optimize(
     """
     rewrite = Rewrite.of(Request(item, plan, task), item.graph.clone())
     require_no_servers(rewrite.job)
+    along_model = {name: stated.others for name, stated in item.placements.items() if stated.others}
+    if along_model:  # `partition-model` has run: `propagate` finds the batch's axis only
+        rewrite.put(ModelBlocks({}, values=along_model))
     for one in passes:
         if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
             take_placements_as_given(rewrite)
