@@ -14,6 +14,8 @@ from autograph_rewrite.tools.launcher.forked import ForkedChild
 from autograph_rewrite.tools.launcher.process import Task
 
 def count(task):
+    if not {is_ready}:
+        time.sleep(60)  # it hears the signal before this line, or here: always before it listens for it
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
