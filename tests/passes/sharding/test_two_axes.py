@@ -27,7 +27,7 @@ from autograph_rewrite.passes.collectives.along_model import AlongModel
 from autograph_rewrite.passes.pass_pipeline import rewrite
 from autograph_rewrite.passes.sharding.unroll import Unroll
 from autograph_rewrite.plan.parts.messages import TensorSharding
-from autograph_rewrite.plan.request import axes_of_tiles
+from autograph_rewrite.plan.shardings import axes_of_tiles
 from autograph_rewrite.resolve.model_axis import cut_dimensions
 from tests.support import split_models as models
 from tests.support.model_axis import descent, worst_difference
