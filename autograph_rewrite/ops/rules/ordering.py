@@ -5,7 +5,7 @@ from __future__ import annotations
 from autograph_rewrite.ops.facts.placement import Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.base import Op
-from autograph_rewrite.ops.rules.factors import factors, lines
+from autograph_rewrite.ops.rules.factors import WHOLE, factors, lines
 from autograph_rewrite.ops.rules.gather_scatter import axis_of
 from autograph_rewrite.ops.rules.signature import Signature, axes, every, signed, without
 from autograph_rewrite.ops.traits import has
@@ -41,7 +41,14 @@ def _reverse_sequence(n: Op) -> Signature | None:
     return Signature((labels, (labels[rows],)), (labels,), linear=(0,))
 
 
+def unique_shape(n: Op) -> tuple[Shape | None, ...]:
+    """Each element of a vector has an index; how many distinct ones there are, only the run tells."""
+    stated = n.static
+    return (stated[0], n.shape(0), *stated[2:]) if n.rank(0) == 1 else stated
+
+
 RULES = {
+    **every(WHOLE._replace(shape=unique_shape), "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2"),
     **every(signed(_along), "ArgMax ArgMin Cumsum Cumprod CumulativeLogsumexp"),
     **every(factors("... -c -> ... -c, ... -c")._replace(shape=top_shape), "TopK TopKV2"),
     "ReverseSequence": signed(_reverse_sequence),
@@ -49,7 +56,7 @@ RULES = {
     **lines("""
 ... -c, * -> ... : NthElement
 n ., n . -> n . : LowerBound UpperBound
-whole : Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 Where ListDiff DynamicPartition DenseToDenseSetOperation
-    DenseToSparseSetOperation SparseToSparseSetOperation EditDistance ApproxTopK
+whole : Where ListDiff DynamicPartition DenseToDenseSetOperation DenseToSparseSetOperation
+    SparseToSparseSetOperation EditDistance ApproxTopK
 """),
 }

@@ -10,6 +10,8 @@ layers that make masks of what they are given, and gradients, which begin with o
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +27,8 @@ from autograph_rewrite.ir.variable_ops import touching_nodes
 from autograph_rewrite.ops.facts.placement import REPLICATED
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, Sym
 from autograph_rewrite.ops.rules.base import Slice
+from autograph_rewrite.ops.rules.elementwise import shape_broadcast, shape_same
+from autograph_rewrite.ops.rules.table import rule_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
@@ -48,19 +52,10 @@ def take_sizes_from_inputs(state: Propagation) -> int:
         and node.op in ("Shape", "OnesLike", "ZerosLike")
         and node.inputs[0].node in computed
     ]
-    groups = batch_groups(state) if readers else None
-    return sum([_read_inputs(state, node, _inputs_of(state, groups, node.inputs[0])) for node in readers])
-
-
-def _inputs_of(state: Propagation, groups: BatchGroups | None, value: Value) -> list[Value]:
-    """Return the inputs that have as many examples as a value, the one with the fewest bytes first: it may travel."""
-    known = tuple(state.whole_inputs) if groups is None else groups.within(groups.joined(groups.masks.get(value, 0)))
-
-    def nbytes(value: Value) -> int:
-        fact = state.facts[value]
-        return dtypes.width(fact.dtype) * math.prod(size for size in fact.shape or () if isinstance(size, int))
-
-    return sorted(known, key=nbytes)
+    if not readers:
+        return 0
+    sizes = _Sizes(state, computed, batch_groups(state))
+    return sum([sizes.give(node) for node in readers])
 
 
 def _computed_of_variables(state: Propagation) -> set[Node]:
@@ -89,25 +84,66 @@ def _meets(state: Propagation, node: Node) -> bool:
     return any(state.facts[value].placement.differs and not state.facts[value].is_local for value in wanted)
 
 
-def _read_inputs(state: Propagation, node: Node, inputs: list[Value]) -> bool:
-    """Let a node take sizes from inputs; return whether they have them."""
-    dims = state.facts[node.inputs[0]].shape
-    build, kind = Builder.at(node), node.output_dtypes[0]
-    sizes = kind if node.op == "Shape" else dtypes.INT32
-    if dims is None:
-        return False
-    known = [source for dim in dims if (source := _source(state, inputs, dim)) is not None]
-    if len(known) < len(dims):
-        return False
-    entries = [_entry(build, source, sizes, f"size_{i}") for i, source in enumerate(known)]
-    made = build.op("Pack", *entries, what="sizes", N=len(entries), axis=0) if entries else None
-    if node.op == "Shape":
-        made = made or build.const(np.zeros(0), kind, "sizes")
-    else:
-        filling = build.const(int(node.op == "OnesLike"), kind, "filling")
-        made = filling if made is None else build.op("Fill", made, filling, what="filled")
-    replace_outputs(state.graph, node, {0: made})
-    return True
+@dataclass
+class _Sizes:
+    """Takes sizes of values from what needs no variable.
+
+    Attributes:
+        state: placements, with the graph that is edited.
+        computed: what is computed from variables.
+        groups: of inputs with as many examples; None where all have.
+    """
+
+    state: Propagation
+    computed: Collection[Node]
+    groups: BatchGroups | None
+
+    def give(self, node: Node) -> bool:
+        """Let a node take the sizes of its operand from elsewhere; return whether they are found."""
+        build, kind = Builder.at(node), node.output_dtypes[0]
+        made = self._shape(build, node.inputs[0], kind if node.op == "Shape" else dtypes.INT32, "size")
+        if made is None:
+            return False
+        if node.op != "Shape":
+            made = build.op("Fill", made, build.const(int(node.op == "OnesLike"), kind, "filling"), what="filled")
+        replace_outputs(self.state.graph, node, {0: made})
+        return True
+
+    def _shape(self, build: Builder, value: Value, dtype: int, what: str) -> Value | None:
+        """Return the shape of a value, as the inputs have it, or as its operands broadcast."""
+        if value.node not in self.computed:
+            return build.op("Shape", value, what=f"{what}/shape", out_type=dtype)
+        dims, inputs = self.state.facts[value].shape, self._inputs(value)
+        known = [_source(self.state, inputs, dim) for dim in dims or ()]
+        if dims is not None and None not in known:
+            entries = [_entry(build, one, dtype, f"{what}_{i}") for i, one in enumerate(known) if one is not None]
+            if not entries:
+                return build.const(np.zeros(0), dtype, f"{what}s")
+            return build.op("Pack", *entries, what=f"{what}s", N=len(entries), axis=0)
+        rule = rule_of(value.node.op)
+        if rule is None or rule.shape not in (shape_same, shape_broadcast):
+            return None
+        operands = value.node.inputs if rule.shape is shape_broadcast else value.node.inputs[value.index :][:1]
+        made: Value | None = None
+        for i, operand in enumerate(operands):
+            one = self._shape(build, operand, dtype, f"{what}_of_{i}")
+            if one is None:
+                return None
+            made = one if made is None else build.op("BroadcastArgs", made, one, what=f"{what}/broadcast")
+        return made
+
+    def _inputs(self, value: Value) -> list[Value]:
+        """Return the inputs of as many examples, the one with the fewest bytes first: it may travel."""
+        state, groups = self.state, self.groups
+        known = tuple(state.whole_inputs)
+        if groups is not None:
+            known = groups.within(groups.joined(groups.masks.get(value, 0)))
+
+        def nbytes(value: Value) -> int:
+            fact = state.facts[value]
+            return dtypes.width(fact.dtype) * math.prod(size for size in fact.shape or () if isinstance(size, int))
+
+        return sorted(known, key=nbytes)
 
 
 def _source(state: Propagation, inputs: list[Value], dim: Dim) -> tuple[Value | None, int, int] | None:

@@ -108,3 +108,41 @@ def test_sizes_come_from_an_input_of_the_same_batch(config: dict[str, Any]) -> N
     for one, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-12)
     np.testing.assert_allclose(w[1].numpy(), w[0].numpy(), rtol=0, atol=1e-12)
+
+
+def rarity(x: Any) -> Any:
+    """Weigh examples by how seldom they are."""
+    _, which, count = tf.unique_with_counts(tf.cast(x[:, 0] > 0, tf.int32))
+    return 1 / tf.cast(tf.gather(count, which), tf.float64)
+
+
+def share(x: Any) -> Any:
+    """Weigh examples by something of which nobody knows how many rows it has."""
+    made = tf.numpy_function(lambda rows: np.abs(rows).sum(1) / np.abs(rows).sum(), [x], tf.float64)
+    made.set_shape([None])
+    return made
+
+
+@WAYS
+@pytest.mark.parametrize("weights", [rarity, share])
+def test_weights_of_the_whole_batch_that_need_no_variable_come_first(
+    weights: Callable[[Any], Any], config: dict[str, Any]
+) -> None:
+    w = [[tf.Variable(np.linspace(-1, 1, 12).reshape(3, 4)), tf.Variable(np.linspace(1, 2, 4))] for _ in range(2)]
+
+    def step(v: list[tf.Variable]) -> Callable[[Any], Any]:
+        def train(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                losses = tf.linalg.matvec(tf.tanh(x @ v[0]), v[1]) ** 2
+                loss = tf.reduce_sum(weights(x) * losses)
+            for one, gradient in zip(v, tape.gradient(loss, v), strict=True):
+                one.assign_sub(0.1 * gradient)
+            return loss
+
+        return train
+
+    x = np.random.default_rng(0).normal(size=(6, 3))
+    expected, found = tf.function(step(w[0]))(x), ar.distribute(step(w[1]), config)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for one, wanted in zip(w[1], w[0], strict=True):
+        np.testing.assert_allclose(one.numpy(), wanted.numpy(), rtol=0, atol=1e-12)
