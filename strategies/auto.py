@@ -265,7 +265,8 @@ COUNTS = (8, 4, 16, 2, 6, 3, 1)
 """Of micro-batches, in the order in which they are tried: with few, stages wait; with many, ops are small."""
 FOR_RECOMPUTATION = 0.25
 """The part of the plans that is left for recomputation, where a graph is so large that not all are tried."""
-POLICIES = ("save_matmuls", "sqrt")
+LEAST, CHEAPEST = "sqrt", "save_matmuls"
+"""The policies that keep the least, and that compute the least again."""
 ATTEMPTS = 4
 """How often a budget is made smaller."""
 
@@ -442,9 +443,26 @@ class Starts:
         for start in [start for kind in kinds for start in _front(kind)]:  # what helps one need not help the other
             if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
                 continue
-            for section in _sections(start.config):
-                self._try(with_settings(start.config, remat=section), start.builder)
-            self._budget(start)
+            if max(device.variable_bytes for device in start.candidate.found.devices) > self.limit:
+                continue  # whatever is computed again, variables stay
+            if self._by_policy(start, LEAST):
+                self._by_policy(start, CHEAPEST)
+                self._budget(start)
+
+    def _by_policy(self, start: Start, policy: str) -> bool:
+        """Compute again by a policy; return whether that fits.
+
+        With stages, do so in as few as fit: the first of them keep the most micro-batches.
+        """
+        everywhere = self._try(with_settings(start.config, remat=Remat(policy=policy)), start.builder)
+        if everywhere is None or not everywhere.candidate.fits(self.limit):
+            return False  # in fewer stages it would keep more
+        for count in range(1, start.config.pipeline.stages if start.config.pipeline is not None else 0):
+            section = Remat(policy=policy, stages=tuple(range(count)))
+            made = self._try(with_settings(start.config, remat=section), start.builder)
+            if made is not None and made.candidate.fits(self.limit):
+                break
+        return True
 
     def _budget(self, start: Start) -> None:
         """Look for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
@@ -516,14 +534,6 @@ class Starts:
 def room_of(config: Config) -> int | None:
     """Return the bytes that a predicted peak may have; None without a limit."""
     return None if config.memory_limit is None else int(config.memory_limit * (1 - RESERVE))
-
-
-def _sections(config: Config) -> Iterator[Remat]:
-    """Yield what may be computed again; with stages, also in the first of them alone, which keep most micro-batches."""
-    stages = config.pipeline.stages if config.pipeline is not None else 0
-    for policy in POLICIES:
-        yield from (Remat(policy=policy, stages=tuple(range(count))) for count in range(1, stages))
-        yield Remat(policy=policy)
 
 
 def _front(starts: list[Start]) -> Iterator[Start]:
