@@ -378,9 +378,8 @@ def as_spec(argument: Any) -> Any:
 
     if isinstance(argument, tf.TypeSpec):
         return argument
-    if isinstance(argument, tf.Tensor) or hasattr(argument, "__array_interface__"):
-        return tf.TensorSpec(argument.shape, argument.dtype)
-    if _is_keras_tensor(argument):
+    is_keras = any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
+    if is_keras or isinstance(argument, tf.Tensor) or hasattr(argument, "__array_interface__"):
         return tf.TensorSpec(argument.shape, argument.dtype)
     if isinstance(argument, Mapping | list | tuple):
         return tf.nest.map_structure(as_spec, argument)
@@ -398,10 +397,6 @@ def of_any_batch(argument: Any) -> Any:
     if not is_data or not spec.shape.rank:
         return spec
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-
-
-def _is_keras_tensor(argument: Any) -> bool:
-    return any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
 
 
 def leaves(structure: Any, path: str) -> Iterator[SpecLeaf]:
@@ -449,12 +444,10 @@ def _join(path: str, key: object) -> str:
 
 def output_leaves(structure: Any) -> Iterator[SpecLeaf]:
     """Yield the results of a function: a dict's by key, else `output_0`, `output_1`... as SavedModel does."""
-    if isinstance(structure, Mapping):
+    if isinstance(structure, Mapping) or hasattr(structure, "_fields"):
         yield from leaves(structure, "")
-    elif isinstance(structure, list | tuple) and not hasattr(structure, "_fields"):
+    elif isinstance(structure, list | tuple):
         for index, value in enumerate(structure):
             yield from leaves(value, f"output_{index}")
-    elif hasattr(structure, "_fields"):
-        yield from leaves(structure, "")
     else:
         yield from leaves(structure, "output_0")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
@@ -53,9 +54,7 @@ def from_graph(
         known = variables.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
         if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
             known, graph = collected(graph), graph.graph_def
-        return build_item(
-            read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
-        )
+        return build_item(read(graph), known, Declared(train_op, outputs, init_op, batch_inputs))
 
 
 def read(graph: Any) -> Graph:
@@ -96,42 +95,26 @@ class Declared:
     """What the user says of a graph; the rest is inferred.
 
     Attributes:
-        train_op: what a training step runs, one or several.
-        outputs: what a step returns.
-        init_op: what initialises the variables.
-        batch_inputs: the axis of each input that counts examples.
+        train_op: what a training step runs, one or several, by name or as TensorFlow object; None: inferred.
+        outputs: tensors to report; None: none but a train op that is a tensor.
+        init_op: what initialises the variables; None: inferred.
+        batch_inputs: axis of the examples by input; None: an input has none.
     """
 
     train_op: Any = None
-    outputs: Sequence[str] | None = None
-    init_op: str | None = None
+    outputs: Sequence[Any] | None = None
+    init_op: Any = None
     batch_inputs: Mapping[str, int | None] | None = None
 
 
-def build_item(
-    graph: Graph,
-    collected: Collected,
-    *,
-    train_op: Any = None,
-    outputs: Sequence[Any] | None = None,
-    init_op: Any = None,
-    batch_inputs: Mapping[str, int | None] | None = None,
-) -> TrainingGraph:
+def build_item(graph: Graph, collected: Collected, declared: Declared) -> TrainingGraph:
     """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
-
-    Args:
-        graph: in normal form or not.
-        collected: what its collections say.
-        train_op: what one step runs; None: inferred.
-        outputs: tensors to report; None: none but a train op that is a tensor.
-        init_op: the initialiser; None: inferred.
-        batch_inputs: axis of the examples by input; None: an input has none.
 
     Raises:
         GraphError: unknown name, or a batch of unknown rank.
     """
     mark_checkpoints(graph, collected.checkpoints)
-    named = inputs.as_list(train_op)
+    named = inputs.as_list(declared.train_op)
     targets = tuple(dict.fromkeys(inputs.find_node(graph, one, "train_op").name for one in named))
     left_out: tuple[str, ...] = ()
     if not named:
@@ -142,23 +125,25 @@ def build_item(
         for one in named
         if inputs.is_tensor(one) and inputs.output_count(inputs.find_node(graph, one, "train_op")) != 0
     ]
-    declared = {
-        info.name: info for one in (*inputs.as_list(outputs), *values) for info in [inputs.describe_output(graph, one)]
-    }
-    init = inputs.find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
-    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]
+    described = [inputs.describe_output(graph, one) for one in (*inputs.as_list(declared.outputs), *values)]
+    outputs = {info.name: info for info in described}
+    if declared.init_op is not None:
+        init = inputs.find_node(graph, declared.init_op, "init_op").name
+    else:
+        init = infer_init_op(graph, targets)
+    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in outputs.values()))]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
     kept = (*collected.keep, *savers(graph, step | initial))
     return TrainingGraph(
         graph,
-        inputs=inputs.graph_inputs(graph, step, initial - step, batch_inputs),
-        outputs=declared,
+        inputs=inputs.graph_inputs(graph, step, initial - step, declared.batch_inputs),
+        outputs=outputs,
         targets=targets,
         init_op=init,
         variables=find_variables(graph, collected, init, step),
         keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
-        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)),
+        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, outputs, step | initial)),
     )
 
 
@@ -169,8 +154,7 @@ def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> lis
     text = (
         f"updates variables, but is no part of the step ({', '.join(targets)}): name all that a step runs in train_op"
     )
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    listed = ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+    listed = few([f"'{name}'" for name in names], _SHOWN)
     warnings.warn(
         f"the step was inferred from the collection of train ops: it runs {', '.join(map(repr, targets))}, and leaves "
         f"out {listed}, which update variables, too; name all that a step runs in train_op",

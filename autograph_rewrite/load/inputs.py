@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -59,9 +60,7 @@ def describe_output(graph: Graph, reference: Any) -> TensorInfo:
     if handle is not None and hasattr(handle, "op") and reference.op is not handle.op:
         reference = reference.graph.as_graph_element(reference)  # the value after an assignment
     value = find_value(graph, reference, "output")
-    if value.node.op != "VarHandleOp":
-        return describe(public_name(value), value)
-    return describe(public_name(value), _read_of(value.node))
+    return describe(value.name, _read_of(value.node) if value.node.op == "VarHandleOp" else value)
 
 
 def _read_of(handle: Node) -> Value:
@@ -73,11 +72,6 @@ def _read_of(handle: Node) -> Value:
             return read.output()
     attrs = {"dtype": handle.attr("dtype")}
     return handle.graph.add("ReadVariableOp", [handle.output()], name=name, device=handle.device, attrs=attrs).output()
-
-
-def public_name(value: Value) -> str:
-    """Return the name of a tensor as users write it: `x` for output 0, else `x:1`."""
-    return value.name
 
 
 def source_values(nodes: Iterable[Node]) -> list[Value]:
@@ -114,14 +108,13 @@ def graph_inputs(
     inputs: dict[str, TensorInfo] = {}
     parts = _parts_of_composites(graph)
     for value in source_values(node for node in graph if node in step or node in initial):
-        info = describe(public_name(value), value)
+        info = describe(value.name, value)
         if value.node in step and only_excludes(batch_inputs) and value.node.name not in parts:
             info = describe(info.name, value, default_axis(info))
         inputs[info.name] = info
     for reference, axis in (batch_inputs or {}).items():
         value = _batch_value(graph, reference, inputs)
-        name = public_name(value)
-        inputs[name] = checked(describe(name, value, axis))
+        inputs[value.name] = checked(describe(value.name, value, axis))
     return inputs
 
 
@@ -184,7 +177,8 @@ def named_batches(
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
     """
     default = {
-        name: _with_axis(info, None if name in composite else default_axis(info)) for name, info in inputs.items()
+        name: replace(info, batch_axis=None if name in composite else default_axis(info))
+        for name, info in inputs.items()
     }
     if not batch_inputs:
         return default
@@ -201,11 +195,7 @@ def named_batches(
             raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
         # A sparse or ragged tensor is not cut: its rows, values and limits have sizes of their own.
         axes |= dict.fromkeys((one for one in below if one == name or one not in composite), axis)
-    return {name: checked(_with_axis(info, axes.get(name))) for name, info in inputs.items()}
-
-
-def _with_axis(info: TensorInfo, axis: int | None) -> TensorInfo:
-    return TensorInfo(info.name, info.tensor, info.dtype, info.shape, axis)
+    return {name: checked(replace(info, batch_axis=axes.get(name))) for name, info in inputs.items()}
 
 
 def checked(info: TensorInfo) -> TensorInfo:
@@ -228,7 +218,7 @@ def checked(info: TensorInfo) -> TensorInfo:
             f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}",
             where=info.tensor,
         )
-    return _with_axis(info, axis)
+    return replace(info, batch_axis=axis)
 
 
 # Resolve references to ops and tensors (names or TensorFlow objects) to nodes and values of the graph.

@@ -67,7 +67,7 @@ def check_file(graph: Graph) -> None:
     _check_names(graph, functions)
     node_check = NodeCheck(library)
     for function in functions:
-        check_body(function, library, node_check)
+        _CheckedBody(function, library, node_check).check()
     is_folded = any(node.span != ONCE for node in graph)  # printed: an operand may stand for many
     given: dict[Node, Types] = {}
     for node in graph:
@@ -147,19 +147,6 @@ def _refuse_own(who: str, op: str, node: Node | None = None) -> None:
 _INDEX = re.compile("[0-9]{1,5}")
 
 
-def check_body(function: Function, library: Library, check: NodeCheck) -> None:
-    """Check a function.
-
-    Args:
-        function: of the library.
-        check: of its nodes.
-
-    Raises:
-        GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
-    """
-    _CheckedBody(function, library, check).check()
-
-
 class _CheckedBody:
     def __init__(self, function: Function, library: Library, check: NodeCheck) -> None:
         self._function, self._library, self._check = function, library, check
@@ -168,7 +155,11 @@ class _CheckedBody:
         self._arguments: dict[str, tuple[int | None, ...] | None] = {}
 
     def check(self) -> None:
-        """Check all of it."""
+        """Check all of it.
+
+        Raises:
+            GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
+        """
         for arg in self._function.inputs:
             self._arguments[arg.name] = self._types(arg)
         for node in self._function.nodes:

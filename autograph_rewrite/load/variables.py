@@ -123,22 +123,18 @@ def from_tf_graph(graph: Any) -> Collected:
     """Read the collections of a tf.Graph. Anybody may add to one: entries of unexpected types are ignored."""
     variables = [v for key in ("variables", "local_variables") for v in graph.get_collection(key)]
     trainable = graph.get_collection("trainable_variables")
-    initializers = {}
-    for variable in (*variables, *trainable):
-        initializer = getattr(variable, "initializer", None)
-        if initializer is not None and _op_name(variable) is not None:
-            initializers[_op_name(variable)] = initializer.name
+    by_name = {name: v for v in (*variables, *trainable) if (name := _op_name(v)) is not None}
+    initializers = {name: getattr(variable, "initializer", None) for name, variable in by_name.items()}
     return Collected(
         trainable=frozenset(filter(None, map(_op_name, trainable))) if variables or trainable else None,
-        initializers=initializers,
+        initializers={name: one.name for name, one in initializers.items() if one is not None},
         train_ops=_names(graph, "train_op"),
         update_ops=_names(graph, "update_ops"),
         keep=_names(graph, "table_initializer"),
         checkpoints=_names(graph, CHECKPOINTS),
         policies={
-            _op_name(variable): (declared(variable, "synchronization"), declared(variable, "aggregation"))
-            for variable in (*variables, *trainable)
-            if _op_name(variable) is not None
+            name: (declared(variable, "synchronization"), declared(variable, "aggregation"))
+            for name, variable in by_name.items()
         },
     )
 
