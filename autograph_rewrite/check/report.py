@@ -134,15 +134,7 @@ class VerifyReport(NotebookView):
             "notes": list(self.notes),
             "next": list(self.advice),
             "rows": [
-                {
-                    "name": row.name,
-                    "kind": row.kind,
-                    "ok": row.ok,
-                    "error": _number(row.error),
-                    "max_abs": _number(row.max_abs),
-                    "noise": _number(row.noise),
-                    "where": row.where,
-                }
+                {key: _number(value) if isinstance(value, float) else value for key, value in vars(row).items()}
                 for row in self.rows
             ],
         }
@@ -250,7 +242,8 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
     differences[~np.isfinite(differences)] = np.inf
     finite = np.abs(right[np.isfinite(right)])
     largest = float(finite.max()) if finite.size else 0.0
-    floor = atol / rtol if atol is not None and rtol else _FLOOR_OF_DOUBLE if _is_double(expected) else _FLOOR
+    is_double = expected.dtype.name in ("float64", "complex128")
+    floor = atol / rtol if atol is not None and rtol else _FLOOR_OF_DOUBLE if is_double else _FLOOR
     worst = int(differences.argmax())
     error = float(differences[worst]) / max(largest, floor) * _leniency(expected, rtol)
     return Deviation(error, largest, _place(expected, worst) if error else "")
@@ -271,10 +264,6 @@ def epsilon(array: Array) -> float:
 
 def _is_inexact(array: Array) -> bool:
     return array.dtype.kind in "fc" or "float" in array.dtype.name  # numpy does not know bfloat16 and float8
-
-
-def _is_double(array: Array) -> bool:
-    return array.dtype.name in ("float64", "complex128")
 
 
 def _largest(array: Array) -> float:
