@@ -23,7 +23,6 @@ def explain(new: TrainingGraph, *, batch: int | None = None) -> str:
     """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
-        new: a rewritten item.
         batch: examples of all devices together, where the graph leaves that open.
 
     Raises:
@@ -68,11 +67,9 @@ def _overview(account: Account) -> str:
 
 def _devices(account: Account) -> Iterator[str]:
     """Say which devices a replica has, where it has several."""
-    shown = account.devices[:SHOWN] if any(len(own) > 1 for own in account.devices) else ()
-    for replica, own in enumerate(shown):
-        yield f"  Replica {replica} has {', '.join(map(short, own))}."
-    if shown and len(account.devices) > SHOWN:
-        yield f"  ... and {len(account.devices) - SHOWN} more replicas"
+    if any(len(own) > 1 for own in account.devices):
+        named = [f"Replica {replica} has {', '.join(map(short, own))}." for replica, own in enumerate(account.devices)]
+        yield from _first(named, " replicas")
 
 
 def _coverage(account: Account) -> Iterator[str]:
@@ -142,7 +139,7 @@ def _step(account: Account) -> Iterator[str]:
         f"{several(len(shared), 'value')} combined for the step itself (losses, norms, statistics, outputs), "
         f"{size(sum(edge.bytes for edge in shared))} per replica:"
     )
-    yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
+    yield from _listed(shared)
 
 
 def _model(account: Account) -> Iterator[str]:
@@ -155,7 +152,7 @@ def _model(account: Account) -> Iterator[str]:
                 f"{several(len(found), 'value')} exchanged or cut on {name} ({count} devices each), "
                 f"{size(sum(edge.bytes for edge in found))} per replica ({_lowerings(found)}):"
             )
-            yield from _listed(sorted(found, key=lambda edge: (-edge.bytes, edge.value)))
+            yield from _listed(found)
 
 
 def _counted(account: Account) -> Iterator[str]:
@@ -179,18 +176,14 @@ def _whole(account: Account) -> Iterator[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for node, op, text in account.notes:
         groups.setdefault((op, text), []).append(node)
-    for (op, text), nodes in list(groups.items())[:SHOWN]:
-        yield f"  {len(nodes)} x {op} ({few(nodes, 2)}): {text}"
-    if len(groups) > SHOWN:
-        yield f"  ... and {len(groups) - SHOWN} more kinds"
+    kinds = [f"{len(nodes)} x {op} ({few(nodes, 2)}): {text}" for (op, text), nodes in groups.items()]
+    yield from _first(kinds, " kinds")
 
 
 def _plan(account: Account) -> Iterator[str]:
     if account.plan_notes:
         yield "The plan says:"
-        yield from (f"  {note}" for note in account.plan_notes[:SHOWN])
-    if len(account.plan_notes) > SHOWN:
-        yield f"  ... and {len(account.plan_notes) - SHOWN} more"
+        yield from _first(account.plan_notes)
 
 
 def _times(account: Account) -> str:
@@ -202,10 +195,18 @@ def _times(account: Account) -> str:
 
 
 def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
-    for edge in edges[:SHOWN]:
-        yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.means}, {size(edge.bytes)}: {edge.reason}"
-    if len(edges) > SHOWN:
-        yield f"  ... and {len(edges) - SHOWN} more"
+    """Yield a line for each of the largest."""
+    ordered = sorted(edges, key=lambda edge: (-edge.bytes, edge.value))
+    yield from _first(
+        [f"{one.value}: {one.before} -> {one.after} by {one.means}, {size(one.bytes)}: {one.reason}" for one in ordered]
+    )
+
+
+def _first(lines: Sequence[str], noun: str = "") -> Iterator[str]:
+    """Yield the first lines, and how many more there are of what they tell."""
+    yield from (f"  {line}" for line in lines[:SHOWN])
+    if len(lines) > SHOWN:
+        yield f"  ... and {len(lines) - SHOWN} more{noun}"
 
 
 def _lowerings(edges: Iterable[ShownEdge]) -> str:
@@ -217,12 +218,7 @@ def _lowerings(edges: Iterable[ShownEdge]) -> str:
 
 
 def where_time_goes(found: Simulation, levers: Iterable[str]) -> str:
-    """Return sentences and a table.
-
-    Args:
-        found: the step, with its nodes.
-        levers: what it takes most of.
-    """
+    """Return sentences and a table."""
     first = f"Where the time goes: {str(found).partition(chr(10))[0]} (predicted)."
     layers = found.layers()
     rows = drawn(table("dearest layers, with their gradients", COLUMNS, map(cells, layers))) if layers else ""

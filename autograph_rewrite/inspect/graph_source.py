@@ -41,12 +41,10 @@ def chosen(
     """Return the nodes that match everything asked for, in graph order.
 
     Args:
-        graph: where to look.
         op: regular expression, found anywhere in the op type.
         name: the same for the node's name.
         device: the same for its device.
         around: name of a node; only what is at most `depth` edges away, in either direction, is chosen.
-        depth: see `around`.
 
     Raises:
         GraphError: a regular expression is malformed, or there is no node `around`.

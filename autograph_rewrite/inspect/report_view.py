@@ -70,15 +70,10 @@ class Account:
     """What happened to a graph.
 
     Attributes:
-        replicas: how many there are.
         mode: `shared` or `mirrored`.
         passes: name, seconds, nodes added, nodes removed.
-        edges: reshards.
         notes: node, op, text: what runs whole, and why.
-        before: nodes of the original.
-        after: nodes of the rewritten graph.
         seconds: of the whole rewrite; None when it is not known any more.
-        micro: micro-batches of each replica.
         plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
         inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
         covered: how much of the step is divided.

@@ -107,12 +107,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of one graph.
-
-    Attributes:
-        item: the graph, rewritten or not.
-        plan: of the rewrite, where that is known.
-    """
+    """The values of one graph."""
 
     item: TrainingGraph
     plan: Plan | None = None
@@ -159,7 +154,6 @@ class Values:
         """Return what is known of a value.
 
         Args:
-            value: of the graph.
             name: what to call it; None: as it is called.
             instances: the nodes that are instances of its node; none: only itself.
         """
@@ -190,6 +184,11 @@ class Values:
 def converts(node: Node) -> bool:
     """Return whether a node was made to convert the value of another."""
     return node.attr(PASS_ATTR, b"") in CONVERTING
+
+
+def types_text(node: Node) -> str:
+    """Return element types and static shapes of the results of a node."""
+    return ", ".join(type_text(value.dtype, static_shape(value)) for value in results(node))
 
 
 def results(node: Node) -> tuple[Value, ...]:
