@@ -58,7 +58,6 @@ def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingG
     """Read a graph from disk. See `GraphItem.load`.
 
     Args:
-        path: file or directory.
         signature: which one of a SavedModel.
         named: train_op, outputs, init_op, batch_inputs; None: not given.
 
@@ -232,7 +231,6 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     Args:
         message: its `saved_model.pb`, parsed.
         signature: which signature to take; None: the only one.
-        declared: what the user says of the graph.
 
     Raises:
         GraphError: no such signature; the message lists those that there are.

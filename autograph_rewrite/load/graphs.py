@@ -41,12 +41,6 @@ def from_graph(
 ) -> TrainingGraph:
     """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
-    Args:
-        train_op: what one step runs, by name or as TensorFlow object.
-        outputs: tensors to report.
-        init_op: the initialiser.
-        batch_inputs: axis of the examples by input; None: an input has none.
-
     Raises:
         GraphError: malformed graph, unknown name, or a batch of unknown rank.
     """
@@ -193,7 +187,6 @@ def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
     """Return the names of what nobody but the program itself reads of all that saves and restores.
 
     Args:
-        graph: a training graph.
         used: what the step and the init op run; what they restore belongs to them.
     """
     files = (node for node in graph if has(node.op, "checkpoint_files") and node not in used)

@@ -43,7 +43,6 @@ def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorIn
     """Return what the graph knows of a tensor.
 
     Args:
-        name: the public one.
         batch_axis: which dimension counts examples; None: no one.
     """
     dtype = dtypes.dtype_name(dtypes.base(value.dtype))
@@ -98,7 +97,6 @@ def graph_inputs(
     """Return the inputs of a v1 graph by public name.
 
     Args:
-        step: the nodes that a step runs.
         initial: the nodes that initialisation runs; what only they read is never a batch.
         batch_inputs: axis by name, None for an input that is shared; None for the default.
 
@@ -169,9 +167,7 @@ def named_batches(
     of sparse and ragged tensors, whose dimension 0 is not the batch; all replicas have all of these.
 
     Args:
-        inputs: by public name.
         batch_inputs: axis by name, or names only; none: dimension 0 of all whose size is open.
-        composite: names of components of sparse and ragged tensors.
 
     Raises:
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
@@ -264,11 +260,6 @@ def as_list(references: Any) -> list[Any]:
 def find_node(graph: Graph, reference: Any, role: str) -> Node:
     """Return the node that `reference` names; `role` says in an error what it was given as.
 
-    Args:
-        graph: where to look.
-        reference: name or TensorFlow object.
-        role: what it was given as, for the message.
-
     Raises:
         GraphError: the graph has no such node.
     """
@@ -283,9 +274,7 @@ def find_value(graph: Graph, reference: Any, role: str) -> Value:
     """Return the tensor that `reference` names.
 
     Args:
-        graph: where to look.
         reference: name (`op` or `op:1`) or TensorFlow object.
-        role: what it was given as, for the message.
 
     Raises:
         GraphError: the graph has no such node, or the node no such output.

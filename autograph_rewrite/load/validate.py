@@ -256,7 +256,6 @@ class StatedNode(NamedTuple):
 
     Attributes:
         where: `'y'`, or `'y' of the function 'f'`.
-        op: type of its op.
         attrs: encoded.
         operands: name of each value that it reads, with its element type; None: not to be checked.
         node: of a graph; None in a body.

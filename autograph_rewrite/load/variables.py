@@ -36,7 +36,6 @@ def find_variables(graph: Graph, collected: Collected, init_op: str | None, step
     """Return the variables of a graph by public name (the handle's node name), one per storage.
 
     Args:
-        collected: what collections say.
         init_op: the op that initialises everything, if known.
         step: the nodes that a step runs; an assignment among them is an update, not an initializer.
     """
@@ -189,7 +188,6 @@ class FunctionBinding:
     Attributes:
         concrete: TensorFlow's ConcreteFunction; None when it was restored from a file.
         captures: in capture order.
-        structured_input_signature: `(args, kwargs)` of specs and Python values.
         structured_outputs: the nested result, tensors of the traced graph.
         inputs: placeholder node per flat argument, in order.
         outputs: tensor name per flat result, in order.
@@ -197,7 +195,6 @@ class FunctionBinding:
 
     concrete: Any
     captures: tuple[Capture, ...]
-    structured_input_signature: Any
     structured_outputs: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -211,7 +208,6 @@ class SavedCapture:
 
     Attributes:
         node: the placeholder that stands for it.
-        value: its value, as a numpy array.
         dtype: TensorFlow's name of the element type.
         name: the variable's public name; None for a constant.
     """
@@ -257,4 +253,4 @@ class SavedBinding:
                 continue
             variable = tf.Variable(saved.value, dtype=saved.dtype, name=saved.name, trainable=saved.name in trainable)
             captures.append(Capture(saved.node, variable.handle, variable, saved.name))
-        return FunctionBinding(None, tuple(captures), None, None, self.inputs, self.outputs)
+        return FunctionBinding(None, tuple(captures), None, self.inputs, self.outputs)

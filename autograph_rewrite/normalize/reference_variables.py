@@ -63,7 +63,7 @@ class Converted:
     notes: tuple[tuple[str, str, str], ...] = ()
 
 
-def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ()) -> Converted:
+def convert(graph: Graph, anchored: Collection[str], step: Collection[str]) -> Converted:
     """Convert every reference variable of a graph, in place.
 
     Args:
@@ -267,13 +267,7 @@ def read_late(graph: Graph, aliases: Aliases) -> int:
 
 
 def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[Race]:
-    """Return which readers of a step no edge orders with an update of the step.
-
-    Args:
-        graph: with reference variables.
-        aliases: which values are their buffers.
-        step: nodes of one step.
-    """
+    """Return which readers of a step no edge orders with an update of the step."""
     readers = {one: 1 << i for i, one in enumerate(dict.fromkeys(n for n, _ in aliases.readers if n in step))}
     order = topological_order(graph)
     before_update = marks_before(order, readers)
@@ -392,7 +386,6 @@ class _Copies:
         """Return a value like `value`, read anew behind `waits`.
 
         Args:
-            value: an alias.
             waits: nodes in the reader's loop.
             enters: what leads from the value's loop into the reader's, outermost first.
         """
@@ -451,11 +444,11 @@ def _entering(enter: Node) -> dict[str, Any]:
 # leads to one variable, so what is updated behind another route stays, and is refused later.
 
 
-def read_before_routes(graph: Graph) -> int:
-    """Make the references values, in place; return how many routes were changed."""
+def read_before_routes(graph: Graph) -> None:
+    """Make the references values, in place."""
     routes = [node for node in graph if has(node.op, "reference_routes")]
     if not any(has(node.op, "joins_references") for node in routes):
-        return 0
+        return
     needed: set[Node] = set()  # by an update behind them
     changed = True
     while changed:
@@ -477,7 +470,6 @@ def read_before_routes(graph: Graph) -> int:
             if value.dtype > dtypes.REF_OFFSET:
                 read = Builder.at(node).node("Identity", value, what=f"read_{index}")
                 node.set_input(index, read.output())
-    return len(found)
 
 
 def _is_needed(node: Node, needed: set[Node]) -> bool:
@@ -578,19 +570,6 @@ class Aliases:
         joined = tuple(dict.fromkeys((*known, *self.variables[value])))
         self.variables[out] = joined
         return joined != known
-
-    def sources(self, value: Value) -> Iterator[Value]:
-        """Yield the references, which are no values yet, that a value comes from without a node that reads them."""
-        stack, seen = [value], {value}
-        while stack:
-            one = stack.pop()
-            if one.dtype > dtypes.REF_OFFSET:
-                yield one
-                continue
-            for given in one.node.inputs:
-                if given in self.variables and given not in seen:
-                    seen.add(given)
-                    stack.append(given)
 
     def unchanged(self, variable: Node) -> Iterator[Value]:
         """Yield what holds just the value of a variable: itself, updates of it, and what repeats them."""
