@@ -35,6 +35,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
+    from autograph_rewrite.cost.tasks.result import Simulation
 
 
 NODES = 240_000
@@ -69,7 +70,7 @@ class Auto:
 
     def _build(self, item: TrainingGraph, config: Config) -> Plan:
         from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator, Search, first_possible
+        from autograph_rewrite.cost.search import Candidate, Evaluator, Search, first_possible
         from autograph_rewrite.cost.simulate import Hardware
 
         network = config.cluster.network if config.cluster is not None else None
@@ -82,7 +83,7 @@ class Auto:
             config = self._annotated(item, config, network)
         if room is None:
             plans, dropped = plans_of(item, config, self.builders)
-            compared = self._compared(evaluator, plans)
+            compared = {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
             tries = max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
         else:
             starts = Starts(item, config, evaluator, self.builders, room)
@@ -114,17 +115,11 @@ class Auto:
         path = search.run()
         return annotated(config, item, path[-1].cuts) if path else config
 
-    def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
-        from autograph_rewrite.cost.search import Candidate
-
-        return {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
-
     def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
         """Give variables that are alike what another builder chose for them, the largest first."""
         trained = trained_variables(item, search.best.plan.graph_digest)
         choices = {name: _choices(name, plans) for name in trained}
-        mode = search.best.plan.mode
-        chosen = in_mode(config, mode)
+        chosen = in_mode(config, search.best.plan.mode)
         current = {request.name: _choice(request) for request in search.best.plan.variables}
         for alike in _alike(trained):
             first = alike[0]
@@ -171,7 +166,6 @@ def _named(
     """Return what was found under Auto's name, with the reasons, and how it ranks among the others.
 
     Args:
-        search: with what was kept.
         compared: the plans with which a search may begin.
         found: the plan that is taken.
         dropped: notes on plans that there are not.
@@ -284,7 +278,6 @@ class Start(NamedTuple):
 
     Attributes:
         config: what a user would have written for it.
-        builder: by name.
         candidate: the plan and what it takes.
     """
 
@@ -324,10 +317,8 @@ class Starts:
     Attributes:
         item: normalised.
         config: of the user.
-        evaluator: simulates.
         builders: by name.
         limit: the bytes that a predicted peak may have.
-        found: the plans.
         errors: why others could not be made.
         faults: why annotations could not be tried, where that is a fault of this package.
     """
@@ -547,11 +538,6 @@ def _front(starts: list[Start]) -> Iterator[Start]:
 # nothing is random, so every process finds the same.
 
 
-if TYPE_CHECKING:
-    from autograph_rewrite.cost.search import Evaluator
-    from autograph_rewrite.cost.tasks.result import Simulation
-
-
 NODES_ON_AXES = 120_000
 """So many nodes are partitioned in all, about."""
 FEWEST, MOST = 10, 60
@@ -580,11 +566,9 @@ class MeshSearch:
     Attributes:
         item: normalised.
         config: of the user, with the mesh.
-        evaluator: simulates.
         build: makes the request of a configuration.
         limit: the bytes that a predicted peak may have; None: only time counts.
         path: what was the best, one after another; the first cuts nothing.
-        tried: what was simulated.
         faults: why cuts could not be tried, where that is a fault of this package.
         left: how many plans may still be made.
     """
@@ -718,7 +702,6 @@ def annotated(config: Config, item: TrainingGraph, cuts: Cuts) -> Config:
 
     Args:
         config: with a model axis.
-        item: whose variables they are.
         cuts: the dimension by variable.
     """
     return with_settings(config, sharding=(*config.sharding, *entries(cuts, item, config.model_size)))
@@ -729,11 +712,8 @@ def entries(cuts: Cuts, item: TrainingGraph, devices: int) -> list[Sharding]:
 
     Args:
         cuts: the dimension by variable.
-        item: whose variables they are.
         devices: on the model axis.
     """
-    import re
-
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, dim in cuts.items():
         rank = len(item.variables[name].shape or ())
@@ -747,13 +727,7 @@ def entries(cuts: Cuts, item: TrainingGraph, devices: int) -> list[Sharding]:
 
 
 def on_mesh(config: Config, data: int, model: int) -> Config:
-    """Return a configuration with a mesh.
-
-    Args:
-        config: with as many devices.
-        data: replicas.
-        model: logical devices of each.
-    """
+    """Return a configuration with a mesh."""
     return with_settings(config, mesh=Mesh(data=data, model=model))
 
 
@@ -819,8 +793,6 @@ def can_be_cut(shape: tuple[int | None, ...], dim: int, devices: int) -> bool:
     """Return whether each device gets a block of the same size.
 
     Args:
-        shape: of a variable.
-        dim: that is cut.
         devices: on the model axis.
     """
     size = shape[dim] if dim < len(shape) else None
@@ -883,12 +855,7 @@ def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
 
 
 def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
-    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others.
-
-    Args:
-        search: of the first mesh.
-        others: the other meshes.
-    """
+    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others."""
     found = [one.cuts for one in search.run() if one.cuts][-KEPT:]
     for cuts in found:
         yield annotated(search.config, search.item, cuts)

@@ -64,12 +64,7 @@ def bisect(
 
     Args:
         item: a training graph; it is not changed.
-        config_or_plan: as for `rewrite`.
-        steps: how many to train, as for `verify`.
-        rtol: allowed error, as for `verify`.
-        atol: allowed error of tensors that are all but zero, as for `verify`.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
@@ -218,12 +213,7 @@ def _blame(
 
 
 class FirstDivergence:
-    """Finds where two graphs begin to differ in one step.
-
-    Args:
-        pair: both graphs.
-        step: in which they differ.
-    """
+    """Finds where two graphs begin to differ in one step."""
 
     def __init__(self, pair: SideBySide, step: WrongStep) -> None:
         self._step, self._rtol = step, pair.allowed.rtol
@@ -389,7 +379,6 @@ class WrongEdge:
     """An operand whose value is not the original's.
 
     Attributes:
-        operand: its position.
         expected: the original tensor that stands there.
         reads: the tensors of the rewritten graph, of each instance.
         producer: the printed line of what makes the first of them.
@@ -411,7 +400,6 @@ class Divergence:
 
     Attributes:
         node: of the original.
-        op: its type.
         step: the training step, from 1.
         error: of its value, relative; None of an update, whose variable differs.
         where: the element that differs most.
@@ -445,9 +433,6 @@ class Edges:
     """Says of original nodes what is wrong with them in the rewritten graph.
 
     Args:
-        pair: both graphs.
-        step: in which they differ.
-        plan: of the rewrite, with its edges.
         claims: what is claimed of the values that are read; None where nothing is.
     """
 
@@ -542,7 +527,6 @@ def is_explained(
 
     Args:
         got: of the instances, in order.
-        allowed: which error is none.
     """
 
     def agrees(array: Array) -> bool:
@@ -616,8 +600,6 @@ class SideBySide:
     Attributes:
         flat: the original in normal form.
         other: a rewritten item, or one that passes have edited.
-        training: feeds, steps, initial values.
-        allowed: which error is none.
         timeout: seconds that a run may take.
         apart: what differs by design ("variable NAME", "output NAME").
     """

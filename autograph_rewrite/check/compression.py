@@ -50,7 +50,6 @@ def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: 
 
     Args:
         rows: one for each compressed gradient.
-        plan: which names the compressors.
     """
     names = list(dict.fromkeys(o.compressor for o in (plan.default, *(r.options for r in plan.variables))))
     asked = ", ".join(shown(name) for name in names if name != NONE)
@@ -71,13 +70,7 @@ def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: 
 
 
 def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[ComparedTensor]:
-    """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
-
-    Args:
-        item: rewritten, with compressors.
-        training: feeds, number of steps, initial values and seed.
-        allowed: relative and absolute tolerance of each sum.
-    """
+    """Train a rewritten item whose gradients are compressed; return one row per compressed sum."""
     sums: tuple[Compressed, ...] = item.report.compressed
     plan: Plan = item.report.plan
     if not sums or plan.looped:

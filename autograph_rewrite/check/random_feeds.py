@@ -24,11 +24,6 @@ _SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
 def batch_size(item: TrainingGraph, replicas: int, wanted: int | None = None) -> int:
     """Return the number of examples: what the inputs fix, or `wanted`, or the smallest prime above twice `replicas`.
 
-    Args:
-        item: the original.
-        replicas: how many share the batch.
-        wanted: examples that the user asks for.
-
     Raises:
         GraphError: the inputs fix another size than is wanted, or different ones.
     """
@@ -56,8 +51,6 @@ def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> l
 
     Args:
         item: in normal form, so that no use of an input is hidden in a function.
-        steps: how many to make.
-        batch: examples per step.
         seed: equal seeds give equal feeds.
 
     Raises:

@@ -66,17 +66,7 @@ class Reduction(NotebookView, Generic[Item]):
 
 @dataclass
 class Judge:
-    """Tells how the rewrite of a graph fails.
-
-    Attributes:
-        config: how it is rewritten.
-        steps: to train.
-        seed: of random feeds.
-        batch: examples of random feeds.
-        rtol: allowed error.
-        observers: of the rewrite.
-        tries: how many graphs it has judged.
-    """
+    """Tells how the rewrite of a graph fails."""
 
     config: ConfigLike
     steps: int
@@ -140,10 +130,7 @@ def reduce(
 
     Args:
         item: a training graph; it is not changed.
-        steps: how many to train.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step.
-        rtol: allowed error, as for `verify`.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Raises:
@@ -214,7 +201,6 @@ def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph 
 
     Args:
         item: flat; it is not changed.
-        known: of which shape values are.
     """
     graph = item.graph.clone()
     node = graph.nodes[name]
@@ -287,7 +273,6 @@ def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> Trai
 
     Args:
         item: flat; it is not changed.
-        dropped: names of nodes.
         known: what takes the places of their values.
     """
     graph, inputs = item.graph.clone(), dict(item.inputs)
@@ -377,11 +362,7 @@ def plain(item: TrainingGraph) -> TrainingGraph:
 
 
 def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> TrainingGraph:
-    """Return a flat item whose variables begin as constants.
-
-    Args:
-        starts: the value of each variable before the first step.
-    """
+    """Return a flat item whose variables begin as constants."""
     graph, variables = item.graph.clone(), {}
     assigns = []
     for name, one in item.variables.items():

@@ -55,11 +55,8 @@ class VerifyReport(NotebookView):
         max_error: the largest relative error of all rows.
         rows: worst first.
         config: what was compared: strategy, mode, devices and semantics.
-        steps: training steps that were run.
         batch: examples per step; None for feeds of the caller's.
-        rtol: the tolerance.
         notes: what to know about this comparison.
-        seconds: it took.
         covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
         advice: what to try next where something differs.
     """
@@ -169,9 +166,7 @@ def rows_of(
     """Return the rows, worst first: what differs before what does not.
 
     Args:
-        variables: of the item, by name.
         worst: deviations by "variable NAME" or "output NAME".
-        rtol: the tolerance.
         noise: by the same keys, what rounding alone does; empty if nothing is over the tolerance.
         broken: how the rewritten graph failed, if it did.
     """
@@ -220,7 +215,6 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
     Args:
         actual: of the rewritten graph.
         expected: of the original.
-        rtol: the tolerance of the relative error.
         atol: differences up to here are within the tolerance whatever the values are; by default `rtol` times 0.01,
             for float64 times 1e-6.
     """

@@ -46,7 +46,6 @@ class Training:
 
     Attributes:
         feeds: one dict of values by input name per step, used in turn, or one for all.
-        steps: how many to train.
         values: initial values by variable; of the others, the initialisers give them.
         seed: of initial values that nothing gives.
     """
@@ -83,8 +82,6 @@ class Comparison:
 
     Args:
         original: an item without captures.
-        training: what both are trained on.
-        allowed: which error is none.
         timeout: seconds that a run may take.
 
     Attributes:
@@ -287,7 +284,6 @@ class TrainedGraph:
     """An original or rewritten item in a session of its own. Use it as a context manager.
 
     Args:
-        item: the item.
         timeout: seconds after which a run counts as hung.
         config: a tf.compat.v1.ConfigProto for the session.
 

@@ -54,7 +54,6 @@ class Tap(NamedTuple):
 
         Args:
             got: of the instances, in order.
-            allowed: which error is none.
         """
         if self.placement.differs or any(placement.differs for placement, _ in self.joins):
             got = [assemble(Fetch(self.tensors, self.placement, self.segments, joins=self.joins), got)]
@@ -158,11 +157,7 @@ class PassState:
 
 
 class PlainStates(RewriteObserver):
-    """Keeps the graph behind every pass that has changed it, for as long as one device can run it.
-
-    Args:
-        flat: where the passes begin.
-    """
+    """Keeps the graph behind every pass that has changed it, for as long as one device can run it."""
 
     def __init__(self, flat: TrainingGraph) -> None:
         self.states = [PassState("normalise", flat)]
@@ -192,7 +187,6 @@ class FirstRefusal:
 
     Attributes:
         pass_name: behind which the graph is refused; empty where none is.
-        error: the refusal.
         claims: what propagation has claimed.
     """
 

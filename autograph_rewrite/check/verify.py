@@ -61,7 +61,6 @@ def verify(
     first shown to fit together, without being run; what is trained then has all replicas in this process.
 
     Args:
-        steps: how many to train.
         feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
         rtol: allowed error, relative to the largest value of each tensor.
         atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
@@ -149,9 +148,6 @@ def compare(
 
     Args:
         original: an item without captures.
-        rewritten: what `rewrite` made of it.
-        training: what both are trained on.
-        allowed: which error is none.
         apart: what is not compared (`incomparable`).
     """
     began = time.perf_counter()
@@ -343,7 +339,6 @@ def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -
 
     Args:
         item: a training graph; it is not changed.
-        config_or_plan: as for `rewrite`.
         seed: of random ops that have none.
 
     Raises:

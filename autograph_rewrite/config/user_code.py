@@ -27,9 +27,6 @@ VARIABLE = "AUTOGRAPH_REWRITE_ALLOW_CODE"
 def allow_code(path: str | os.PathLike[str]) -> None:
     """Let configurations that name a Python file run it, in this process and those that it starts.
 
-    Args:
-        path: of the file.
-
     Raises:
         ConfigError: there is no such file.
     """
@@ -91,7 +88,6 @@ def blaming(what: str, kind: type[RewriteError]) -> Iterator[None]:
 
     Args:
         what: has happened, for messages.
-        kind: of the error.
 
     Raises:
         RewriteError: the code did, or it raised anything else, which is told as one of `kind`.

@@ -64,8 +64,6 @@ class Source:
 
         Args:
             path: keys and indices from the top of the file.
-            message: what is wrong.
-            hint: what to write instead.
         """
         return FileFault(self.at(path), message, hint, self._line(path))
 
@@ -129,10 +127,6 @@ def _load(path: str | os.PathLike[str], shown: str, error: type[RewriteError]) -
 
 def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
     """Read YAML text; `file` is what places are named after.
-
-    Args:
-        file: its name in messages.
-        error: type of what is raised.
 
     Raises:
         RewriteError: of type `error`, when the text is no YAML or holds nothing.

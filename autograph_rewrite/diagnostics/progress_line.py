@@ -24,11 +24,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class ProgressLine(logging.Handler):
-    """Shows the last stage that was logged, until it is cleared.
-
-    Args:
-        stream: where.
-    """
+    """Shows the last stage that was logged, until it is cleared."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(logging.DEBUG)
@@ -134,6 +130,5 @@ def stage(text: str, *details: object) -> None:
 
     Args:
         text: in a few words, with `%s` for details.
-        details: what stands in it.
     """
     _log.debug(text, *details)
