@@ -185,7 +185,7 @@ def misfits(
         of.setdefault(id(override_of(one.name, config)), []).append(one)
     for i, override in enumerate(config.variables):
         meant = of.get(id(override), [])
-        asks = [key for key, given in _placements(override).items() if given]
+        asks = override.partition is not None or override.synchronizer == "ps" or override.server_settings
         if asks and trained and not meant:
             message = f"variables[{i}]: '{override.match}' is the first match of no variable that is trained"
             yield config.fault(("variables", i, "match"), message, "state of the optimizer follows its variable")
@@ -198,12 +198,6 @@ def misfits(
                 if problem:
                     message = f"variables[{i}].partition: {problem}"
                     yield config.fault(("variables", i, "partition"), message, "leave it whole, or narrow match")
-
-
-def _placements(override: Override) -> dict[str, bool]:
-    """Return which of the keys that say where a variable lives are given."""
-    partition, ps = override.partition is not None, override.synchronizer == "ps"
-    return {"partition": partition, "synchronizer": ps, **dict.fromkeys(override.server_settings, True)}
 
 
 def _problem(partition: Partition, trained: builder.TrainedVariable) -> str:

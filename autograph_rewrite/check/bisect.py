@@ -9,7 +9,7 @@ What the certificate and the states leave open, the provenance of the wrong edge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -268,13 +268,10 @@ class FirstDivergence:
             elif node.op not in READS and not variable_ops.is_update(node):
                 yield value.node, None
         if node.op in READS or variable_ops.is_update(node):
-            handles = [variable_ops.handle_node(value) for value in node.inputs[:1]]
-            yield from ((update, None) for update in self._before(node, handles))
-
-    def _before(self, node: Node, handles: Iterable[Node]) -> list[Node]:
-        """Return the updates of variables that come before a node."""
-        earlier = ancestors([node])
-        return [u for handle in handles for u in self._updates.get(handle, ()) if u in earlier and u is not node]
+            earlier = ancestors([node])
+            for value in node.inputs[:1]:
+                updates = self._updates.get(variable_ops.handle_node(value), ())
+                yield from ((update, None) for update in updates if update in earlier and update is not node)
 
 
 # Bisection: what a search for the first wrong pass and edge has found, as text and as data.

@@ -272,11 +272,8 @@ class Config(Section):
             ConfigError: with every such setting, at its line.
         """
         faults = [*_clashes(self, broken=())]
-        if not faults:
-            clashes = (clash for check in IN_JOB for clash in check(self))
-            faults += [self.fault(clash.path, clash.message, clash.hint) for clash in clashes]
-        for path, feature in unavailable(self):
-            faults.append(self.fault(path, f"{feature} is not available yet in this version", "leave it out"))
+        checks = (unavailable,) if faults else (*IN_JOB, unavailable)
+        faults += [self.fault(*clash) for check in checks for clash in check(self)]
         raise_if_any(faults, error=ConfigError, title=self._source.name)
 
     @classmethod
@@ -315,7 +312,7 @@ def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[FileFault]:
     for keys, check in CHECKS:
         if keys.isdisjoint(broken):
             for clash in check(config):
-                yield config.fault(clash.path, clash.message, clash.hint)
+                yield config.fault(*clash)
 
 
 # What the fields of sections mean: the strings behind them, read from their source when somebody asks for a schema.

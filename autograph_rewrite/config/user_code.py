@@ -32,7 +32,7 @@ def allow_code(path: str | os.PathLike[str]) -> None:
     """
     if not Path(path).is_file():
         raise ConfigError(f"there is no file '{os.fspath(path)}' to allow", hint="name the Python file itself")
-    os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), _identity(path)}))
+    os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), os.path.realpath(path)}))
 
 
 def require_allowed(path: Path, where: str) -> None:
@@ -41,7 +41,7 @@ def require_allowed(path: Path, where: str) -> None:
     Raises:
         ConfigError: it is not allowed.
     """
-    if _identity(path) in _allowed():
+    if os.path.realpath(path) in _allowed():
         return
     raise ConfigError(
         f"{where}: the configuration wants '{path}' to be run, and code that a file names runs only if you allow it",
@@ -133,7 +133,3 @@ def _allowed() -> frozenset[str]:
     if not isinstance(listed, list):
         raise ConfigError(f"{VARIABLE} is no list of paths in JSON", hint="leave it unset, and use --allow-code")
     return frozenset(str(path) for path in listed)
-
-
-def _identity(path: str | os.PathLike[str]) -> str:
-    return os.path.realpath(path)

@@ -139,13 +139,8 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
         raise failure([_syntax(file, problem)], error=error) from None
     if root is None:
         raise error(f"{file}: the file is empty", hint="write {} to leave everything at its default")
-    reader = _Reader(file)
-    try:
-        data = reader.read(root, ())
-    except _DeepError:
-        raise error(f"{file}: this is nested too deeply to be read") from None
-    except _EndlessError:
-        raise error(f"{file}: its aliases (*name) write more than {_MAX_ALIASED:,} values") from None
+    reader = _Reader(file, error)
+    data = reader.read(root, ())
     return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
 
 
@@ -171,19 +166,12 @@ def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
     return FileFault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
 
 
-class _DeepError(Exception):
-    """Collections are nested in each other too deeply."""
-
-
-class _EndlessError(Exception):
-    """Aliases of aliases have grown past all use."""
-
-
 class _Reader:
-    """Turns YAML nodes into data, noting places and faults on the way."""
+    """Turns YAML nodes into data, noting places and faults on the way; raises `error` for what has no end."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, error: type[RewriteError]) -> None:
         self.file = file
+        self._error = error
         self.places: dict[KeyPath, Place] = {}
         self.faults: list[FileFault] = []
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
@@ -201,11 +189,11 @@ class _Reader:
     def read(self, node: yaml.Node, path: KeyPath) -> object:
         """The data of `node`, which stands at `path`."""
         if len(path) > self._most_depth:  # aliases of aliases nest, too
-            raise _DeepError
+            raise self._error(f"{self.file}: this is nested too deeply to be read")
         if id(node) in self._read:
             self._aliased += 1
             if self._aliased > _MAX_ALIASED:
-                raise _EndlessError
+                raise self._error(f"{self.file}: its aliases (*name) write more than {_MAX_ALIASED:,} values")
         self._read.add(id(node))
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.ScalarNode):

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect.export import item_data, to_graphml
+from autograph_rewrite.inspect.export import item_data, results, to_graphml
 from autograph_rewrite.inspect.forms import Form
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.table import drawn, table
-from autograph_rewrite.inspect.values import Values, conversion_data, over, results, types_text
+from autograph_rewrite.inspect.values import Values, conversion_data, over, types_text
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.literals import shape_text

@@ -81,15 +81,15 @@ def node_data(node: Node, placements: Annotations, conversions: Conversions | No
 
 def output_data(node: Node) -> list[dict[str, Any]]:
     """Return element types and, as far as the node states them, shapes of the outputs."""
+    return [{"dtype": dtypes.dtype_name(value.dtype), "shape": static_shape(value)} for value in results(node)]
+
+
+def results(node: Node) -> tuple[Value, ...]:
+    """Return the results of a node; none where its op is unknown or malformed."""
     try:
-        types = node.output_dtypes
+        return node.outputs
     except GraphError:
-        return []
-    shapes = [static_shape(node.output(i)) for i in range(len(types))]
-    return [
-        {"dtype": dtypes.dtype_name(dtype), "shape": None if shape is None else list(shape)}
-        for dtype, shape in zip(types, shapes, strict=True)
-    ]
+        return ()
 
 
 def signature_data(item: TrainingGraph) -> dict[str, Any]:

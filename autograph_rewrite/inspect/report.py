@@ -120,7 +120,7 @@ def report_data(shown: Reported) -> dict[str, Any]:
         "step": step,
         "cost": of_cost(shown, simulated) if simulated is not None else None,
         "verified": shown.verified,
-        "measured": _measured(shown, step),
+        "measured": report_part(shown.measured, step) if shown.measured is not None else None,
     }
 
 
@@ -136,13 +136,6 @@ def _step(shown: Reported) -> tuple[SimulatedStep | None, str]:
     except RewriteError as error:
         return None, f"The step cannot be simulated: {error}"
     return found, ""
-
-
-def _measured(shown: Reported, step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the measured step, beside its own prediction or else this report's; None where there is none."""
-    if shown.measured is None:
-        return None
-    return report_part(replace(shown.measured, predicted=shown.measured.predicted or step))
 
 
 def report_page(title: str, shown: Reported) -> str:
@@ -366,8 +359,12 @@ MOST = 400
 """Rows of a table: the dearest nodes, the dearest exchanges."""
 
 
-def report_part(profile: Profile) -> dict[str, Any]:
-    """Return figures, and events with times in microseconds since the step began on the first rank to begin it."""
+def report_part(profile: Profile, step: dict[str, Any] | None) -> dict[str, Any]:
+    """Return figures, and events with times in microseconds since the step began on the first rank to begin it.
+
+    Args:
+        step: the predicted one, for a profile that has no prediction of its own.
+    """
     events: list[tuple[str, str, str, float, float]] = []
     begin = min(trace.steps[profile.typical].start for trace in profile.ranks)
     for trace in profile.ranks:
@@ -381,7 +378,7 @@ def report_part(profile: Profile) -> dict[str, Any]:
             start = (max(one.start, step.start) - begin) / 1e3
             length = (min(one.end, step.end) - max(one.start, step.start)) / 1e3
             events.append((name, f"rank {trace.rank} {lane_of(source)}", kind, start, length))
-    figures = profile.figures()
+    figures = replace(profile, predicted=profile.predicted or step).figures()
     return {
         **figures,
         "nodes": figures["nodes"][:MOST],

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from autograph_rewrite.diagnostics.amounts import few, size
-from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.export import results
 from autograph_rewrite.inspect.report_view import ShownEdge, edges_of, model_edges_of, plan_of
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.printer import static_shape, type_text
@@ -189,14 +189,6 @@ def converts(node: Node) -> bool:
 def types_text(node: Node) -> str:
     """Return element types and static shapes of the results of a node."""
     return ", ".join(type_text(value.dtype, static_shape(value)) for value in results(node))
-
-
-def results(node: Node) -> tuple[Value, ...]:
-    """Return the results of a node; none where its op is unknown or malformed."""
-    try:
-        return node.outputs
-    except GraphError:
-        return ()
 
 
 def _conversions(values: Values, node: Node) -> Iterator[str]:

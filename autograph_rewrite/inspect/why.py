@@ -18,10 +18,11 @@ from autograph_rewrite.cost.tasks.step import cut_model
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.inspect.communication import bare, origin_of
+from autograph_rewrite.inspect.export import results
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.report_view import STEP, ShownEdge, edges_of
 from autograph_rewrite.inspect.summary import VariableLine, summarise
-from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over, results
+from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import line
@@ -310,9 +311,13 @@ class Chains:
 
     def _steps(self, node: Node, value: Value | None, source: ReadValue | None) -> Iterator[ChainLink]:
         own, name = self._placement(value), bare(value.name if value is not None else node.name)
-        if node.name in self.inputs or source is not None:
-            shown = over(own) if own is not None else ""
-            yield ChainLink(name, node.op, shown, self._because(node, own, source))
+        reason = ""
+        if node.name in self.inputs:
+            reason = f"it is a batch input: its axis {self.inputs[node.name]} counts examples"
+        elif source is not None:
+            reason = because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
+        if reason:
+            yield ChainLink(name, node.op, over(own) if own is not None else "", reason)
         if value is None:
             return
         edges = self.values.conversions(value)
@@ -321,12 +326,6 @@ class Chains:
         stated = self.values.placement(value)
         if stated is not None and stated.readers is not None and not edges:
             yield ChainLink(name, node.op, f"-> {over(stated.readers)}", "its readers need it so", True)
-
-    def _because(self, node: Node, own: Placement | None, source: ReadValue | None) -> str:
-        if node.name in self.inputs:
-            return f"it is a batch input: its axis {self.inputs[node.name]} counts examples"
-        assert source is not None
-        return because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
 
     def _needed(self, value: Value, edge: ShownEdge) -> str:
         others = max(0, len(self._readers(value)) - 1)
@@ -352,7 +351,7 @@ class Chains:
         return found
 
 
-def because(op: str, own: Placement | None, seen: Placement, operand: str, *, converted: bool = False) -> str:
+def because(op: str, own: Placement | None, seen: Placement, operand: str, *, converted: bool) -> str:
     """Return why an op gives a value its placement.
 
     Args:

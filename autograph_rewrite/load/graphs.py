@@ -121,10 +121,8 @@ def build_item(graph: Graph, collected: Collected, declared: Declared) -> Traini
     ]
     described = [inputs.describe_output(graph, one) for one in (*inputs.as_list(declared.outputs), *values)]
     outputs = {info.name: info for info in described}
-    if declared.init_op is not None:
-        init = inputs.find_node(graph, declared.init_op, "init_op").name
-    else:
-        init = infer_init_op(graph, targets)
+    init = declared.init_op
+    init = infer_init_op(graph, targets) if init is None else inputs.find_node(graph, init, "init_op").name
     roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in outputs.values()))]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -376,35 +375,20 @@ def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, by
     return bound
 
 
-@cache
-def _plain_offsets(op_name: str) -> dict[str, int] | None:
-    """Return position by output name, for an op type whose outputs are single tensors."""
-    op = find_op(op_name)
-    if op is None or any(arg.number_attr or arg.type_list_attr for arg in op.outputs):
-        return None
-    return {arg.name: index for index, arg in enumerate(op.outputs)}
-
-
 def _offset(node: Node, output: str, library: Library) -> int:
     """Return the index of the first tensor of a named output."""
     if not output:
         return 0
-    plain = _plain_offsets(node.op)
-    if plain is not None and output in plain:
-        return plain[output]
     op = find_op(node.op)
+    defaults = (
+        {key: attr.default for key, attr in op.attrs.items() if attr.default is not None} if op is not None else {}
+    )
     at = 0
     for arg in op.outputs if op is not None else library.get(node.op).outputs:
         if arg.name == output:
             return at
-        at += len(dtypes_of((arg,), {**_defaults(node.op), **node.attrs}))
+        at += len(dtypes_of((arg,), {**defaults, **node.attrs}))
     raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
-
-
-def _defaults(op_name: str) -> dict[str, bytes]:
-    op = find_op(op_name)
-    attrs = op.attrs if op is not None else {}
-    return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
 
 
 def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:

@@ -88,8 +88,9 @@ def normalise_original(item: TrainingGraph) -> TrainingGraph:
         GraphError: as `normalise`, or this is no item, or the graph is distributed already, or partitioned by hand.
     """
     if not isinstance(item, TrainingGraph):  # untyped code comes here
+        what = type(item).__name__  # type: ignore[unreachable]
         hint = "GraphItem.from_graph, from_function and from_keras make one; ar.distribute takes models and functions"
-        raise GraphError(f"expected a GraphItem, not {type(item).__name__}", hint=hint)
+        raise GraphError(f"expected a GraphItem, not {what}", hint=hint)
     flat = normalise(item)
     require_original(flat, PASS)
     require_automatic(flat.graph)
