@@ -416,11 +416,7 @@ class Starts:
             return
         build, mode = self._builders[PLAIN].build, "shared" if self.config.mode == "shared" else None
         search = MeshSearch(
-            self.item,
-            in_mode(meshes[0], mode),
-            self.evaluator,
-            lambda config: build(self.item, config),
-            self.limit,
+            self.item, in_mode(meshes[0], mode), self.evaluator, lambda config: build(self.item, config), self.limit
         )
         for config in annotated_configs(search, meshes[1:]):
             for chosen in modes_of(self.config) if len(config.replicas) > 1 else ("shared",):

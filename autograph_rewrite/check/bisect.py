@@ -344,17 +344,13 @@ def _described(head: str, one: Divergence) -> Iterator[str]:
         return
     yield f"  {_line(one.line, one.made_by)}"
     for edge in one.edges:
-        yield from _of_edge(edge)
+        yield f"  edge: operand {edge.operand} reads {', '.join(edge.reads)}, which is not {edge.expected}"
+        yield f"    {_line(edge.producer, edge.made_by)}"
+        yield from (f"    plan: {text}" for text in edge.plan)
     if one.agree and not one.edges:
         yield "  everything that it reads agrees: it is the node itself, or the order of accesses to its variable"
     elif one.agree:
         yield f"  what agrees: {', '.join(one.agree)}"
-
-
-def _of_edge(edge: WrongEdge) -> Iterator[str]:
-    yield f"  edge: operand {edge.operand} reads {', '.join(edge.reads)}, which is not {edge.expected}"
-    yield f"    {_line(edge.producer, edge.made_by)}"
-    yield from (f"    plan: {text}" for text in edge.plan)
 
 
 def _line(printed: str, made_by: str) -> str:

@@ -15,14 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.check.report import (
-    FAILED_STEP,
-    Array,
-    ComparedTensor,
-    Deviation,
-    VerifyReport,
-    epsilon,
-)
+from autograph_rewrite.check.report import FAILED_STEP, Array, ComparedTensor, Deviation, VerifyReport, epsilon
 from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training, first_line
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.passes.base.report import Compressed

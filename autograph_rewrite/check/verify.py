@@ -387,7 +387,8 @@ def pin(graph: Graph, seed: int) -> tuple[str, ...]:
     names = unseeded(graph)
     for name in names:
         node = graph.node(name)
-        first, second = _seeds(name, seed)
+        # Two seeds above zero that depend on the op's name and on `seed` only.
+        first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
         if _attrs_are_zero(node):
             node.set_attr("seed", first)
             node.set_attr("seed2", second)
@@ -396,12 +397,6 @@ def pin(graph: Graph, seed: int) -> tuple[str, ...]:
                 build = Builder(graph, f"{name}/seed", device=node.device)
                 node.set_input(index, build.const(value, dtypes.INT64))
     return names
-
-
-def _seeds(name: str, seed: int) -> tuple[int, int]:
-    """Return two seeds above zero that depend on the op's name and on `seed` only."""
-    first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
-    return first, second
 
 
 def _attrs_are_zero(node: Node) -> bool:

@@ -48,7 +48,9 @@ class ProgressLine(logging.Handler):
         """Take the line away, before something else is written; the next stage brings it back."""
         with self._drawing:
             self._stage = ""
-            self._wipe()
+            if self._is_shown:
+                self._write(_CLEAR)
+                self._is_shown = False
 
     def end(self) -> None:
         """Show nothing any more."""
@@ -72,11 +74,6 @@ class ProgressLine(logging.Handler):
         elif seconds >= self._next_line:
             self._next_line = 2 * seconds
             self._write(f"... {seconds:.0f} s: {printable(self._stage)}\n")
-
-    def _wipe(self) -> None:
-        if self._is_shown:
-            self._write(_CLEAR)
-            self._is_shown = False
 
     def _write(self, text: str) -> None:
         try:

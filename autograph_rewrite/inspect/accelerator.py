@@ -55,13 +55,7 @@ class HostNode:
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
-            "op": self.op,
-            "types": self.types,
-            "nodes": list(self.names),
-            "count": self.count,
-            "added": self.added,
-        }
+        return {"op": self.op, "types": self.types, "nodes": list(self.names), "count": self.count, "added": self.added}
 
 
 @dataclass(frozen=True)

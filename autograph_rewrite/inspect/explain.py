@@ -48,20 +48,20 @@ def text_of(account: Account) -> str:
     ]
     if account.ranking:
         parts.append(ranking_text(account.ranking).rstrip())
-    if account.passes:
+    if account.report.passes:
         parts.append(_times(account))
     return "\n".join(parts) + "\n"
 
 
 def _overview(account: Account) -> str:
-    where = "one copy of each variable" if account.mode == "shared" else "a copy of each variable per replica"
+    report, plan = account.report, account.plan
+    where = "one copy of each variable" if plan.mode == "shared" else "a copy of each variable per replica"
     if any(edge.joins_shards for edge in account.edges):
         where += " that is not split over them"
-    parts = f" of {account.micro} micro-batches" if account.micro > 1 else ""
-    spent = f" in {account.seconds:.2f} s" if account.seconds is not None else ""
+    parts = f" of {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
     return (
-        f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
-        f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
+        f"The graph of {several(report.nodes_before, 'node')} became one of {several(report.nodes_after, 'node')} in "
+        f"{report.seconds:.2f} s: {several(plan.replicas, 'replica')}{parts}, {where} ({plan.mode})."
     )
 
 
@@ -84,11 +84,11 @@ def _coverage(account: Account) -> Iterator[str]:
 
 
 def _inexact(account: Account) -> Iterator[str]:
-    if not account.inexact:
+    inexact = account.report.inexact
+    if not inexact:
         return
-    yield f"{several(len(account.inexact), 'value')} not those of one device, as the configuration asks:"
-    for node, op, text in account.inexact:
-        yield f"  {op} '{node}': {text}"
+    yield f"{several(len(inexact), 'value')} not those of one device, as the configuration asks:"
+    yield from (f"  {note.op} '{note.node}': {note.text}" for note in inexact)
 
 
 def _gradients(account: Account) -> Iterator[str]:
@@ -144,9 +144,10 @@ def _step(account: Account) -> Iterator[str]:
 
 def _model(account: Account) -> Iterator[str]:
     """Say what the devices of a replica exchange, axis by axis, and the largest."""
-    for axis, count in enumerate(account.model_axes):
+    axes = account.plan.model.axes if account.plan.model is not None else ()
+    for axis, count in enumerate(axes):
         found = [edge for edge in account.model_edges if edge.axis == axis]
-        name = f"axis {axis} of the model axes" if len(account.model_axes) > 1 else "the model axis"
+        name = f"axis {axis} of the model axes" if len(axes) > 1 else "the model axis"
         if found:
             yield (
                 f"{several(len(found), 'value')} exchanged or cut on {name} ({count} devices each), "
@@ -168,14 +169,15 @@ def _local(account: Account) -> Iterator[str]:
 
 
 def _whole(account: Account) -> Iterator[str]:
-    if not account.notes:
+    notes = account.report.notes
+    if not notes:
         divided = "Every op that depends on the batch is divided, and no" if not account.covered.largest else "No"
         yield f"{divided} op runs whole because it lacks a rule."
         return
-    yield f"{several(len(account.notes), 'node')} left whole, which is right but saves nothing:"
+    yield f"{several(len(notes), 'node')} left whole, which is right but saves nothing:"
     groups: dict[tuple[str, str], list[str]] = {}
-    for node, op, text in account.notes:
-        groups.setdefault((op, text), []).append(node)
+    for note in notes:
+        groups.setdefault((note.op, note.text), []).append(note.node)
     kinds = [f"{len(nodes)} x {op} ({few(nodes, 2)}): {text}" for (op, text), nodes in groups.items()]
     yield from _first(kinds, " kinds")
 
@@ -188,8 +190,8 @@ def _plan(account: Account) -> Iterator[str]:
 
 def _times(account: Account) -> str:
     total: Counter[str] = Counter()
-    for name, seconds, _, _ in account.passes:
-        total[name] += seconds  # type: ignore[assignment]
+    for one in account.report.passes:
+        total[one.name] += one.seconds  # type: ignore[assignment]
     longest = sorted(total.items(), key=lambda pair: -pair[1])[:4]
     return "Most time went into " + ", ".join(f"{name} ({seconds:.2f} s)" for name, seconds in longest) + "."
 

@@ -359,11 +359,11 @@ MOST = 400
 """Rows of a table: the dearest nodes, the dearest exchanges."""
 
 
-def report_part(profile: Profile, step: dict[str, Any] | None) -> dict[str, Any]:
+def report_part(profile: Profile, predicted: dict[str, Any] | None) -> dict[str, Any]:
     """Return figures, and events with times in microseconds since the step began on the first rank to begin it.
 
     Args:
-        step: the predicted one, for a profile that has no prediction of its own.
+        predicted: the simulated step, for a profile that has none of its own.
     """
     events: list[tuple[str, str, str, float, float]] = []
     begin = min(trace.steps[profile.typical].start for trace in profile.ranks)
@@ -378,7 +378,7 @@ def report_part(profile: Profile, step: dict[str, Any] | None) -> dict[str, Any]
             start = (max(one.start, step.start) - begin) / 1e3
             length = (min(one.end, step.end) - max(one.start, step.start)) / 1e3
             events.append((name, f"rank {trace.rank} {lane_of(source)}", kind, start, length))
-    figures = replace(profile, predicted=profile.predicted or step).figures()
+    figures = replace(profile, predicted=profile.predicted or predicted).figures()
     return {
         **figures,
         "nodes": figures["nodes"][:MOST],
@@ -433,15 +433,15 @@ def of_graph(found: Summary) -> dict[str, Any]:
 
 def of_rewrite(account: Account) -> dict[str, Any]:
     """Return what a rewrite did, with its coverage, its passes and its notes."""
-    covered = account.covered
+    report, plan, covered = account.report, account.plan, account.covered
     return {
-        "replicas": account.replicas,
+        "replicas": plan.replicas,
         "devices": [list(own) for own in account.devices],
-        "micro": account.micro,
-        "mode": account.mode,
-        "nodes_before": account.before,
-        "nodes_after": account.after,
-        "seconds": account.seconds,
+        "micro": plan.microbatches,
+        "mode": plan.mode,
+        "nodes_before": report.nodes_before,
+        "nodes_after": report.nodes_after,
+        "seconds": report.seconds,
         "batch": account.batch or covered.batch,
         "assumed": covered.assumed,
         "coverage": {
@@ -454,11 +454,11 @@ def of_rewrite(account: Account) -> dict[str, Any]:
             ],
         },
         "passes": [
-            {"pass": name, "seconds": seconds, "added": added, "removed": removed}
-            for name, seconds, added, removed in account.passes
+            {"pass": one.name, "seconds": one.seconds, "added": one.added, "removed": one.removed}
+            for one in report.passes
         ],
-        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "inexact": [vars(note) for note in report.inexact],
+        "notes": [vars(note) for note in report.notes],
         "plan_notes": list(account.plan_notes),
         "ranking": ranking(account.ranking),
         "exchanged_bytes": account.exchanged_bytes,

@@ -142,10 +142,7 @@ def _looks_like_text(data: bytes) -> bool:
 
 def _from_binary(data: bytes, declared: Declared) -> TrainingGraph:
     if _looks_like_text(data):
-        raise GraphError(
-            "the file holds text, where .pb means a binary GraphDef",
-            hint="name a text GraphDef .pbtxt",
-        )
+        raise GraphError("the file holds text, where .pb means a binary GraphDef", hint="name a text GraphDef .pbtxt")
     try:
         graph = read(data)
     except GraphError as error:

@@ -210,7 +210,8 @@ def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...]
     """
     registered = [graph.node(name) for name in collected.train_ops if name in graph]
     if not registered:
-        return _trained_sinks(graph), ()
+        trained = descendants(_fed_updates(graph))
+        return tuple(node.name for node in graph if node in trained and _is_sink(node)), ()
     found = dict.fromkeys(one for node in registered for one in _step_of(node))
     covered = ancestors(found)
     for name in collected.update_ops:
@@ -241,11 +242,6 @@ def _sinks_that_run(updates: set[Node]) -> list[Node]:
             found.append(sink)
             missing -= needs[sink]
     return found
-
-
-def _trained_sinks(graph: Graph) -> tuple[str, ...]:
-    trained = descendants(_fed_updates(graph))
-    return tuple(node.name for node in graph if node in trained and _is_sink(node))
 
 
 def _fed_updates(graph: Graph) -> set[Node]:

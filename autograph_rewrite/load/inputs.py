@@ -211,8 +211,7 @@ def checked(info: TensorInfo) -> TensorInfo:
     axis = info.batch_axis + len(info.shape) if info.batch_axis < 0 else info.batch_axis
     if not 0 <= axis < len(info.shape):
         raise GraphError(
-            f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}",
-            where=info.tensor,
+            f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}", where=info.tensor
         )
     return replace(info, batch_axis=axis)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +23,6 @@ def resource_key(node: Node) -> tuple[str, str, str]:
         return "", "", node.name
     kind = "ref" if has(node.op, "reference_variables") else "resource"
     return kind, node.attr("container", b"").decode(), shared
-
-
-def assigns_of(handle: Node) -> Iterator[Node]:
-    """Yield the ops that assign a whole new value to a variable."""
-    for use in handle.output().uses:
-        if use.index == 0 and has(use.node.op, "assigns"):
-            yield use.node
 
 
 def find_variables(graph: Graph, collected: Collected, init_op: str | None, step: set[Node]) -> dict[str, Variable]:
@@ -64,7 +57,7 @@ def _initializer(handle: Node, graph: Graph, collected: Collected, initial: set[
     known = collected.initializers.get(handle.name)
     if known is not None and known in graph:
         return known
-    assigns = list(assigns_of(handle))
+    assigns = [use.node for use in handle.output().uses if use.index == 0 and has(use.node.op, "assigns")]
     for assign in assigns:
         if assign in initial:
             return assign.name
