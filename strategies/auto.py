@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.sections import Mesh, Network, Pipeline, Remat, Sharding
@@ -118,12 +118,11 @@ class Auto:
     def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
         """Give variables that are alike what another builder chose for them, the largest first."""
         trained = trained_variables(item, search.best.plan.graph_digest)
-        choices = {name: _choices(name, plans) for name in trained}
         chosen = in_mode(config, search.best.plan.mode)
         current = {request.name: _choice(request) for request in search.best.plan.variables}
         for alike in _alike(trained):
             first = alike[0]
-            for other in choices[first.name]:
+            for other in _choices(first.name, plans):
                 if other == current.get(first.name):
                     continue
                 wanted = {**current, **dict.fromkeys((one.name for one in alike), other)}
@@ -546,6 +545,7 @@ BETTER = 0.999
 Cuts = Mapping[str, int]
 """The dimension that is cut, by variable."""
 Build = Callable[[Config], Plan]
+T = TypeVar("T")
 
 
 class Priced(NamedTuple):
@@ -633,14 +633,10 @@ class MeshSearch:
 
     def _follows(self, cuts: Cuts) -> Cuts | None:
         """Return which other matrices the pass cuts, too, and of which others a reader takes blocks."""
-        if self.left <= 0:
+        made = self._tried_with(cuts, self.evaluator.cut)
+        if made is None:
             return None
-        self.left -= 1
-        try:
-            cut, edges = self.evaluator.cut(self.build(annotated(self.config, self.item, cuts)))
-        except Exception as error:
-            self._drop(cuts, error)
-            return None
+        cut, edges = made
         read = [(edge.value, edge.to) for edge in edges if edge.lowering == "slice" and edge.to.startswith("split(")]
         found = wanted_in_blocks(self.item, {value: int(to[6:-1]) for value, to in read}) | cut
         return {name: dim for name, dim in found.items() if name not in cuts and self._can_be_cut(name, dim)}
@@ -664,22 +660,24 @@ class MeshSearch:
         return self.config.model_size
 
     def _price(self, cuts: Cuts) -> Priced | None:
+        found = self._tried_with(cuts, self.evaluator.simulate_once)
+        if found is None:
+            return None
+        self.tried.append(Priced(cuts, found))
+        return self.tried[-1]
+
+    def _tried_with(self, cuts: Cuts, run: Callable[[Plan], T]) -> T | None:
+        """Return what is found of the plan with some cuts; None where there is none, or enough has been tried."""
         if self.left <= 0:
             return None
         self.left -= 1
         try:
-            plan = self.build(annotated(self.config, self.item, cuts))
-            priced = Priced(cuts, self.evaluator.simulate_once(plan))
-        except Exception as error:
-            self._drop(cuts, error)
+            return run(self.build(annotated(self.config, self.item, cuts)))
+        except RewriteError:  # nobody has asked for these cuts
             return None
-        self.tried.append(priced)
-        return priced
-
-    def _drop(self, cuts: Cuts, error: Exception) -> None:
-        """Leave out cuts that nobody has asked for; what is no refusal is told, since it must not happen."""
-        if not isinstance(error, RewriteError):
+        except Exception as error:  # told, since it must not happen
             self.faults.append(f"cuts of {', '.join(sorted(cuts))} were not tried: {type(error).__name__}: {error}")
+            return None
 
     def _key(self, found: Simulation) -> tuple[int, float]:
         return max(0, found.peak_bytes - (self.limit or found.peak_bytes)), found.step_seconds
@@ -694,32 +692,22 @@ class MeshSearch:
 
 
 def annotated(config: Config, item: TrainingGraph, cuts: Cuts) -> Config:
-    """Return a configuration with an entry of `sharding` for each group of variables that is cut alike.
+    """Return a configuration with entries of `sharding` that cut some variables of an item and no others.
 
     Args:
         config: with a model axis.
         cuts: the dimension by variable.
     """
-    return with_settings(config, sharding=(*config.sharding, *entries(cuts, item, config.model_size)))
-
-
-def entries(cuts: Cuts, item: TrainingGraph, devices: int) -> list[Sharding]:
-    """Return the entries of `sharding` that cut some variables and no others.
-
-    Args:
-        cuts: the dimension by variable.
-        devices: on the model axis.
-    """
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, dim in cuts.items():
-        rank = len(item.variables[name].shape or ())
-        found.setdefault((pattern_of(name), tuple(devices if i == dim else 1 for i in range(rank))), []).append(name)
+        split = [config.model_size if i == dim else 1 for i in range(len(item.variables[name].shape or ()))]
+        found.setdefault((pattern_of(name), tuple(split)), []).append(name)
     made: list[Sharding] = []
-    for (pattern, split), names in found.items():
+    for (pattern, split_alike), names in found.items():
         meant = [name for name in item.variables if re.fullmatch(pattern, name)]
         matches = [pattern] if set(meant) == set(names) else [re.escape(name) for name in names]
-        made += [Sharding(match=match, split=split) for match in matches]
-    return made
+        made += [Sharding(match=match, split=split_alike) for match in matches]
+    return with_settings(config, sharding=(*config.sharding, *made))
 
 
 def on_mesh(config: Config, data: int, model: int) -> Config:

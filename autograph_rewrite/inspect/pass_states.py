@@ -365,13 +365,11 @@ class PrintedPasses:
     """Passes around which the graph is printed.
 
     Attributes:
-        write: takes each text, which begins with a line that says where it is from.
         full: with every attribute and constant.
     """
 
     before: Collection[str] = ()
     after: Collection[str] = ()
-    write: Callable[[str], None] = print
     full: bool = False
 
 
@@ -405,10 +403,10 @@ def optimize(
         if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
             take_placements_as_given(rewrite)
         if one.name in shown.before:
-            shown.write(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
+            print(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
         run_passes(rewrite, [one], verify=verify)
         if one.name in shown.after:
-            shown.write(f"# after {one.name}\n{text_of(rewrite, full=shown.full)}")
+            print(f"# after {one.name}\n{text_of(rewrite, full=shown.full)}")
     return rewrite
 
 

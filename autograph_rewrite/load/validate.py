@@ -278,7 +278,6 @@ class NodeCheck:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._fields: dict[bytes, str] = {}
-        self._ops: dict[str, OpDef | None] = {}
         self._types: dict[tuple[object, ...], tuple[Types, Types]] = {}
 
     def types(self, stated: StatedNode) -> tuple[Types, Types]:
@@ -323,9 +322,7 @@ class NodeCheck:
             _check_operands(stated, self.types(stated)[0])
 
     def _op(self, name: str) -> OpDef | None:
-        if name not in self._ops:
-            self._ops[name] = find_op(name) if name not in self._library else None
-        return self._ops[name]
+        return find_op(name) if name not in self._library else None
 
     def _field(self, stated: StatedNode, key: str, raw: bytes) -> str:
         """Return which field of AttrValue an attribute has."""

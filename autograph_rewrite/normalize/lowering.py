@@ -315,10 +315,6 @@ class _Scope:
     arguments: Mapping[str, tuple[Value, ...]]
     copies: Mapping[str, Node]
 
-    def is_functional(self, node: Node) -> bool:
-        """Whether a node will be replaced by a body itself."""
-        return has(node.op, "functional") or node.op in self.library
-
     def value(self, reference: str) -> Value:
         """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
         name, _, rest = reference.partition(":")
@@ -354,7 +350,7 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
             node.add_control(scope.node(name))
     is_inner = bool(node.controls) or any(text.partition(":")[0] in scope.copies for text in raw.inputs)
     # A call that waits for one of its arguments only does not hold back what its body does with the others.
-    if not is_inner or scope.is_functional(node):
+    if not is_inner or has(node.op, "functional") or node.op in scope.library:
         for start in entry.starts:
             node.add_control(start)
     if is_inner:
