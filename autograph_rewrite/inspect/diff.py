@@ -76,7 +76,10 @@ class Diff(NotebookView):
         if not self:
             return "no differences\n"
         lines = []
-        for count, names in sorted(_by_count(self.copied).items()):
+        copied: dict[int, list[str]] = {}
+        for name, instances in self.copied.items():
+            copied.setdefault(len(instances), []).append(name)
+        for count, names in sorted(copied.items()):
             lines.append(f"{several(len(names), 'node')} copied, {several(count, 'instance')} each: {few(names)}")
         made = ", ".join(f"{count} by {name}" for name, count in sorted(self.made_by.items()))
         lines += _section(
@@ -221,13 +224,6 @@ def _library_changes(first: Graph, second: Graph) -> list[str]:
     lines = [f"- {text}" for name, text in old.items() if name not in new]
     lines += [f"+ {text}" for name, text in new.items() if name not in old]
     return lines + [f"{old[name]} -> {text}" for name, text in new.items() if name in old and old[name] != text]
-
-
-def _by_count(copied: Mapping[str, tuple[str, ...]]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for name, instances in copied.items():
-        found.setdefault(len(instances), []).append(name)
-    return found
 
 
 def _moves(moved: Sequence[Change]) -> list[str]:

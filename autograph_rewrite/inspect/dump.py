@@ -181,14 +181,14 @@ def dump(
         item = replace(item, report=None, plan_bytes=plan.to_bytes())
     nodes: Nodes = None
     if any(one is not None for one in (op, name, device, around)):
-        nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
+        nodes = chosen(item.graph, {"op": op, "name": name, "device": device}, around, depth)
     with no_garbage_collection():
         return Shown(_text(item, nodes, full=True) if full else FORMATS[format](item, nodes))
 
 
 def _text(item: TrainingGraph, nodes: Nodes, *, full: bool = False) -> str:
     shown = None if nodes is None else set(nodes)
-    remarks = {} if full else Values.of(item).remarks()
+    remarks = {} if full else Values(item).remarks()
     return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements, remarks=remarks)
 
 
@@ -213,7 +213,7 @@ def _table(item: TrainingGraph, nodes: Nodes) -> str:
     shown = list(item.graph if nodes is None else nodes)
     parts = [_op_table(shown)]
     if len(shown) <= DETAILED:
-        parts.append(_node_table(Values.of(item), shown))
+        parts.append(_node_table(Values(item), shown))
     return drawn(*parts)
 
 
@@ -254,7 +254,7 @@ def _op_table(nodes: Collection[Node]) -> Any:
 
 
 def _json(item: TrainingGraph, nodes: Nodes) -> str:
-    values = Values.of(item)
+    values = Values(item)
 
     def conversions(value: Value) -> list[dict[str, Any]]:
         return [conversion_data(edge) for edge in values.conversions(value)]

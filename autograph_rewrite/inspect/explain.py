@@ -276,7 +276,8 @@ def to_svg(steps: Mapping[str, Simulation]) -> str:
     for row, name in enumerate(names):
         own = {how: one for how, step in steps.items() for one in step.devices if one.name == name}
         parts.append(f'<g transform="translate(20,{row * tall + 2 * TEXT})">')
-        parts.append(_text(0, -6, f"{name}: {_peaks(own)}; {end * 1e3:.3g} ms", "black"))
+        peaks = ", ".join(f"{how} {one.peak_bytes / 2**20:,.2f} MiB" for how, one in own.items())
+        parts.append(_text(0, -6, f"{name}: {peaks}; {end * 1e3:.3g} ms", "black"))
         parts.append(f'<path d="M0,0V{HEIGHT}H{WIDTH}" fill="none" stroke="#57606a"/>')
         for column, (how, one) in enumerate(own.items()):
             color = COLORS.get(how, "black")
@@ -287,10 +288,6 @@ def to_svg(steps: Mapping[str, Simulation]) -> str:
                 parts.append(_text(column * WIDTH // 2, HEIGHT + (line + 3) * TEXT, words, "black"))
         parts.append("</g>")
     return "".join((*parts, "</svg>\n"))
-
-
-def _peaks(own: Mapping[str, DeviceUse]) -> str:
-    return ", ".join(f"{how} {one.peak_bytes / 2**20:,.2f} MiB" for how, one in own.items())
 
 
 def _path(one: DeviceUse, end: float, most: int) -> str:

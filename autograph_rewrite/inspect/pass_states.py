@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,19 +92,12 @@ class PassStep:
         }
 
 
-@dataclass
-class Numbered:
-    """Texts by number, each once."""
-
-    texts: list[str] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
+class Numbered(dict[str, int]):
+    """The numbers of texts, in their order."""
 
     def of(self, text: str) -> int:
-        """Return the number of a text."""
-        number = self.numbers.setdefault(text, len(self.texts))
-        if number == len(self.texts):
-            self.texts.append(text)
-        return number
+        """Return the number of a text; one that is new gets the next."""
+        return self.setdefault(text, len(self))
 
 
 class GraphStates(RewriteObserver):
@@ -154,7 +147,7 @@ class GraphStates(RewriteObserver):
             }
             for step in self.steps
         ]
-        return {"names": self.names.texts, "strings": self.strings.texts, "steps": said}
+        return {"names": list(self.names), "strings": list(self.strings), "steps": said}
 
     def _rows(self, graph: Graph, placements: Annotations) -> Iterator[tuple[int, NodeRow]]:
         stacks: dict[str, list[Node]] = {}

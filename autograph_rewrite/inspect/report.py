@@ -148,7 +148,7 @@ def report_page(title: str, shown: Reported) -> str:
 
 def of_cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
     """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name."""
-    found, numbers = step.found, shown.states.names.numbers
+    found, numbers = step.found, shown.states.names
     scopes = list(rows(tree(found.nodes)))
     took = measured_by_scope(shown.measured) if shown.measured is not None else {}
     nodes = [(numbers[one.name], one) for one in found.nodes if one.name in numbers]
@@ -402,9 +402,9 @@ def in_columns(events: Iterable[tuple[str, str, str, float, float]]) -> dict[str
     columns = ("name", "lane", "kind", "start", "seconds")
     return {
         **{column: [row[index] for row in rows] for index, column in enumerate(columns)},
-        "names": names.texts,
-        "lanes": lanes.texts,
-        "kinds": kinds.texts,
+        "names": list(names),
+        "lanes": list(lanes),
+        "kinds": list(kinds),
     }
 
 

@@ -105,17 +105,11 @@ class Described:
         }
 
 
-@dataclass(frozen=True)
 class Values:
-    """The values of one graph."""
+    """The values of one graph, rewritten or not; the plan of its rewrite is the one that is given, or its own."""
 
-    item: TrainingGraph
-    plan: Plan | None = None
-
-    @classmethod
-    def of(cls, item: TrainingGraph, plan: Plan | None = None) -> Values:
-        """Return the values of an item, with a plan or the item's own."""
-        return cls(item, plan_of(item, plan))
+    def __init__(self, item: TrainingGraph, plan: Plan | None = None) -> None:
+        self.item, self.plan = item, plan_of(item, plan)
 
     @cached_property
     def edges(self) -> Mapping[str, tuple[ShownEdge, ...]]:

@@ -128,7 +128,7 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     asked, _, index = name.removeprefix("%").partition(":")
     with no_garbage_collection():
         node = find(item.graph, asked)
-        values = Values.of(item, plan)
+        values = Values(item, plan)
         made = results(node)
         at = item.graph.value(f"{node.name}:{index}").index if index else 0
         is_original = asked != node.name
