@@ -89,9 +89,8 @@ def verify(
     covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
     coverage.require(covered)
     compressed = checked(flat, plan, looking, batch) if exact is not plan else None
-    size = None
-    if feeds is None:
-        feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
+    size = batch_size(flat, plan.instances, batch) if feeds is None else None
+    feeds = ready.random_feeds(steps, batch, seed) if feeds is None else feeds
     training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
     report = compare(ready.original, rewritten, training, allowed, incomparable(flat, rewritten))
     if compressed is not None:

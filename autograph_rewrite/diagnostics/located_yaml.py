@@ -132,7 +132,7 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
         RewriteError: of type `error`, when the text is no YAML or holds nothing.
     """
     try:
-        if _depth(text) > limit("depth"):  # libyaml composes recursively, in C: brackets alone would crash the process
+        if _is_too_deep(text):  # libyaml composes recursively, in C: brackets alone would crash the process
             raise error(f"{file}: this is nested too deeply to be read")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as problem:
@@ -144,18 +144,17 @@ def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
     return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
 
 
-def _depth(text: str) -> int:
-    """How deeply collections are nested in each other; it stops to count where it is too much."""
-    depth, deepest, most = 0, 0, limit("depth")
+def _is_too_deep(text: str) -> bool:
+    """Whether more collections are nested in each other than may be."""
+    depth, most = 0, limit("depth")
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            deepest = max(deepest, depth)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > most:
-            break
-    return deepest
+            return True
+    return False
 
 
 def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
-from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, dtypes_of, find_op
+from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, OpDef, dtypes_of, find_op
 from autograph_rewrite.ir.types.wire import RawNode, read_varint
 from autograph_rewrite.ops.traits import ENTERS, has
 
@@ -376,15 +376,17 @@ def _offset(node: Node, output: str, library: Library) -> int:
     if not output:
         return 0
     op = find_op(node.op)
-    defaults = (
-        {key: attr.default for key, attr in op.attrs.items() if attr.default is not None} if op is not None else {}
-    )
     at = 0
     for arg in op.outputs if op is not None else library.get(node.op).outputs:
         if arg.name == output:
             return at
-        at += len(dtypes_of((arg,), {**defaults, **node.attrs}))
+        at += len(dtypes_of((arg,), {**_defaults(op), **node.attrs}))
     raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
+
+
+def _defaults(op: OpDef | None) -> dict[str, bytes]:
+    attrs = op.attrs if op is not None else {}
+    return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
 
 
 def _instance_attrs(raw: RawNode, function: Function, attrs: Mapping[str, bytes], prefix: str) -> dict[str, bytes]:
