@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.config.sections import Mesh, Network, Pipeline, Remat, Sharding
+from autograph_rewrite.config.sections import Mesh, Pipeline, Remat, Sharding
 from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.errors import PlanError, RewriteError
@@ -77,10 +77,12 @@ class Auto:
         machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors
         evaluator = Evaluator(item, Hardware(machine, network))
         room, faults, ranked = room_of(config), list[str](), list[Compared]()
+        examples = EXAMPLES * len(config.devices or ()) * config.workers
         if room is not None or config.model_size > 1:
-            evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
-        if room is None and wants_annotations(item, config):
-            config = self._annotated(item, config, network)
+            evaluator.batch = examples  # the same for all meshes
+        if room is None and wants_annotations(item, config):  # as if each device had cores of its own
+            apart = Evaluator(item, Hardware(replace(machine, apart=True), network), batch=examples)
+            config = self._annotated(item, config, apart)
         if room is None:
             plans, dropped = plans_of(item, config, self.builders)
             compared = {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
@@ -102,17 +104,10 @@ class Auto:
         found, impossible = first_possible(item, [*reversed(search.kept), *others])
         return _named(search, compared, found, [*dropped, *impossible, *faults], ranked)
 
-    def _annotated(self, item: TrainingGraph, config: Config, network: Network | None) -> Config:
-        """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
-        from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator
-        from autograph_rewrite.cost.simulate import Hardware
-
-        examples = EXAMPLES * len(config.devices or ()) * config.workers
-        evaluator = Evaluator(item, Hardware(Machine(apart=True, onednn=False), network), batch=examples)
+    def _annotated(self, item: TrainingGraph, config: Config, evaluator: Evaluator) -> Config:
+        """Return a configuration with what is best cut on its mesh."""
         build = self.builders[PLAIN].build
-        search = MeshSearch(item, config, evaluator, lambda other: build(item, other))
-        path = search.run()
+        path = MeshSearch(item, config, evaluator, lambda other: build(item, other)).run()
         return annotated(config, item, path[-1].cuts) if path else config
 
     def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
