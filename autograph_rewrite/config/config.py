@@ -220,6 +220,7 @@ class Config(Section):
         Args:
             path: keys and indices from the top of the file.
             message: what is wrong, as a sentence without its end.
+            hint: what to write instead.
         """
         return self._source.fault(path, message, hint)
 
@@ -272,8 +273,10 @@ class Config(Section):
             ConfigError: with every such setting, at its line.
         """
         faults = [*_clashes(self, broken=())]
-        checks = (unavailable,) if faults else (*IN_JOB, unavailable)
-        faults += [self.fault(*clash) for check in checks for clash in check(self)]
+        if not faults:
+            faults += [self.fault(*clash) for check in IN_JOB for clash in check(self)]
+        for path, feature in unavailable(self):
+            faults.append(self.fault(path, f"{feature} is not available yet in this version", "leave it out"))
         raise_if_any(faults, error=ConfigError, title=self._source.name)
 
     @classmethod

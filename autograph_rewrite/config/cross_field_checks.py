@@ -219,9 +219,11 @@ IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
 # Valid settings that this version does not support: rejected at their line, never ignored.
 
 
-def unavailable(config: Config) -> Iterator[Finding]:
-    """Recomputation by a budget counts one stage on each device."""
-    pipeline, policy = config.pipeline, config.remat.policy
-    if policy.startswith("budget") and pipeline is not None and pipeline.chunks != pipeline.stages:
-        message = f"remat.policy {policy} with several stages per device is not available yet in this version"
-        yield Finding(("remat", "policy"), message, "leave it out")
+def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
+    """Each setting of `config` that asks for a feature to come, with the words for it."""
+    if (
+        config.remat.policy.startswith("budget")
+        and config.pipeline is not None
+        and config.pipeline.chunks != config.pipeline.stages
+    ):
+        yield ("remat", "policy"), f"remat.policy {config.remat.policy} with several stages per device"
