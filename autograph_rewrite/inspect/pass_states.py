@@ -99,6 +99,11 @@ class Numbered(dict[str, int]):
         """Return the number of a text; one that is new gets the next."""
         return self.setdefault(text, len(self))
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts, each at the place of its number."""
+        return list(self)
+
 
 class GraphStates(RewriteObserver):
     """An observer of the pipeline that keeps what each pass has changed."""
@@ -147,7 +152,7 @@ class GraphStates(RewriteObserver):
             }
             for step in self.steps
         ]
-        return {"names": list(self.names), "strings": list(self.strings), "steps": said}
+        return {"names": self.names.texts, "strings": self.strings.texts, "steps": said}
 
     def _rows(self, graph: Graph, placements: Annotations) -> Iterator[tuple[int, NodeRow]]:
         stacks: dict[str, list[Node]] = {}

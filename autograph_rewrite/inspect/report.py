@@ -402,9 +402,9 @@ def in_columns(events: Iterable[tuple[str, str, str, float, float]]) -> dict[str
     columns = ("name", "lane", "kind", "start", "seconds")
     return {
         **{column: [row[index] for row in rows] for index, column in enumerate(columns)},
-        "names": list(names),
-        "lanes": list(lanes),
-        "kinds": list(kinds),
+        "names": names.texts,
+        "lanes": lanes.texts,
+        "kinds": kinds.texts,
     }
 
 
