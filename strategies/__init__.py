@@ -142,7 +142,6 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
 
     Args:
         file: path, as the configuration writes it.
-        name: of the class.
         config: which has to allow that the file is run.
 
     Raises:

@@ -8,7 +8,7 @@ Only the variable itself is asked for: its optimizer's state follows it, and wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.variable_uses import obstacle, roles
@@ -38,11 +38,8 @@ def assemble(
 
     Args:
         item: a graph item; it is only read.
-        config: the configuration.
         choose: what the builder wants for one variable.
-        strategy: the builder's name.
         pool: the devices that hold variables which are not split; left out, all servers.
-        notes: for the plan.
 
     Raises:
         ConfigError: with every setting that this item does not have, or that its variables cannot follow.
@@ -52,9 +49,14 @@ def assemble(
     notes = (*notes, *(stays_whole(one.name, one.obstacle) for one in whole))
     raise_if_any(misfits(config, trained, choices), error=ConfigError, title=config.where())
     all_servers = builder.servers(config)
-    office = _ServerAllocator(plan.devices, builder.Load(all_servers), tuple(pool or all_servers))
-    requests = tuple(_requests(plan, config, trained, choices, office))
-    return replace(plan, variables=requests, notes=(*plan.notes, *notes)).named()
+    places = _Places(plan.devices, builder.Load(all_servers), tuple(pool or all_servers))
+    requests = [
+        _placed(asked, choices[asked.name], trained[asked.name], override_of(asked.name, config), places)
+        if asked.name in choices
+        else asked
+        for asked in plan.variables
+    ]
+    return replace(plan, variables=tuple(requests), notes=(*plan.notes, *notes)).named()
 
 
 class Decided(NamedTuple):
@@ -78,7 +80,6 @@ def decide(
 
     Args:
         item: a graph item; it is only read.
-        config: the configuration, with its overrides.
         plan: the request, for its replicas.
         choose: what the builder wants for one variable.
     """
@@ -113,35 +114,18 @@ def _obstacle(item: TrainingGraph, variable: Variable) -> str:
     return found.reason if found is not None else ""
 
 
-@dataclass(frozen=True)
-class _ServerAllocator:
-    """Gives variables and shards their devices."""
+class _Places(NamedTuple):
+    """Devices for variables and shards.
+
+    Attributes:
+        replicas: all of them.
+        load: of the servers.
+        whole: the servers that hold variables which are not split.
+    """
 
     replicas: tuple[str, ...]
     load: builder.Load
     whole: tuple[str, ...]
-
-    def server(self, size: int) -> str:
-        """Return the device of a variable that is not split."""
-        least = min(self.whole, key=lambda name: self.load.bytes.get(name, 0.0))
-        self.load.bytes[least] = self.load.bytes.get(least, 0.0) + size
-        return least
-
-
-def _requests(
-    plan: Plan,
-    config: Config,
-    trained: Mapping[str, builder.TrainedVariable],
-    choices: Mapping[str, builder.Choice],
-    office: _ServerAllocator,
-) -> Iterator[messages.VariableRequest]:
-    """Yield the requests of the plan with places for those that are trained."""
-    for asked in plan.variables:
-        choice = choices.get(asked.name)
-        if choice is None:
-            yield asked
-            continue
-        yield _placed(asked, choice, trained[asked.name], override_of(asked.name, config), office)
 
 
 def _placed(
@@ -149,7 +133,7 @@ def _placed(
     choice: builder.Choice,
     trained: builder.TrainedVariable,
     override: Override | None,
-    office: _ServerAllocator,
+    places: _Places,
 ) -> messages.VariableRequest:
     """Return the request of one variable with its placement, servers and sizes."""
     asked = replace(asked, options=replace(asked.options, synchronizer=choice.synchronizer))
@@ -159,13 +143,13 @@ def _placed(
         asked = replace(asked, server=server)
     size = trained.variable.nbytes
     if choice.parts is None:
-        return placed(asked, OnServer(office.server(size))) if is_on_server else asked
+        return placed(asked, OnServer(places.load.take(size, places.whole))) if is_on_server else asked
     axis, count = choice.parts.axis, choice.parts.count
     sizes = builder.shard_sizes(trained.shape[axis] or 0, count)
-    places: tuple[str, ...] = office.replicas if choice.stage else ()
+    devices: tuple[str, ...] = places.replicas if choice.stage else ()
     if is_on_server:
-        places = office.load.take_turns(count, size)
-    return placed(asked, Sharded(axis, sizes, places, choice.stage))
+        devices = places.load.take_turns(count, size)
+    return placed(asked, Sharded(axis, sizes, devices, choice.stage))
 
 
 # Per-variable settings of a configuration: they override the builder, key by key, or are rejected at their line.
@@ -174,14 +158,7 @@ def _placed(
 def overridden(
     choice: builder.Choice, trained: builder.TrainedVariable, override: Override | None, replicas: int
 ) -> builder.Choice:
-    """Return the builder's choice with what an override changes.
-
-    Args:
-        choice: of the builder.
-        trained: the variable.
-        override: what the configuration says of it.
-        replicas: how many there are.
-    """
+    """Return the builder's choice with what an override changes."""
     if override is None:
         return choice
     partition = override.partition
@@ -201,8 +178,6 @@ def misfits(
     """Yield what is asked of variables that they, or their synchronizer, cannot do.
 
     Args:
-        config: the configuration.
-        trained: the trained variables by name.
         choices: what holds for each, overrides included.
     """
     of: dict[int, list[builder.TrainedVariable]] = {}  # by identity: equal overrides may stand twice
@@ -210,7 +185,7 @@ def misfits(
         of.setdefault(id(override_of(one.name, config)), []).append(one)
     for i, override in enumerate(config.variables):
         meant = of.get(id(override), [])
-        asks = [key for key, given in _placements(override).items() if given]
+        asks = override.partition is not None or override.synchronizer == "ps" or override.server_settings
         if asks and trained and not meant:
             message = f"variables[{i}]: '{override.match}' is the first match of no variable that is trained"
             yield config.fault(("variables", i, "match"), message, "state of the optimizer follows its variable")
@@ -223,12 +198,6 @@ def misfits(
                 if problem:
                     message = f"variables[{i}].partition: {problem}"
                     yield config.fault(("variables", i, "partition"), message, "leave it whole, or narrow match")
-
-
-def _placements(override: Override) -> dict[str, bool]:
-    """Return which of the keys that say where a variable lives are given."""
-    partition, ps = override.partition is not None, override.synchronizer == "ps"
-    return {"partition": partition, "synchronizer": ps, **dict.fromkeys(override.server_settings, True)}
 
 
 def _problem(partition: Partition, trained: builder.TrainedVariable) -> str:

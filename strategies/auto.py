@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from autograph_rewrite.config.config import Config
-from autograph_rewrite.config.sections import Mesh, Network, Pipeline, Remat, Sharding
+from autograph_rewrite.config.sections import Mesh, Pipeline, Remat, Sharding
 from autograph_rewrite.diagnostics.amounts import duration
 from autograph_rewrite.diagnostics.progress_line import progress_on
 from autograph_rewrite.errors import PlanError, RewriteError
@@ -35,6 +35,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 if TYPE_CHECKING:
     from autograph_rewrite.cost.search import Candidate, Evaluator, Search
+    from autograph_rewrite.cost.tasks.result import Simulation
 
 
 NODES = 240_000
@@ -69,20 +70,22 @@ class Auto:
 
     def _build(self, item: TrainingGraph, config: Config) -> Plan:
         from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator, Search, first_possible
+        from autograph_rewrite.cost.search import Candidate, Evaluator, Search, first_possible
         from autograph_rewrite.cost.simulate import Hardware
 
         network = config.cluster.network if config.cluster is not None else None
         machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors
         evaluator = Evaluator(item, Hardware(machine, network))
         room, faults, ranked = room_of(config), list[str](), list[Compared]()
+        examples = EXAMPLES * len(config.devices or ()) * config.workers
         if room is not None or config.model_size > 1:
-            evaluator.batch = EXAMPLES * len(config.devices or ()) * config.workers  # the same for all meshes
-        if room is None and wants_annotations(item, config):
-            config = self._annotated(item, config, network)
+            evaluator.batch = examples  # the same for all meshes
+        if room is None and wants_annotations(item, config):  # as if each device had cores of its own
+            apart = Evaluator(item, Hardware(replace(machine, apart=True), network), batch=examples)
+            config = self._annotated(item, config, apart)
         if room is None:
             plans, dropped = plans_of(item, config, self.builders)
-            compared = self._compared(evaluator, plans)
+            compared = {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
             tries = max(FEWEST, min(MOST, NODES // max(len(item.graph), 1)))
         else:
             starts = Starts(item, config, evaluator, self.builders, room)
@@ -101,34 +104,20 @@ class Auto:
         found, impossible = first_possible(item, [*reversed(search.kept), *others])
         return _named(search, compared, found, [*dropped, *impossible, *faults], ranked)
 
-    def _annotated(self, item: TrainingGraph, config: Config, network: Network | None) -> Config:
-        """Return a configuration with what is best cut on its mesh, as if each device had cores of its own."""
-        from autograph_rewrite.cost.hardware.machine import Machine
-        from autograph_rewrite.cost.search import Evaluator
-        from autograph_rewrite.cost.simulate import Hardware
-
-        examples = EXAMPLES * len(config.devices or ()) * config.workers
-        evaluator = Evaluator(item, Hardware(Machine(apart=True, onednn=False), network), batch=examples)
+    def _annotated(self, item: TrainingGraph, config: Config, evaluator: Evaluator) -> Config:
+        """Return a configuration with what is best cut on its mesh."""
         build = self.builders[PLAIN].build
-        search = MeshSearch(item, config, evaluator, lambda other: build(item, other))
-        path = search.run()
+        path = MeshSearch(item, config, evaluator, lambda other: build(item, other)).run()
         return annotated(config, item, path[-1].cuts) if path else config
-
-    def _compared(self, evaluator: Evaluator, plans: Mapping[str, Plan]) -> dict[str, Candidate]:
-        from autograph_rewrite.cost.search import Candidate
-
-        return {name: Candidate(plan, evaluator.simulate(plan)) for name, plan in plans.items()}
 
     def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
         """Give variables that are alike what another builder chose for them, the largest first."""
         trained = trained_variables(item, search.best.plan.graph_digest)
-        choices = {name: _choices(name, plans) for name in trained}
-        mode = search.best.plan.mode
-        chosen = in_mode(config, mode)
+        chosen = in_mode(config, search.best.plan.mode)
         current = {request.name: _choice(request) for request in search.best.plan.variables}
         for alike in _alike(trained):
             first = alike[0]
-            for other in choices[first.name]:
+            for other in _choices(first.name, plans):
                 if other == current.get(first.name):
                     continue
                 wanted = {**current, **dict.fromkeys((one.name for one in alike), other)}
@@ -171,7 +160,6 @@ def _named(
     """Return what was found under Auto's name, with the reasons, and how it ranks among the others.
 
     Args:
-        search: with what was kept.
         compared: the plans with which a search may begin.
         found: the plan that is taken.
         dropped: notes on plans that there are not.
@@ -285,7 +273,6 @@ class Start(NamedTuple):
 
     Attributes:
         config: what a user would have written for it.
-        builder: by name.
         candidate: the plan and what it takes.
     """
 
@@ -325,10 +312,8 @@ class Starts:
     Attributes:
         item: normalised.
         config: of the user.
-        evaluator: simulates.
         builders: by name.
         limit: the bytes that a predicted peak may have.
-        found: the plans.
         errors: why others could not be made.
         faults: why annotations could not be tried, where that is a fault of this package.
     """
@@ -426,11 +411,7 @@ class Starts:
             return
         build, mode = self._builders[PLAIN].build, "shared" if self.config.mode == "shared" else None
         search = MeshSearch(
-            self.item,
-            in_mode(meshes[0], mode),
-            self.evaluator,
-            lambda config: build(self.item, config),
-            self.limit,
+            self.item, in_mode(meshes[0], mode), self.evaluator, lambda config: build(self.item, config), self.limit
         )
         for config in annotated_configs(search, meshes[1:]):
             for chosen in modes_of(self.config) if len(config.replicas) > 1 else ("shared",):
@@ -557,11 +538,6 @@ def _front(starts: list[Start]) -> Iterator[Start]:
 # nothing is random, so every process finds the same.
 
 
-if TYPE_CHECKING:
-    from autograph_rewrite.cost.search import Evaluator
-    from autograph_rewrite.cost.tasks.result import Simulation
-
-
 NODES_ON_AXES = 120_000
 """So many nodes are partitioned in all, about."""
 FEWEST, MOST = 10, 60
@@ -574,6 +550,7 @@ BETTER = 0.999
 Cuts = Mapping[str, int]
 """The dimension that is cut, by variable."""
 Build = Callable[[Config], Plan]
+T = TypeVar("T")
 
 
 class Priced(NamedTuple):
@@ -590,11 +567,9 @@ class MeshSearch:
     Attributes:
         item: normalised.
         config: of the user, with the mesh.
-        evaluator: simulates.
         build: makes the request of a configuration.
         limit: the bytes that a predicted peak may have; None: only time counts.
         path: what was the best, one after another; the first cuts nothing.
-        tried: what was simulated.
         faults: why cuts could not be tried, where that is a fault of this package.
         left: how many plans may still be made.
     """
@@ -663,14 +638,10 @@ class MeshSearch:
 
     def _follows(self, cuts: Cuts) -> Cuts | None:
         """Return which other matrices the pass cuts, too, and of which others a reader takes blocks."""
-        if self.left <= 0:
+        made = self._tried_with(cuts, self.evaluator.cut)
+        if made is None:
             return None
-        self.left -= 1
-        try:
-            cut, edges = self.evaluator.cut(self.build(annotated(self.config, self.item, cuts)))
-        except Exception as error:
-            self._drop(cuts, error)
-            return None
+        cut, edges = made
         read = [(edge.value, edge.to) for edge in edges if edge.lowering == "slice" and edge.to.startswith("split(")]
         found = wanted_in_blocks(self.item, {value: int(to[6:-1]) for value, to in read}) | cut
         return {name: dim for name, dim in found.items() if name not in cuts and self._can_be_cut(name, dim)}
@@ -694,22 +665,24 @@ class MeshSearch:
         return self.config.model_size
 
     def _price(self, cuts: Cuts) -> Priced | None:
+        found = self._tried_with(cuts, self.evaluator.simulate_once)
+        if found is None:
+            return None
+        self.tried.append(Priced(cuts, found))
+        return self.tried[-1]
+
+    def _tried_with(self, cuts: Cuts, run: Callable[[Plan], T]) -> T | None:
+        """Return what is found of the plan with some cuts; None where there is none, or enough has been tried."""
         if self.left <= 0:
             return None
         self.left -= 1
         try:
-            plan = self.build(annotated(self.config, self.item, cuts))
-            priced = Priced(cuts, self.evaluator.simulate_once(plan))
-        except Exception as error:
-            self._drop(cuts, error)
+            return run(self.build(annotated(self.config, self.item, cuts)))
+        except RewriteError:  # nobody has asked for these cuts
             return None
-        self.tried.append(priced)
-        return priced
-
-    def _drop(self, cuts: Cuts, error: Exception) -> None:
-        """Leave out cuts that nobody has asked for; what is no refusal is told, since it must not happen."""
-        if not isinstance(error, RewriteError):
+        except Exception as error:  # told, since it must not happen
             self.faults.append(f"cuts of {', '.join(sorted(cuts))} were not tried: {type(error).__name__}: {error}")
+            return None
 
     def _key(self, found: Simulation) -> tuple[int, float]:
         return max(0, found.peak_bytes - (self.limit or found.peak_bytes)), found.step_seconds
@@ -724,46 +697,26 @@ class MeshSearch:
 
 
 def annotated(config: Config, item: TrainingGraph, cuts: Cuts) -> Config:
-    """Return a configuration with an entry of `sharding` for each group of variables that is cut alike.
+    """Return a configuration with entries of `sharding` that cut some variables of an item and no others.
 
     Args:
         config: with a model axis.
-        item: whose variables they are.
         cuts: the dimension by variable.
     """
-    return with_settings(config, sharding=(*config.sharding, *entries(cuts, item, config.model_size)))
-
-
-def entries(cuts: Cuts, item: TrainingGraph, devices: int) -> list[Sharding]:
-    """Return the entries of `sharding` that cut some variables and no others.
-
-    Args:
-        cuts: the dimension by variable.
-        item: whose variables they are.
-        devices: on the model axis.
-    """
-    import re
-
     found: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, dim in cuts.items():
-        rank = len(item.variables[name].shape or ())
-        found.setdefault((pattern_of(name), tuple(devices if i == dim else 1 for i in range(rank))), []).append(name)
+        split = [config.model_size if i == dim else 1 for i in range(len(item.variables[name].shape or ()))]
+        found.setdefault((pattern_of(name), tuple(split)), []).append(name)
     made: list[Sharding] = []
-    for (pattern, split), names in found.items():
+    for (pattern, split_alike), names in found.items():
         meant = [name for name in item.variables if re.fullmatch(pattern, name)]
         matches = [pattern] if set(meant) == set(names) else [re.escape(name) for name in names]
-        made += [Sharding(match=match, split=split) for match in matches]
-    return made
+        made += [Sharding(match=match, split=split_alike) for match in matches]
+    return with_settings(config, sharding=(*config.sharding, *made))
 
 
 def on_mesh(config: Config, data: int, model: int) -> Config:
-    """Return a configuration with a mesh.
-
-    Args:
-        config: with as many devices.
-        data: replicas.
-        model: logical devices of each.
-    """
+    """Return a configuration with a mesh."""
     return with_settings(config, mesh=Mesh(data=data, model=model))
 
 
@@ -829,8 +782,6 @@ def can_be_cut(shape: tuple[int | None, ...], dim: int, devices: int) -> bool:
     """Return whether each device gets a block of the same size.
 
     Args:
-        shape: of a variable.
-        dim: that is cut.
         devices: on the model axis.
     """
     size = shape[dim] if dim < len(shape) else None
@@ -893,12 +844,7 @@ def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
 
 
 def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
-    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others.
-
-    Args:
-        search: of the first mesh.
-        others: the other meshes.
-    """
+    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others."""
     found = [one.cuts for one in search.run() if one.cuts][-KEPT:]
     for cuts in found:
         yield annotated(search.config, search.item, cuts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -21,7 +21,6 @@ class TrainedVariable:
     """A trained variable, as builders see it.
 
     Attributes:
-        variable: as the item has it.
         role: what it is in the step.
         digest: of the graph: what a choice that shall look random is made from.
         obstacle: why it cannot be split; empty where it can.
@@ -96,8 +95,6 @@ def over_replicas(trained: TrainedVariable, replicas: int, *, stage: int, axis: 
     """Return the choice that splits a variable over the replicas; it stays whole where it is too small.
 
     Args:
-        trained: the variable.
-        replicas: how many there are.
         stage: what is split (`messages.VariableRequest.stage`).
         axis: the axis; left out, the first that the replicas divide evenly, else the first that is long enough.
     """
@@ -160,10 +157,10 @@ class Load:
     def __init__(self, names: Sequence[str]) -> None:
         self.bytes: dict[str, float] = dict.fromkeys(names, 0.0)
 
-    def take(self, nbytes: float) -> str:
-        """Return the server that holds least, the first of several, and give it as much more."""
-        least = min(self.bytes, key=self.bytes.__getitem__)
-        self.bytes[least] += nbytes
+    def take(self, nbytes: float, among: Collection[str] = ()) -> str:
+        """Return which server (of `among`, if it names some) holds least, the first of several; it holds more then."""
+        least = min(among or self.bytes, key=lambda name: self.bytes.get(name, 0.0))
+        self.bytes[least] = self.bytes.get(least, 0.0) + nbytes
         return least
 
     def take_turns(self, count: int, nbytes: float) -> tuple[str, ...]:

@@ -89,8 +89,6 @@ def plans_of(
 
     Args:
         item: it is only read.
-        config: the configuration.
-        builders: by name.
 
     Raises:
         RewriteError: none has one.

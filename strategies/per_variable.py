@@ -30,26 +30,10 @@ from autograph_rewrite.training_graph import TrainingGraph
 # Into how many parts a variable can be split along an axis.
 
 
-def along(trained: builder.TrainedVariable, axis: int, count: Callable[[int], int]) -> builder.Parts | None:
-    """Return the parts that `count` makes of an axis; None where the variable stays whole.
-
-    It does where it is a scalar or too short, and where the number would be beyond all use.
-
-    Args:
-        trained: the variable.
-        axis: of its shape.
-        count: the number of shards for a size.
-    """
-    size = trained.shape[axis] if axis < len(trained.shape) else None
-    return None if size is None or why_whole(trained, axis, count) else builder.Parts(axis, count(size))
-
-
 def why_whole(trained: builder.TrainedVariable, axis: int, count: Callable[[int], int]) -> str:
     """Return why a variable cannot be split along an axis; empty where it can.
 
     Args:
-        trained: the variable.
-        axis: of its shape.
         count: the number of shards for a size.
     """
     if axis >= len(trained.shape):
@@ -68,15 +52,10 @@ def why_whole(trained: builder.TrainedVariable, axis: int, count: Callable[[int]
 def in_parts(
     trained: builder.TrainedVariable, axis: int, count: Callable[[int], int], synchronizer: str = "all_reduce"
 ) -> builder.Choice:
-    """Return the choice that splits a variable along an axis, or leaves it whole and says why.
-
-    Args:
-        trained: the variable.
-        axis: of its shape.
-        count: the number of shards for a size.
-        synchronizer: how its gradient is reduced.
-    """
-    return builder.Choice(synchronizer, along(trained, axis, count), because=why_whole(trained, axis, count))
+    """Return the choice that splits a variable along an axis, or leaves it whole and says why."""
+    because = why_whole(trained, axis, count)
+    parts = None if because else builder.Parts(axis, count(trained.shape[axis] or 0))
+    return builder.Choice(synchronizer, parts, because=because)
 
 
 @dataclass(frozen=True)
@@ -84,7 +63,6 @@ class PerVariable:
     """A builder that chooses for each trained variable by itself.
 
     Attributes:
-        name: of the strategy.
         choose: where a variable lives, if there are so many replicas.
         pool: the devices of variables that are not split; None: all servers.
     """

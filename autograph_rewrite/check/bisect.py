@@ -9,16 +9,15 @@ What the certificate and the states leave open, the provenance of the wrong edge
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.check import side_by_side
 from autograph_rewrite.check.compression import without
-from autograph_rewrite.check.random_feeds import batch_size, random_feeds
-from autograph_rewrite.check.report import NOISE_FACTOR, Array, Deviation, VerifyReport, deviation, epsilon
+from autograph_rewrite.check.report import NOISE_FACTOR, Array, Deviation, VerifyReport
 from autograph_rewrite.check.values import (
     CONVERTS,
     FirstRefusal,
@@ -27,11 +26,10 @@ from autograph_rewrite.check.values import (
     Tap,
     has_value,
     tap,
-    tensor_name,
     values_of_step,
 )
-from autograph_rewrite.check.verify import Prepared, compare, fit_together, incomparable, prepare
-from autograph_rewrite.compile import Instrumentation, compile_task
+from autograph_rewrite.check.verify import Prepared, checked, compare, fit_together, incomparable, prepare
+from autograph_rewrite.compile import Instrumentation
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import ClusterError, GraphError, RewriteError, VerifyError
@@ -39,9 +37,10 @@ from autograph_rewrite.ir import variable_ops
 from autograph_rewrite.ir.claims import OWN, Claims
 from autograph_rewrite.ir.format.printer import line
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
+from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.variable_ops import is_update
-from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.ops.traits import READS
 from autograph_rewrite.passes.base.pass_manager import Observer, failed_pass
@@ -65,12 +64,7 @@ def bisect(
 
     Args:
         item: a training graph; it is not changed.
-        config_or_plan: as for `rewrite`.
-        steps: how many to train, as for `verify`.
-        rtol: allowed error, as for `verify`.
-        atol: allowed error of tensors that are all but zero, as for `verify`.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step of random feeds.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Returns:
@@ -90,15 +84,12 @@ def bisect(
     try:
         if len(ready.asked.processes) > 1:
             fit_together(ready.flat, ready.asked)
-        rewritten = compile_task(ready.flat, plan, batch=batch, instrumentation=looking)
-        check_expanded(rewritten.graph_bytes, ready.flat, plan.all_devices, micro=plan.microbatches)
+        rewritten = checked(ready.flat, plan, looking, batch)
     except RewriteError as error:
         if refusal.error is None and not isinstance(error, VerifyError):
             raise
         return _broken(error, refusal, notes)
-    if feeds is None:
-        size = batch_size(ready.flat, plan.instances, batch)
-        feeds = random_feeds(ready.flat, steps=steps, batch=size, seed=seed)
+    feeds = ready.random_feeds(steps, batch, seed) if feeds is None else feeds
     training, allowed = side_by_side.Training(feeds, steps, ready.values, seed), side_by_side.Tolerance(rtol, atol)
     return _Search(ready, rewritten, training, allowed).run(states.states, refusal, notes)
 
@@ -222,12 +213,7 @@ def _blame(
 
 
 class FirstDivergence:
-    """Finds where two graphs begin to differ in one step.
-
-    Args:
-        pair: both graphs.
-        step: in which they differ.
-    """
+    """Finds where two graphs begin to differ in one step."""
 
     def __init__(self, pair: SideBySide, step: WrongStep) -> None:
         self._step, self._rtol = step, pair.allowed.rtol
@@ -255,14 +241,11 @@ class FirstDivergence:
         """Yield what makes the outputs and variables that are wrong: of a variable, its last update."""
         for name in self._step.outputs:
             yield self._graph.value(self._item.outputs[name].tensor).node
+        step = ancestors(self._graph.nodes[name] for name in self._item.targets if name in self._graph.nodes)
         for name in self._step.variables:
             handle = self._graph.nodes.get(self._item.variables[name].handle)
             found = self._updates.get(handle, []) if handle is not None else []
-            step = [node for node in found if self._is_in_step(node)] or found
-            yield from step[-1:]
-
-    def _is_in_step(self, node: Node) -> bool:
-        return node in ancestors(self._graph.nodes[name] for name in self._item.targets if name in self._graph.nodes)
+            yield from ([node for node in found if node in step] or found)[-1:]
 
     def _wrong_before(self, node: Node) -> list[Node]:
         """Return the nodes nearest before a node whose values differ."""
@@ -285,13 +268,10 @@ class FirstDivergence:
             elif node.op not in READS and not variable_ops.is_update(node):
                 yield value.node, None
         if node.op in READS or variable_ops.is_update(node):
-            handles = [variable_ops.handle_node(value) for value in node.inputs[:1]]
-            yield from ((update, None) for update in self._before(node, handles))
-
-    def _before(self, node: Node, handles: Iterable[Node]) -> list[Node]:
-        """Return the updates of variables that come before a node."""
-        earlier = ancestors([node])
-        return [u for handle in handles for u in self._updates.get(handle, ()) if u in earlier and u is not node]
+            earlier = ancestors([node])
+            for value in node.inputs[:1]:
+                updates = self._updates.get(variable_ops.handle_node(value), ())
+                yield from ((update, None) for update in updates if update in earlier and update is not node)
 
 
 # Bisection: what a search for the first wrong pass and edge has found, as text and as data.
@@ -364,17 +344,13 @@ def _described(head: str, one: Divergence) -> Iterator[str]:
         return
     yield f"  {_line(one.line, one.made_by)}"
     for edge in one.edges:
-        yield from _of_edge(edge)
+        yield f"  edge: operand {edge.operand} reads {', '.join(edge.reads)}, which is not {edge.expected}"
+        yield f"    {_line(edge.producer, edge.made_by)}"
+        yield from (f"    plan: {text}" for text in edge.plan)
     if one.agree and not one.edges:
         yield "  everything that it reads agrees: it is the node itself, or the order of accesses to its variable"
     elif one.agree:
         yield f"  what agrees: {', '.join(one.agree)}"
-
-
-def _of_edge(edge: WrongEdge) -> Iterator[str]:
-    yield f"  edge: operand {edge.operand} reads {', '.join(edge.reads)}, which is not {edge.expected}"
-    yield f"    {_line(edge.producer, edge.made_by)}"
-    yield from (f"    plan: {text}" for text in edge.plan)
 
 
 def _line(printed: str, made_by: str) -> str:
@@ -396,7 +372,6 @@ class WrongEdge:
     """An operand whose value is not the original's.
 
     Attributes:
-        operand: its position.
         expected: the original tensor that stands there.
         reads: the tensors of the rewritten graph, of each instance.
         producer: the printed line of what makes the first of them.
@@ -418,7 +393,6 @@ class Divergence:
 
     Attributes:
         node: of the original.
-        op: its type.
         step: the training step, from 1.
         error: of its value, relative; None of an update, whose variable differs.
         where: the element that differs most.
@@ -452,9 +426,6 @@ class Edges:
     """Says of original nodes what is wrong with them in the rewritten graph.
 
     Args:
-        pair: both graphs.
-        step: in which they differ.
-        plan: of the rewrite, with its edges.
         claims: what is claimed of the values that are read; None where nothing is.
     """
 
@@ -538,7 +509,7 @@ class Edges:
         if made_by != "expand" or layout is None:
             return made_by
         nodes, origin = layout.graph.nodes, node.attr(ORIGIN_ATTR, b"").decode()
-        folded = nodes.get(origin) or nodes.get(_bare(node.name))
+        folded = nodes.get(origin) or nodes.get(common_name(node.name))
         return folded.attr(PASS_ATTR, b"").decode() if folded is not None else made_by
 
 
@@ -549,11 +520,10 @@ def is_explained(
 
     Args:
         got: of the instances, in order.
-        allowed: which error is none.
     """
 
     def agrees(array: Array) -> bool:
-        return deviation(np.asarray(array), expected, allowed.rtol, allowed.atol).error <= allowed.rtol
+        return allowed.deviation(np.asarray(array), expected).error <= allowed.rtol
 
     if all(agrees(one) for one in got):
         return True
@@ -577,11 +547,6 @@ def _instances(item: TrainingGraph, node: Node, graph: Graph) -> tuple[str, ...]
     if not names:
         names = (item.layout.instances(node.name) if item.layout is not None else ()) or (node.name,)
     return tuple(name for name in dict.fromkeys(names) if name in graph.nodes)
-
-
-def _bare(name: str) -> str:
-    prefix, slash, rest = name.partition("/")
-    return rest if slash and prefix.startswith("replica_") else name
 
 
 # Single steps of two graphs from the same variables, until something comes out differently.
@@ -628,8 +593,6 @@ class SideBySide:
     Attributes:
         flat: the original in normal form.
         other: a rewritten item, or one that passes have edited.
-        training: feeds, steps, initial values.
-        allowed: which error is none.
         timeout: seconds that a run may take.
         apart: what differs by design ("variable NAME", "output NAME").
     """
@@ -651,7 +614,8 @@ class SideBySide:
             side_by_side.TrainedGraph(self.flat, self.timeout) as left,
             side_by_side.TrainedGraph(self.other, self.timeout) as right,
         ):
-            self._start(left, right)
+            left.start(self.training)
+            right.initialise()
             for number in range(self.training.steps):
                 starts.append({name: copies[0] for name, copies in left.read()})
                 right.write(starts[-1])
@@ -669,20 +633,11 @@ class SideBySide:
                     return step
         return None
 
-    def _start(self, left: side_by_side.TrainedGraph, right: side_by_side.TrainedGraph) -> None:
-        left.initialise()
-        right.initialise()
-        rng = np.random.default_rng([self.training.seed, 1])
-        unset = sorted(left.unset - set(self.training.values))
-        left.write(
-            {**self.training.values, **{name: side_by_side.invent(self.flat.variables[name], rng) for name in unset}}
-        )
-
     def _variables(self, left: side_by_side.TrainedGraph, right: side_by_side.TrainedGraph) -> dict[str, Deviation]:
         """Return how far the variables are from the original's, the worst of their copies."""
         found = {}
         for (name, (expected, *_)), (_, copies) in zip(left.read(), right.read(), strict=True):
-            each = [deviation(copy, expected, self.allowed.rtol, self.allowed.atol) for copy in copies]
+            each = [self.allowed.deviation(copy, expected) for copy in copies]
             found[name] = max(each, key=lambda one: one.error)
         return found
 
@@ -695,41 +650,35 @@ class SideBySide:
         variables: Mapping[str, Deviation],
     ) -> WrongStep:
         """Return the step with what differs by more than rounding explains."""
-        outputs = {name: errors.get(_full(info.tensor)) for name, info in self.flat.outputs.items()}
+        graph = self.flat.graph
+        outputs = {name: tensor_name(graph.value(info.tensor)) for name, info in self.flat.outputs.items()}
         suspects = {f"variable {name}": one.error for name, one in variables.items()}
-        suspects |= {f"output {name}": one.error for name, one in outputs.items() if one is not None}
+        suspects |= {f"output {name}": errors[tensor].error for name, tensor in outputs.items() if tensor in errors}
         over = {key for key, error in suspects.items() if error > self.allowed.rtol} - set(self.apart)
         noise = self._noise(starts, expected) if over else {}
         step = WrongStep(number, starts, expected, errors, noise)
         wrong_outputs = tuple(
             name
-            for name, info in self.flat.outputs.items()
-            if f"output {name}" in over and step.differs(_full(info.tensor), self.allowed.rtol)
+            for name, tensor in outputs.items()
+            if f"output {name}" in over and step.differs(tensor, self.allowed.rtol)
         )
         wrong = tuple(
             name
             for name, one in variables.items()
             if f"variable {name}" in over and one.error > NOISE_FACTOR * noise.get(f"variable {name}", 0.0)
         )
-        return WrongStep(number, starts, expected, errors, noise, wrong, wrong_outputs)
+        return replace(step, variables=wrong, outputs=wrong_outputs)
 
     def _noise(self, starts: Sequence[Values], expected: Values) -> dict[str, float]:
         """Return how far the original's values are from themselves when variables change in the last bit."""
         rng = np.random.default_rng([self.training.seed, 2])
-
-        def nudged(value: Array) -> Array:
-            if value.dtype.kind != "f":
-                return value
-            return np.asarray(value * (1 + epsilon(value) * rng.choice((-1.0, 1.0), value.shape)), value.dtype)
-
         names = list(expected)
-        last = {name: nudged(value) for name, value in starts[-1].items()}
+        last = {name: side_by_side.nudged(value, rng) for name, value in starts[-1].items()}
         left, before = self.replay(self.flat, starts, names)
         right, after = self.replay(self.flat, [*starts[:-1], last], names)
-        rtol, atol = self.allowed.rtol, self.allowed.atol
-        found = {name: deviation(a, b, rtol, atol).error for name, a, b in zip(names, right, left, strict=True)}
+        found = {name: self.allowed.deviation(a, b).error for name, a, b in zip(names, right, left, strict=True)}
         for name, value in before.items():
-            found[f"variable {name}"] = deviation(after[name], value, rtol, atol).error
+            found[f"variable {name}"] = self.allowed.deviation(after[name], value).error
         return found
 
     def replay(
@@ -757,7 +706,3 @@ def _error(one: Tap, arrays: Sequence[Array], expected: Array, allowed: side_by_
         return one.deviation(arrays, expected, allowed)
     except ValueError as error:
         return Deviation(float("inf"), 0.0, side_by_side.first_line(error))
-
-
-def _full(tensor: str) -> str:
-    return tensor if ":" in tensor else f"{tensor}:0"

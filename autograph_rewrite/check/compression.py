@@ -15,16 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autograph_rewrite.check.report import (
-    FAILED_STEP,
-    Array,
-    ComparedTensor,
-    Deviation,
-    VerifyReport,
-    deviation,
-    epsilon,
-)
-from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training, first_line, invent
+from autograph_rewrite.check.report import FAILED_STEP, Array, ComparedTensor, Deviation, VerifyReport, epsilon
+from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training, first_line
 from autograph_rewrite.codecs.builtin import NONE
 from autograph_rewrite.passes.base.report import Compressed
 from autograph_rewrite.plan.codecs import codec_of, shown
@@ -51,7 +43,6 @@ def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: 
 
     Args:
         rows: one for each compressed gradient.
-        plan: which names the compressors.
     """
     names = list(dict.fromkeys(o.compressor for o in (plan.default, *(r.options for r in plan.variables))))
     asked = ", ".join(shown(name) for name in names if name != NONE)
@@ -72,32 +63,23 @@ def with_compressed(report: VerifyReport, rows: Sequence[ComparedTensor], plan: 
 
 
 def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance) -> list[ComparedTensor]:
-    """Train a rewritten item whose gradients are compressed; return one row per compressed sum.
-
-    Args:
-        item: rewritten, with compressors.
-        training: feeds, number of steps, initial values and seed.
-        allowed: relative and absolute tolerance of each sum.
-    """
+    """Train a rewritten item whose gradients are compressed; return one row per compressed sum."""
     sums: tuple[Compressed, ...] = item.report.compressed
     plan: Plan = item.report.plan
     if not sums or plan.looped:
         return []
     devices = range(item.layout.mesh.count(item.layout.mesh.along))
-    checks = [_Sum(item, one, allowed.rtol, allowed.atol, device) for one in sums for device in devices]
+    checks = [_Sum(item, one, allowed, device) for one in sums for device in devices]
     checks = [one for one in checks if one.is_known]
     with TrainedGraph(item, plan.timeout_seconds) as trainee:
         try:
-            trainee.initialise()
-            rng = np.random.default_rng([training.seed, 1])
-            missing = sorted(trainee.unset - set(training.values))
-            trainee.write({**training.values, **{name: invent(item.variables[name], rng) for name in missing}})
+            trainee.start(training)
             for step in range(training.steps):
                 tensors = [tensor for check in checks for tensor in check.tensors]
                 seen = iter(trainee.observe(training.feeds_of(step), tensors))
                 for check in checks:
                     check.see(f"step {step + 1}", [next(seen) for _ in check.tensors])
-            copies = _copies(trainee, allowed.rtol, allowed.atol)
+            copies = _copies(trainee, allowed)
         except trainee.failures as error:
             return [ComparedTensor(FAILED_STEP, KIND, float("inf"), 0.0, first_line(error), ok=False)]
     rows = [check.row() for check in checks]
@@ -106,13 +88,13 @@ def compressed_rows(item: TrainingGraph, training: Training, allowed: Tolerance)
     ]
 
 
-def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str, Deviation]:
+def _copies(trainee: TrainedGraph, allowed: Tolerance) -> dict[str, Deviation]:
     """Return the variables whose copies differ: all replicas must have applied the same sum."""
     found = {}
     for name, (first, *others) in trainee.read():
         for replica, other in enumerate(others, 1):
-            each = deviation(other, first, rtol, atol)
-            if each.error > rtol:
+            each = allowed.deviation(other, first)
+            if each.error > allowed.rtol:
                 found[name] = each._replace(where=f"the copies of replicas 0 and {replica}, {each.where}")
     return found
 
@@ -120,8 +102,8 @@ def _copies(trainee: TrainedGraph, rtol: float, atol: float | None) -> dict[str,
 class _Sum:
     """One compressed sum of one of the devices of each replica, and the worst that was seen of it."""
 
-    def __init__(self, item: TrainingGraph, one: Compressed, rtol: float, atol: float | None, device: int = 0) -> None:
-        self._one, self._rtol, self._atol = one, rtol, atol
+    def __init__(self, item: TrainingGraph, one: Compressed, allowed: Tolerance, device: int) -> None:
+        self._one, self._allowed = one, allowed
         self._codec, self._lowering = codec_of(one.compressor), lowering(one.lowering)
         names = (one.gradient, one.before, one.after, one.result)
         self._groups = [item.layout.on_device(name, device) if name else () for name in names]
@@ -152,7 +134,7 @@ class _Sum:
         """Return the verdict."""
         one, worst = self._one, self._worst
         name = f"{one.owner} by {shown(one.compressor)}{self._device}"
-        return ComparedTensor(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._rtol)
+        return ComparedTensor(name, KIND, worst.error, worst.max_abs, worst.where, worst.error <= self._allowed.rtol)
 
     def _missed(self, before: Sequence[Array]) -> Deviation | None:
         """Say whether a step began with other residuals than the last one left, which is nothing at first."""
@@ -190,7 +172,7 @@ class _Sum:
         with np.errstate(all="ignore"):
             near = np.abs(got - expected) <= self._rounding(terms, result)
             got = np.where(near, expected, got).astype(kind)
-            found = deviation(got, expected.astype(kind), self._rtol, self._atol)
+            found = self._allowed.deviation(got, expected.astype(kind))
         size = max(_largest(term) for term in terms)
         return found._replace(error=found.error * found.max_abs / size) if size > found.max_abs > 0 else found
 

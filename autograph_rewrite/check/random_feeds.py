@@ -6,6 +6,7 @@ The batch is uneven by default (a prime), so that replicas get parts of differen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,6 @@ _SCALAR = 0.1  # a learning rate and a dropout rate that both make sense
 
 def batch_size(item: TrainingGraph, replicas: int, wanted: int | None = None) -> int:
     """Return the number of examples: what the inputs fix, or `wanted`, or the smallest prime above twice `replicas`.
-
-    Args:
-        item: the original.
-        replicas: how many share the batch.
-        wanted: examples that the user asks for.
 
     Raises:
         GraphError: the inputs fix another size than is wanted, or different ones.
@@ -56,8 +52,6 @@ def random_feeds(item: TrainingGraph, *, steps: int, batch: int, seed: int) -> l
 
     Args:
         item: in normal form, so that no use of an input is hidden in a function.
-        steps: how many to make.
-        batch: examples per step.
         seed: equal seeds give equal feeds.
 
     Raises:
@@ -91,7 +85,9 @@ def _draws(item: TrainingGraph, infos: Sequence[TensorInfo], batch: int) -> Mapp
             tensor = graph.get_tensor_by_name(info.tensor)
             limit = index_limit(tensor)
             rows = dtype.is_floating and is_distribution(tensor)
-        draws[info.name] = _Draw(info, dtype, shape, limit, rows)
+        if not dtype.is_numpy_compatible or dtype.name in ("resource", "variant"):
+            raise GraphError(f"values of type {info.dtype} cannot be made up for input '{info.name}'", hint=_PASS_FEEDS)
+        draws[info.name] = partial(_drawn, dtype, shape, limit, rows)
     return draws
 
 
@@ -111,36 +107,28 @@ def _shape(info: TensorInfo, batch: int) -> tuple[int, ...]:
     )
 
 
-class _Draw:
-    """Draws one input."""
+def _drawn(dtype: Any, shape: tuple[int, ...], limit: int | None, rows: bool, rng: np.random.Generator) -> Array:
+    """Return the values of an input in one step."""
+    made = np.asarray(_values(dtype, shape, limit, rows, rng))
+    return made if made.dtype == object else made.astype(dtype.as_numpy_dtype)
 
-    def __init__(self, info: TensorInfo, dtype: Any, shape: tuple[int, ...], limit: int | None, rows: bool) -> None:
-        if not (dtype.is_numpy_compatible and dtype.name not in ("resource", "variant")):
-            raise GraphError(f"values of type {info.dtype} cannot be made up for input '{info.name}'", hint=_PASS_FEEDS)
-        self._dtype, self._shape, self._limit, self._rows = dtype, shape, limit, rows
 
-    def __call__(self, rng: np.random.Generator) -> Array:
-        """Return the values of one step."""
-        made = np.asarray(self._values(rng))
-        return made if made.dtype == object else made.astype(self._dtype.as_numpy_dtype)
-
-    def _values(self, rng: np.random.Generator) -> Any:
-        dtype, shape = self._dtype, self._shape
-        if dtype.is_bool:
-            return rng.random(shape) < 0.75 if shape else True
-        if dtype.name == "string":
-            return rng.integers(0, 10, shape).astype(str).astype(object)
-        if dtype.is_integer or self._limit is not None:
-            return rng.integers(0, self._limit or 2, shape)
-        if dtype.is_complex:
-            return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
-        if not shape:
-            return _SCALAR
-        if self._rows:
-            weights = rng.random(shape) + 0.01
-            return weights / weights.sum(axis=-1, keepdims=True)
-        # One number per example is often a weight or a label: positive ones suit both.
-        return rng.uniform(0.1, 1.0, shape) if len(shape) == 1 else rng.standard_normal(shape)
+def _values(dtype: Any, shape: tuple[int, ...], limit: int | None, rows: bool, rng: np.random.Generator) -> Any:
+    if dtype.is_bool:
+        return rng.random(shape) < 0.75 if shape else True
+    if dtype.name == "string":
+        return rng.integers(0, 10, shape).astype(str).astype(object)
+    if dtype.is_integer or limit is not None:
+        return rng.integers(0, limit or 2, shape)
+    if dtype.is_complex:
+        return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+    if not shape:
+        return _SCALAR
+    if rows:
+        weights = rng.random(shape) + 0.01
+        return weights / weights.sum(axis=-1, keepdims=True)
+    # One number per example is often a weight or a label: positive ones suit both.
+    return rng.uniform(0.1, 1.0, shape) if len(shape) == 1 else rng.standard_normal(shape)
 
 
 # Valid ranges of integer inputs, found where the graph uses them as indices.

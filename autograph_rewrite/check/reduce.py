@@ -15,11 +15,10 @@ import numpy as np
 
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.check import compression
-from autograph_rewrite.check.random_feeds import batch_size, random_feeds
 from autograph_rewrite.check.report import FAILED_STEP
 from autograph_rewrite.check.side_by_side import Tolerance, TrainedGraph, Training
-from autograph_rewrite.check.values import FirstRefusal, has_value, tensor_name, values_of_step
-from autograph_rewrite.check.verify import compare, incomparable, prepare
+from autograph_rewrite.check.values import FirstRefusal, ends_of, has_value, values_of_step
+from autograph_rewrite.check.verify import checked, compare, incomparable, prepare
 from autograph_rewrite.compile import Instrumentation, compile_task
 from autograph_rewrite.config.config import ConfigLike
 from autograph_rewrite.errors import RewriteError, VerifyError
@@ -30,7 +29,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_inputs, handle_node, is_handle, is_update, touching_nodes
-from autograph_rewrite.ir.verify.expanded import check_expanded
+from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.notebook import NotebookView
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
@@ -67,17 +66,7 @@ class Reduction(NotebookView, Generic[Item]):
 
 @dataclass
 class Judge:
-    """Tells how the rewrite of a graph fails.
-
-    Attributes:
-        config: how it is rewritten.
-        steps: to train.
-        seed: of random feeds.
-        batch: examples of random feeds.
-        rtol: allowed error.
-        observers: of the rewrite.
-        tries: how many graphs it has judged.
-    """
+    """Tells how the rewrite of a graph fails."""
 
     config: ConfigLike
     steps: int
@@ -99,11 +88,9 @@ class Judge:
             ready = prepare(item, self.config, self.seed)
             plan = compression.without(ready.plan)
             looking = Instrumentation(observers=self.observers, certificate=refusal)
-            rewritten = compile_task(ready.flat, plan, instrumentation=looking)
-            check_expanded(rewritten.graph_bytes, ready.flat, plan.all_devices, micro=plan.microbatches)
+            rewritten = checked(ready.flat, plan, looking)
             if looked_for != REFUSED:
-                size = batch_size(ready.flat, plan.instances, self.batch)
-                feeds = random_feeds(ready.flat, steps=self.steps, batch=size, seed=self.seed)
+                feeds = ready.random_feeds(self.steps, self.batch, self.seed)
                 training = Training(feeds, self.steps, ready.values, self.seed)
                 apart = incomparable(ready.flat, rewritten)
                 report = compare(ready.original, rewritten, training, Tolerance(self.rtol), apart)
@@ -143,10 +130,7 @@ def reduce(
 
     Args:
         item: a training graph; it is not changed.
-        steps: how many to train.
         seed: of random feeds, and of random ops that have none.
-        batch: examples per step.
-        rtol: allowed error, as for `verify`.
         observers: called with (pass name, folded graph) after every pass, as in `rewrite`.
 
     Raises:
@@ -163,8 +147,7 @@ def reduce(
         compile_task(ready.flat, plan, instrumentation=Instrumentation(verify=False, observers=[axes]))
     except RewriteError:
         axes.found = {}
-    size = batch_size(ready.flat, plan.instances, batch)
-    feeds = random_feeds(ready.flat, steps=1, batch=size, seed=seed)[0]
+    feeds = ready.random_feeds(1, batch, seed)[0]
     names = [tensor_name(value) for value in values_of_step(ready.flat)]
     with TrainedGraph(ready.flat, plan.timeout_seconds) as trainee:
         trainee.initialise()
@@ -218,7 +201,6 @@ def with_simpler(item: TrainingGraph, name: str, known: Known) -> TrainingGraph 
 
     Args:
         item: flat; it is not changed.
-        known: of which shape values are.
     """
     graph = item.graph.clone()
     node = graph.nodes[name]
@@ -291,7 +273,6 @@ def without(item: TrainingGraph, dropped: Collection[str], known: Known) -> Trai
 
     Args:
         item: flat; it is not changed.
-        dropped: names of nodes.
         known: what takes the places of their values.
     """
     graph, inputs = item.graph.clone(), dict(item.inputs)
@@ -332,7 +313,7 @@ def keep_order(before: Graph, after: Graph) -> None:
 
 def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorInfo]) -> Value | None:
     """Add what stands for a value: a batch input where it counts examples, else a constant."""
-    tensor = f"{value.node.name}:{value.index}"
+    tensor = tensor_name(value)
     array = known.values.get(tensor)
     if array is None or array.nbytes > MOST_BYTES or array.dtype == object:
         return None
@@ -348,7 +329,7 @@ def _source(graph: Graph, value: Value, known: Known, inputs: dict[str, TensorIn
 def pruned(item: TrainingGraph) -> TrainingGraph:
     """Return a flat item without the inputs and variables that no step needs; its graph is edited."""
     graph = item.graph
-    ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
+    ends = ends_of(item)
     step = {node.name for node in ancestors(graph.nodes[name] for name in ends)}
     variables = {name: one for name, one in item.variables.items() if one.handle in step}
     if item.init_op is not None:
@@ -381,11 +362,7 @@ def plain(item: TrainingGraph) -> TrainingGraph:
 
 
 def with_constant_starts(item: TrainingGraph, starts: Mapping[str, Array]) -> TrainingGraph:
-    """Return a flat item whose variables begin as constants.
-
-    Args:
-        starts: the value of each variable before the first step.
-    """
+    """Return a flat item whose variables begin as constants."""
     graph, variables = item.graph.clone(), {}
     assigns = []
     for name, one in item.variables.items():
@@ -407,7 +384,6 @@ def _stated_once(array: Array) -> Array:
 
 def removable(item: TrainingGraph) -> Sequence[str]:
     """Return the nodes of a step that something smaller may take the place of, producers first."""
-    ends = [*item.targets, *(one.tensor.partition(":")[0] for one in item.outputs.values())]
-    step = ancestors(item.graph.nodes[name] for name in ends)
+    step = ancestors(item.graph.nodes[name] for name in ends_of(item))
     nodes = (node for node in topological_order(item.graph) if node in step and not has(node.op, "orders"))
     return [node.name for node in nodes if not has(node.op, "constants")]

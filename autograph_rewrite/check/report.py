@@ -55,11 +55,8 @@ class VerifyReport(NotebookView):
         max_error: the largest relative error of all rows.
         rows: worst first.
         config: what was compared: strategy, mode, devices and semantics.
-        steps: training steps that were run.
         batch: examples per step; None for feeds of the caller's.
-        rtol: the tolerance.
         notes: what to know about this comparison.
-        seconds: it took.
         covered: how much of the rewritten step is divided; None where a graph was compared that was rewritten before.
         advice: what to try next where something differs.
     """
@@ -134,15 +131,7 @@ class VerifyReport(NotebookView):
             "notes": list(self.notes),
             "next": list(self.advice),
             "rows": [
-                {
-                    "name": row.name,
-                    "kind": row.kind,
-                    "ok": row.ok,
-                    "error": _number(row.error),
-                    "max_abs": _number(row.max_abs),
-                    "noise": _number(row.noise),
-                    "where": row.where,
-                }
+                {key: _number(value) if isinstance(value, float) else value for key, value in vars(row).items()}
                 for row in self.rows
             ],
         }
@@ -177,9 +166,7 @@ def rows_of(
     """Return the rows, worst first: what differs before what does not.
 
     Args:
-        variables: of the item, by name.
         worst: deviations by "variable NAME" or "output NAME".
-        rtol: the tolerance.
         noise: by the same keys, what rounding alone does; empty if nothing is over the tolerance.
         broken: how the rewritten graph failed, if it did.
     """
@@ -228,7 +215,6 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
     Args:
         actual: of the rewritten graph.
         expected: of the original.
-        rtol: the tolerance of the relative error.
         atol: differences up to here are within the tolerance whatever the values are; by default `rtol` times 0.01,
             for float64 times 1e-6.
     """
@@ -250,7 +236,8 @@ def deviation(actual: Array, expected: Array, rtol: float, atol: float | None = 
     differences[~np.isfinite(differences)] = np.inf
     finite = np.abs(right[np.isfinite(right)])
     largest = float(finite.max()) if finite.size else 0.0
-    floor = atol / rtol if atol is not None and rtol else _FLOOR_OF_DOUBLE if _is_double(expected) else _FLOOR
+    is_double = expected.dtype.name in ("float64", "complex128")
+    floor = atol / rtol if atol is not None and rtol else _FLOOR_OF_DOUBLE if is_double else _FLOOR
     worst = int(differences.argmax())
     error = float(differences[worst]) / max(largest, floor) * _leniency(expected, rtol)
     return Deviation(error, largest, _place(expected, worst) if error else "")
@@ -271,10 +258,6 @@ def epsilon(array: Array) -> float:
 
 def _is_inexact(array: Array) -> bool:
     return array.dtype.kind in "fc" or "float" in array.dtype.name  # numpy does not know bfloat16 and float8
-
-
-def _is_double(array: Array) -> bool:
-    return array.dtype.name in ("float64", "complex128")
 
 
 def _largest(array: Array) -> float:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from autograph_rewrite.check.report import Array, ComparedTensor, Deviation, deviation, epsilon, is_all_finite
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.diagnostics.progress_line import stage
 from autograph_rewrite.errors import GraphError, VerifyError
 from autograph_rewrite.ir.graph import Graph
@@ -45,7 +46,6 @@ class Training:
 
     Attributes:
         feeds: one dict of values by input name per step, used in turn, or one for all.
-        steps: how many to train.
         values: initial values by variable; of the others, the initialisers give them.
         seed: of initial values that nothing gives.
     """
@@ -72,14 +72,16 @@ class Tolerance:
     rtol: float = 1e-5
     atol: float | None = None
 
+    def deviation(self, actual: Array, expected: Array) -> Deviation:
+        """Return how far an array is from what is expected."""
+        return deviation(actual, expected, self.rtol, self.atol)
+
 
 class Comparison:
     """Compares one original with others; every comparison trains both from the start.
 
     Args:
         original: an item without captures.
-        training: what both are trained on.
-        allowed: which error is none.
         timeout: seconds that a run may take.
 
     Attributes:
@@ -111,14 +113,14 @@ class Comparison:
         """
         worst: dict[str, Deviation] = {}
         self.broken = ""
-        with ExitStack() as stack:
-            left = stack.enter_context(TrainedGraph(self._original, self._timeout))
+        with TrainedGraph(self._original, self._timeout) as left:
             try:
-                right = stack.enter_context(TrainedGraph(other, self._timeout))
+                opened = TrainedGraph(other, self._timeout)
             except VerifyError as error:
                 self.broken = f"import: {error.problem}"
                 return worst
-            self._train(left, right, change, worst)
+            with opened as right:
+                self._train(left, right, change, worst)
         return worst
 
     def _train(
@@ -146,13 +148,7 @@ class Comparison:
         broken = self.broken
         for attempt in range(TRIES):
             rng = np.random.default_rng([self._training.seed, attempt])
-
-            def change(value: Array, rng: np.random.Generator = rng) -> Array:
-                if value.dtype.kind != "f":
-                    return value
-                step = max(epsilon(value), self._epsilon) * rng.choice((-1.0, 1.0), value.shape)
-                return np.asarray(value * (1 + step), value.dtype)
-
+            change = partial(nudged, rng=rng, least=self._epsilon)
             for name, each in self.against(self._original, change).items():
                 found[name] = max(found.get(name, 0.0), each.error)
         self.broken = broken
@@ -174,14 +170,9 @@ class Comparison:
     def _start(self, left: TrainedGraph) -> dict[str, Any]:
         """Initialise the original; return the values that its initialisers did not give."""
         try:
-            left.initialise()
+            values, self._invented = left.start(self._training)
         except left.failures as error:
             raise GraphError(f"the original graph cannot be initialised: {first_line(error)}") from error
-        rng = np.random.default_rng([self._training.seed, 1])
-        self._invented = sorted(left.unset - set(self._training.values))
-        values = {name: invent(self._original.variables[name], rng) for name in self._invented}
-        values = {**self._training.values, **values}
-        left.write(values)
         return values
 
     def _start_other(self, right: TrainedGraph, given: Mapping[str, Any]) -> None:
@@ -209,9 +200,7 @@ class Comparison:
         if self.broken:
             return
         for name, value in expected.items():
-            _keep(
-                worst, f"output {name}", deviation(actual[name], value, self._allowed.rtol, self._allowed.atol), place
-            )
+            _keep(worst, f"output {name}", self._allowed.deviation(actual[name], value), place)
         self._compare_variables(left, right, place, worst, set())
 
     def _other(self, right: TrainedGraph, run: Callable[[], Any], place: str) -> Any:
@@ -235,9 +224,7 @@ class Comparison:
                 self._not_finite.add(name)
             for replica, actual in enumerate(copies):
                 at = place if not replica else f"{place}, replica {replica}"
-                _keep(
-                    worst, f"variable {name}", deviation(actual, expected, self._allowed.rtol, self._allowed.atol), at
-                )
+                _keep(worst, f"variable {name}", self._allowed.deviation(actual, expected), at)
         self.is_meaningless = self.is_meaningless or bool(self._not_finite and not finite)
 
 
@@ -264,8 +251,15 @@ def first_line(error: Any) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    return few([f"'{name}'" for name in names], 3)
+
+
+def nudged(value: Array, rng: np.random.Generator, least: float = 0.0) -> Array:
+    """Return values changed in the last bit, up or down; by the part `least` of each where that is more."""
+    if value.dtype.kind != "f":
+        return value
+    step = max(epsilon(value), least) * rng.choice((-1.0, 1.0), value.shape)
+    return np.asarray(value * (1 + step), value.dtype)
 
 
 def invent(variable: Variable, rng: np.random.Generator) -> Array:
@@ -290,7 +284,6 @@ class TrainedGraph:
     """An original or rewritten item in a session of its own. Use it as a context manager.
 
     Args:
-        item: the item.
         timeout: seconds after which a run counts as hung.
         config: a tf.compat.v1.ConfigProto for the session.
 
@@ -342,6 +335,15 @@ class TrainedGraph:
             self._run(names)
         if self._are_set:
             self.unset = {name for name, is_set in self._run(self._are_set).items() if not is_set}
+
+    def start(self, training: Training) -> tuple[dict[str, Any], list[str]]:
+        """Initialise, set what is given and what nothing initialises; return these values, and whose are made up."""
+        self.initialise()
+        rng = np.random.default_rng([training.seed, 1])
+        invented = sorted(self.unset - set(training.values))
+        values = {**training.values, **{name: invent(self.item.variables[name], rng) for name in invented}}
+        self.write(values)
+        return values, invented
 
     def read(self) -> Iterator[tuple[str, list[Array]]]:
         """Yield every variable with the values of its copies."""

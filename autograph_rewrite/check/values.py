@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autograph_rewrite.certify.certificate import Certificate
-from autograph_rewrite.check.report import Array, Deviation, deviation
+from autograph_rewrite.check.report import Array, Deviation
 from autograph_rewrite.check.side_by_side import Tolerance
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import Claims
@@ -18,6 +18,7 @@ from autograph_rewrite.ir.control_flow import frames_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
+from autograph_rewrite.load.inputs import tensor_name
 from autograph_rewrite.ops.facts.placement import REPLICATED, Placement
 from autograph_rewrite.ops.traits import BACK_EDGES, MERGES, SWITCHES
 from autograph_rewrite.passes.base.pass_manager import RewriteObserver
@@ -53,17 +54,11 @@ class Tap(NamedTuple):
 
         Args:
             got: of the instances, in order.
-            allowed: which error is none.
         """
         if self.placement.differs or any(placement.differs for placement, _ in self.joins):
             got = [assemble(Fetch(self.tensors, self.placement, self.segments, joins=self.joins), got)]
-        found = [deviation(one, expected, allowed.rtol, allowed.atol) for one in got]
+        found = [allowed.deviation(one, expected) for one in got]
         return max(found, key=lambda one: one.error)
-
-
-def tensor_name(value: Value) -> str:
-    """Return the name of a value as TensorFlow writes it, `node:0`."""
-    return f"{value.node.name}:{value.index}"
 
 
 def has_value(value: Value) -> bool:
@@ -74,7 +69,7 @@ def has_value(value: Value) -> bool:
 def values_of_step(item: TrainingGraph) -> Iterator[Value]:
     """Yield the values that every step of a flat item computes, producers first: none of loops and branches."""
     graph = item.graph
-    step = _step(graph, item)
+    step = ancestors(graph.nodes[name] for name in ends_of(item) if name in graph.nodes)
     order = [node for node in topological_order(graph) if node in step]
     frames = frames_of(order)
     branches: dict[Node, _Branch] = {}
@@ -87,9 +82,9 @@ def values_of_step(item: TrainingGraph) -> Iterator[Value]:
         yield from (value for value in read if has_value(value))
 
 
-def _step(graph: Graph, item: TrainingGraph) -> set[Node]:
-    names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
-    return ancestors(graph.nodes[name] for name in names if name in graph.nodes)
+def ends_of(item: TrainingGraph) -> list[str]:
+    """Return the nodes that a step is run for: its targets, and what makes its outputs."""
+    return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
 
 
 def _branch(node: Node, known: dict[Node, _Branch]) -> _Branch:
@@ -162,11 +157,7 @@ class PassState:
 
 
 class PlainStates(RewriteObserver):
-    """Keeps the graph behind every pass that has changed it, for as long as one device can run it.
-
-    Args:
-        flat: where the passes begin.
-    """
+    """Keeps the graph behind every pass that has changed it, for as long as one device can run it."""
 
     def __init__(self, flat: TrainingGraph) -> None:
         self.states = [PassState("normalise", flat)]
@@ -185,10 +176,7 @@ class PlainStates(RewriteObserver):
             node.drop_attr("_class")  # what they stand beside may be gone; devices are assigned later
         variables = rewrite.get(WholeVariables).variables if rewrite.has(WholeVariables) else item.variables
         values = dict(zip(item.outputs, rewrite.outputs, strict=True))
-        outputs = {
-            name: replace(info, tensor=f"{values[name].node.name}:{values[name].index}")
-            for name, info in item.outputs.items()
-        }
+        outputs = {name: replace(info, tensor=tensor_name(values[name])) for name, info in item.outputs.items()}
         self.states.append(
             PassState(name, replace(item, source=graph, outputs=outputs, variables=variables, stated_placements=None))
         )
@@ -199,7 +187,6 @@ class FirstRefusal:
 
     Attributes:
         pass_name: behind which the graph is refused; empty where none is.
-        error: the refusal.
         claims: what propagation has claimed.
     """
 

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from autograph_rewrite.certify.certificate import Certificate
 from autograph_rewrite.check.compression import KIND as COMPRESSED
 from autograph_rewrite.check.compression import compressed_rows, with_compressed, without
 from autograph_rewrite.check.random_feeds import batch_size, random_feeds
-from autograph_rewrite.check.report import VerifyReport, rows_of
+from autograph_rewrite.check.report import Array, VerifyReport, rows_of
 from autograph_rewrite.check.side_by_side import Comparison, Feeds, Tolerance, Training
 from autograph_rewrite.compile import Instrumentation, compile_task, request, with_processes
 from autograph_rewrite.config.config import Config, ConfigLike
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.format import serde
@@ -60,7 +61,6 @@ def verify(
     first shown to fit together, without being run; what is trained then has all replicas in this process.
 
     Args:
-        steps: how many to train.
         feeds: one dict of values by input name per step (used in turn), or one for all; None makes random ones.
         rtol: allowed error, relative to the largest value of each tensor.
         atol: allowed error of tensors that are all but zero; by default `rtol` times 0.01, for float64 times 1e-6.
@@ -84,18 +84,19 @@ def verify(
     flat, given, asked, plan = ready.flat, ready.given, ready.asked, ready.plan
     fitting = _fitting(flat, asked)
     certificate, exact = Certificate(), without(plan)
-    rewritten = _checked(flat, exact, certificate, batch)
+    looking = Instrumentation(certificate=certificate)
+    rewritten = checked(flat, exact, looking, batch)
     covered = replace(rewritten.report.covered, place=given.where("semantics", "min_coverage"))
     coverage.require(covered)
-    compressed = _checked(flat, plan, certificate, batch) if exact is not plan else None
-    size = None
-    if feeds is None:
-        feeds = random_feeds(flat, steps=steps, batch=(size := batch_size(flat, plan.instances, batch)), seed=seed)
+    compressed = checked(flat, plan, looking, batch) if exact is not plan else None
+    size = batch_size(flat, plan.instances, batch) if feeds is None else None
+    feeds = ready.random_feeds(steps, batch, seed) if feeds is None else feeds
     training, allowed = Training(feeds, steps, ready.values, seed), Tolerance(rtol, atol)
     report = compare(ready.original, rewritten, training, allowed, incomparable(flat, rewritten))
     if compressed is not None:
         report = with_compressed(report, compressed_rows(compressed, training, allowed), plan)
-    notes = (*fitting, *_semantics_notes(plan), *ready.notes, *_uncertain(certificate), *report.notes)
+    uncertain = [f"not covered by the certificate: {what}" for what in certificate.not_covered]
+    notes = (*fitting, *_semantics_notes(plan), *ready.notes, *uncertain, *report.notes)
     report = replace(report, config=_described(asked), batch=size, notes=notes, covered=covered)
     report = replace(report, advice=_advice(report, plan, rewritten.report.inexact))
     return replace(report, seconds=time.perf_counter() - began)
@@ -116,10 +117,6 @@ def _advice(report: VerifyReport, plan: Plan, inexact: Sequence[Note]) -> tuple[
     return tuple(found)
 
 
-def _uncertain(certificate: Certificate) -> list[str]:
-    return [f"not covered by the certificate: {what}" for what in certificate.not_covered]
-
-
 def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
     """Show that the graphs of several processes fit together; return what there is to say of it."""
     told = [fit_together(flat, plan)] if len(plan.processes) > 1 else []
@@ -128,9 +125,12 @@ def _fitting(flat: TrainingGraph, plan: Plan) -> list[str]:
     return told + ([f"the stages of {plan.workers} processes were run in one"] if plan.is_driven else [])
 
 
-def _checked(flat: TrainingGraph, plan: Plan, certificate: Certificate, batch: int | None) -> TrainingGraph:
-    """Return the rewrite of a normalised item, whose every pass and result has been checked."""
-    looking = Instrumentation(certificate=certificate)
+def checked(flat: TrainingGraph, plan: Plan, looking: Instrumentation, batch: int | None = None) -> TrainingGraph:
+    """Return the rewrite of a normalised item, whose every pass and result has been checked.
+
+    Raises:
+        VerifyError: the rewritten graph breaks an invariant.
+    """
     rewritten = compile_task(flat, plan, batch=batch, instrumentation=looking)
     check_expanded(rewritten.graph_bytes, flat, plan.all_devices, micro=plan.microbatches)
     return rewritten
@@ -147,15 +147,12 @@ def compare(
 
     Args:
         original: an item without captures.
-        rewritten: what `rewrite` made of it.
-        training: what both are trained on.
-        allowed: which error is none.
         apart: what is not compared (`incomparable`).
     """
     began = time.perf_counter()
     plan: Plan = rewritten.report.plan
     comparison = Comparison(original, training, allowed, plan.timeout_seconds)
-    worst = unless(comparison.against(rewritten), apart)
+    worst = {key: one for key, one in comparison.against(rewritten).items() if key not in apart}
     over = any(found.error > allowed.rtol for found in worst.values())
     rows = rows_of(original.variables, worst, allowed.rtol, comparison.noise() if over else {}, comparison.broken)
     return VerifyReport(
@@ -197,7 +194,6 @@ def _described(plan: Plan) -> dict[str, Any]:
 #
 # id ──► noise ──► loss ──► gradient ──► w        loss and w are not those of one device, and need not be
 
-Found = TypeVar("Found")
 SHOWN = 5
 
 
@@ -228,23 +224,12 @@ def _reads(handle: Node) -> list[Node]:
     return [use.node for use in handle_uses(handle) if use.node.op in READS]
 
 
-def unless(found: Mapping[str, Found], apart: Collection[str]) -> dict[str, Found]:
-    """Return what is compared.
-
-    Args:
-        found: by "variable NAME" and "output NAME".
-    """
-    return {key: one for key, one in found.items() if key not in apart}
-
-
 def said(apart: Collection[str]) -> list[str]:
     """Say what was not compared."""
     if not apart:
         return []
-    names = sorted(apart)
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     why = "they depend on the number of a replica, or on what replicas have alone (variable_policies)"
-    return [f"not compared with one device, from which they differ by design: {', '.join(names[:SHOWN])}{more}; {why}"]
+    return [f"not compared with one device, from which they differ by design: {few(sorted(apart), SHOWN)}; {why}"]
 
 
 # `ar.verify` for several processes: their graphs are verified together, and their numerics in this process.
@@ -283,11 +268,9 @@ def fit_together(item: TrainingGraph, plan: Plan) -> str:
 
 def in_one_process(plan: Plan) -> Plan:
     """Return the request of a plan for as many replicas in this process; the plan itself if it is for one."""
-    if plan.is_driven:
-        return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
-    if len(plan.processes) <= 1:
+    if not plan.is_driven and len(plan.processes) <= 1:
         return plan
-    if plan.model is not None:
+    if plan.is_driven or plan.model is not None:
         return _with_parts(plan, tuple(f"/device:CPU:{i}" for i, _ in enumerate(plan.part_devices)))
     devices = tuple(f"/device:CPU:{replica}" for replica in range(plan.replicas))
     known = {device: here for device, here in zip(plan.devices, devices, strict=True)}
@@ -344,13 +327,17 @@ class Prepared:
     plan: Plan
     notes: tuple[str, ...]
 
+    def random_feeds(self, steps: int, batch: int | None, seed: int) -> list[dict[str, Array]]:
+        """Return random feeds for so many steps; `batch` is as for `verify`."""
+        size = batch_size(self.flat, self.plan.instances, batch)
+        return random_feeds(self.flat, steps=steps, batch=size, seed=seed)
+
 
 def prepare(item: TrainingGraph, config_or_plan: ConfigLike | Plan, seed: int) -> Prepared:
     """Return what is compared.
 
     Args:
         item: a training graph; it is not changed.
-        config_or_plan: as for `rewrite`.
         seed: of random ops that have none.
 
     Raises:
@@ -399,7 +386,8 @@ def pin(graph: Graph, seed: int) -> tuple[str, ...]:
     names = unseeded(graph)
     for name in names:
         node = graph.node(name)
-        first, second = _seeds(name, seed)
+        # Two seeds above zero that depend on the op's name and on `seed` only.
+        first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
         if _attrs_are_zero(node):
             node.set_attr("seed", first)
             node.set_attr("seed2", second)
@@ -408,12 +396,6 @@ def pin(graph: Graph, seed: int) -> tuple[str, ...]:
                 build = Builder(graph, f"{name}/seed", device=node.device)
                 node.set_input(index, build.const(value, dtypes.INT64))
     return names
-
-
-def _seeds(name: str, seed: int) -> tuple[int, int]:
-    """Return two seeds above zero that depend on the op's name and on `seed` only."""
-    first, second = (zlib.crc32(f"{seed}/{part}/{name}".encode()) % _MAX_SEED + 1 for part in (1, 2))
-    return first, second
 
 
 def _attrs_are_zero(node: Node) -> bool:

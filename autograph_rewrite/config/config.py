@@ -8,7 +8,6 @@ A `Config` says what is wanted. What follows from it for a graph is the plan, ma
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import os
 import re
@@ -275,8 +274,7 @@ class Config(Section):
         """
         faults = [*_clashes(self, broken=())]
         if not faults:
-            clashes = (clash for check in IN_JOB for clash in check(self))
-            faults += [self.fault(clash.path, clash.message, clash.hint) for clash in clashes]
+            faults += [self.fault(*clash) for check in IN_JOB for clash in check(self)]
         for path, feature in unavailable(self):
             faults.append(self.fault(path, f"{feature} is not available yet in this version", "leave it out"))
         raise_if_any(faults, error=ConfigError, title=self._source.name)
@@ -317,7 +315,7 @@ def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[FileFault]:
     for keys, check in CHECKS:
         if keys.isdisjoint(broken):
             for clash in check(config):
-                yield config.fault(clash.path, clash.message, clash.hint)
+                yield config.fault(*clash)
 
 
 # What the fields of sections mean: the strings behind them, read from their source when somebody asks for a schema.
@@ -332,49 +330,23 @@ def add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> dict[str
     """Return a JSON schema with the descriptions of all fields.
 
     Args:
-        schema: of the model.
         model: its sections stand in modules of this package.
     """
-    sections = {found.__name__: found for found in _sections(model)}
     schemas = {model.__name__: schema, **schema.get("$defs", {})}
-    for name, section in sections.items():
+    for _, section in _named_sections(model):
         texts = _descriptions(section)
-        for field, found in schemas.get(name, {}).get("properties", {}).items():
+        for field, found in schemas[section.__name__].get("properties", {}).items():
             if field in texts:
                 found["description"] = texts[field]
     return schema
 
 
-def _sections(model: type[BaseModel]) -> set[type[BaseModel]]:
-    """Return a model and all models of its fields."""
-    found: set[type[BaseModel]] = set()
-    pending: list[Any] = [model]
-    while pending:
-        one = pending.pop()
-        pending += getattr(one, "__args__", ())
-        if isinstance(one, type) and issubclass(one, BaseModel) and one not in found:
-            found.add(one)
-            pending += [field.annotation for field in one.model_fields.values()]
-    return found
-
-
 def _descriptions(section: type[BaseModel]) -> dict[str, str]:
-    module = inspect.getmodule(section)
-    assert module is not None
-    return _of_module(module.__file__ or "").get(section.__name__, {})
-
-
-@functools.cache
-def _of_module(path: str) -> dict[str, dict[str, str]]:
-    """Return the descriptions of fields by class and field."""
-    with open(path, encoding="utf-8") as file:
-        tree = ast.parse(file.read())
-    return {node.name: _of_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def _of_class(node: ast.ClassDef) -> dict[str, str]:
+    """Return the texts that stand behind the fields of a section, by field."""
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(definition, ast.ClassDef)
     found = {}
-    for field, words in pairwise(node.body):
+    for field, words in pairwise(definition.body):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(words, ast.Expr) and isinstance(words.value, ast.Constant):
@@ -402,7 +374,6 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
     """One fault per finding of pydantic.
 
     Args:
-        error: what pydantic raised.
         model: the section that was validated.
         source: the file, which knows the line of each key.
     """

@@ -27,7 +27,6 @@ def problem_of(given: DeviceAssignment, own: int, stages: int) -> Finding | None
     """Return the first thing that is wrong with an assignment, None where nothing is.
 
     Args:
-        given: the section.
         own: how many devices each process has; 0 where that is not known.
         stages: how many devices in a row hold the stages of a replica.
     """
@@ -110,12 +109,7 @@ def _replica_counts(given: DeviceAssignment) -> list[int]:
 
 
 def _arrangement(counts: Sequence[int], replicas: int) -> list[int]:
-    """Return how many replicas stand along each dimension: close to a cube, the most constrained dimension first.
-
-    Args:
-        counts: how many fit.
-        replicas: how many there are.
-    """
+    """Return how many replicas stand along each dimension: close to a cube, the most constrained dimension first."""
     rank, found, left = len(counts), [1] * len(counts), replicas
     order = sorted(range(rank), key=lambda dim: (counts[dim], (dim + 1) % rank))
     for done, dim in enumerate(order):

@@ -28,11 +28,9 @@ SIZE_HINT = "write a number of bytes, or a text like 512KiB, 4MiB or 4MB"
 
 def read_size(value: object) -> int:
     """Read a number of bytes: 4194304 or "4MiB"."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"must be a size, not {value!r}; {SIZE_HINT}")
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
-    match = _SIZE.fullmatch(value.strip())
+    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or match["unit"].lower() not in _UNITS:
         raise ValueError(f"must be a size, not {value!r}; {SIZE_HINT}")
     size = Decimal(match["number"]) * _UNITS[match["unit"].lower()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -171,7 +171,8 @@ class Remat(Section):
     is kept for what is computed again (auto; with the policy none, what gradients read)."""
 
 
-AFTER = ("eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions")
+After = Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
+AFTER: tuple[str, ...] = get_args(After)
 """Passes after which a user's pass can run: until the plan is resolved, nothing is converted yet."""
 
 
@@ -180,7 +181,7 @@ class PassSection(Section):
 
     file: fields.FunctionName
     """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
-    after: Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
+    after: After
     """The pass that it follows."""
 
 

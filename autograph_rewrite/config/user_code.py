@@ -27,15 +27,12 @@ VARIABLE = "AUTOGRAPH_REWRITE_ALLOW_CODE"
 def allow_code(path: str | os.PathLike[str]) -> None:
     """Let configurations that name a Python file run it, in this process and those that it starts.
 
-    Args:
-        path: of the file.
-
     Raises:
         ConfigError: there is no such file.
     """
     if not Path(path).is_file():
         raise ConfigError(f"there is no file '{os.fspath(path)}' to allow", hint="name the Python file itself")
-    os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), _identity(path)}))
+    os.environ[VARIABLE] = json.dumps(sorted({*_allowed(), os.path.realpath(path)}))
 
 
 def require_allowed(path: Path, where: str) -> None:
@@ -44,7 +41,7 @@ def require_allowed(path: Path, where: str) -> None:
     Raises:
         ConfigError: it is not allowed.
     """
-    if _identity(path) in _allowed():
+    if os.path.realpath(path) in _allowed():
         return
     raise ConfigError(
         f"{where}: the configuration wants '{path}' to be run, and code that a file names runs only if you allow it",
@@ -91,7 +88,6 @@ def blaming(what: str, kind: type[RewriteError]) -> Iterator[None]:
 
     Args:
         what: has happened, for messages.
-        kind: of the error.
 
     Raises:
         RewriteError: the code did, or it raised anything else, which is told as one of `kind`.
@@ -137,7 +133,3 @@ def _allowed() -> frozenset[str]:
     if not isinstance(listed, list):
         raise ConfigError(f"{VARIABLE} is no list of paths in JSON", hint="leave it unset, and use --allow-code")
     return frozenset(str(path) for path in listed)
-
-
-def _identity(path: str | os.PathLike[str]) -> str:
-    return os.path.realpath(path)

@@ -45,7 +45,6 @@ def failure(faults: Sequence[FileFault], *, error: type[RewriteError], title: st
 
     Args:
         faults: at least one.
-        error: type of the result.
         title: the file's name; it heads a list of several faults.
     """
     if len(faults) == 1:
@@ -64,8 +63,6 @@ def did_you_mean(word: str, known: Sequence[str], *, noun: str = "known keys") -
     """A hint that names the closest of `known`, or all of them when none is close.
 
     Args:
-        word: what the user wrote.
-        known: what may stand there.
         noun: what `known` is called, after "known" and in the plural.
     """
     by_case = {name.lower(): name for name in known}

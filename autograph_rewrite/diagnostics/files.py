@@ -19,11 +19,7 @@ AnyPath = str | os.PathLike[str]
 
 
 class UnfitFileError(OSError):
-    """A file that is none, or is too large; `strerror` says which.
-
-    Args:
-        problem: what is wrong with it.
-    """
+    """A file that is none, or is too large; `strerror` says which."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(0, problem)

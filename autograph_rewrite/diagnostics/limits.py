@@ -70,9 +70,7 @@ def in_time(read: Callable[[], T], *, name: str, error: type[RewriteError]) -> T
     """Return what a function reads, unless it takes longer than the limit `seconds`.
 
     Args:
-        read: what to call.
         name: of what it reads, for the message.
-        error: type of what is raised then.
 
     Raises:
         RewriteError: of type `error`: it took longer, and was ended.

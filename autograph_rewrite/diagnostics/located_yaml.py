@@ -64,8 +64,6 @@ class Source:
 
         Args:
             path: keys and indices from the top of the file.
-            message: what is wrong.
-            hint: what to write instead.
         """
         return FileFault(self.at(path), message, hint, self._line(path))
 
@@ -130,43 +128,33 @@ def _load(path: str | os.PathLike[str], shown: str, error: type[RewriteError]) -
 def parse_yaml(text: str, *, file: str, error: type[RewriteError]) -> Located:
     """Read YAML text; `file` is what places are named after.
 
-    Args:
-        file: its name in messages.
-        error: type of what is raised.
-
     Raises:
         RewriteError: of type `error`, when the text is no YAML or holds nothing.
     """
     try:
-        if _depth(text) > limit("depth"):  # libyaml composes recursively, in C: brackets alone would crash the process
+        if _is_too_deep(text):  # libyaml composes recursively, in C: brackets alone would crash the process
             raise error(f"{file}: this is nested too deeply to be read")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.YAMLError as problem:
         raise failure([_syntax(file, problem)], error=error) from None
     if root is None:
         raise error(f"{file}: the file is empty", hint="write {} to leave everything at its default")
-    reader = _Reader(file)
-    try:
-        data = reader.read(root, ())
-    except _DeepError:
-        raise error(f"{file}: this is nested too deeply to be read") from None
-    except _EndlessError:
-        raise error(f"{file}: its aliases (*name) write more than {_MAX_ALIASED:,} values") from None
+    reader = _Reader(file, error)
+    data = reader.read(root, ())
     return Located(data, Source(file, MappingProxyType(reader.places)), tuple(reader.faults))
 
 
-def _depth(text: str) -> int:
-    """How deeply collections are nested in each other; it stops to count where it is too much."""
-    depth, deepest, most = 0, 0, limit("depth")
+def _is_too_deep(text: str) -> bool:
+    """Whether more collections are nested in each other than may be."""
+    depth, most = 0, limit("depth")
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            deepest = max(deepest, depth)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > most:
-            break
-    return deepest
+            return True
+    return False
 
 
 def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
@@ -177,19 +165,12 @@ def _syntax(file: str, problem: yaml.YAMLError) -> FileFault:
     return FileFault(f"{file}:1", f"this is not YAML: {str(problem).splitlines()[0]}")
 
 
-class _DeepError(Exception):
-    """Collections are nested in each other too deeply."""
-
-
-class _EndlessError(Exception):
-    """Aliases of aliases have grown past all use."""
-
-
 class _Reader:
-    """Turns YAML nodes into data, noting places and faults on the way."""
+    """Turns YAML nodes into data, noting places and faults on the way; raises `error` for what has no end."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, error: type[RewriteError]) -> None:
         self.file = file
+        self._error = error
         self.places: dict[KeyPath, Place] = {}
         self.faults: list[FileFault] = []
         self._open: set[int] = set()  # the collections around the current node: an alias to one is a cycle
@@ -207,11 +188,11 @@ class _Reader:
     def read(self, node: yaml.Node, path: KeyPath) -> object:
         """The data of `node`, which stands at `path`."""
         if len(path) > self._most_depth:  # aliases of aliases nest, too
-            raise _DeepError
+            raise self._error(f"{self.file}: this is nested too deeply to be read")
         if id(node) in self._read:
             self._aliased += 1
             if self._aliased > _MAX_ALIASED:
-                raise _EndlessError
+                raise self._error(f"{self.file}: its aliases (*name) write more than {_MAX_ALIASED:,} values")
         self._read.add(id(node))
         self.places.setdefault(path, _place(node))
         if isinstance(node, yaml.ScalarNode):

@@ -24,11 +24,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class ProgressLine(logging.Handler):
-    """Shows the last stage that was logged, until it is cleared.
-
-    Args:
-        stream: where.
-    """
+    """Shows the last stage that was logged, until it is cleared."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(logging.DEBUG)
@@ -52,7 +48,9 @@ class ProgressLine(logging.Handler):
         """Take the line away, before something else is written; the next stage brings it back."""
         with self._drawing:
             self._stage = ""
-            self._wipe()
+            if self._is_shown:
+                self._write(_CLEAR)
+                self._is_shown = False
 
     def end(self) -> None:
         """Show nothing any more."""
@@ -76,11 +74,6 @@ class ProgressLine(logging.Handler):
         elif seconds >= self._next_line:
             self._next_line = 2 * seconds
             self._write(f"... {seconds:.0f} s: {printable(self._stage)}\n")
-
-    def _wipe(self) -> None:
-        if self._is_shown:
-            self._write(_CLEAR)
-            self._is_shown = False
 
     def _write(self, text: str) -> None:
         try:
@@ -134,6 +127,5 @@ def stage(text: str, *details: object) -> None:
 
     Args:
         text: in a few words, with `%s` for details.
-        details: what stands in it.
     """
     _log.debug(text, *details)

@@ -16,15 +16,15 @@ from typing import Any
 from autograph_rewrite.analysis.accelerator import Crossing, Placed, crossings, is_accelerator, kernel_of, place
 from autograph_rewrite.cost.hardware.machine import Machine
 from autograph_rewrite.diagnostics.amounts import several, size
-from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import origin_of
 from autograph_rewrite.inspect.graph_source import Source, as_item
+from autograph_rewrite.inspect.summary import flattened
 from autograph_rewrite.inspect.table import drawn, table
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import common_name
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes
-from autograph_rewrite.normalize.normalize import normalise
+from autograph_rewrite.normalize.normalize import roots
 from autograph_rewrite.ops.facts.concrete_sizes import EXAMPLES
 from autograph_rewrite.ops.rules.inference import Shapes
 from autograph_rewrite.ops.traits import has
@@ -41,7 +41,6 @@ class HostNode:
     """Nodes of one kind that an accelerator has no kernel for.
 
     Attributes:
-        op: their type.
         types: of their operands and results.
         names: of the nodes, without the replica.
         count: of all replicas together.
@@ -56,13 +55,7 @@ class HostNode:
 
     def data(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
-            "op": self.op,
-            "types": self.types,
-            "nodes": list(self.names),
-            "count": self.count,
-            "added": self.added,
-        }
+        return {"op": self.op, "types": self.types, "nodes": list(self.names), "count": self.count, "added": self.added}
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,6 @@ class Moved:
     Attributes:
         value: its name without the replica.
         op: what makes it.
-        dtype: its type.
         to: "host" or "device".
         readers: the op types that read it there.
         count: how often a step moves it.
@@ -180,9 +172,9 @@ def accelerator_use(source: Source, before: Source | None = None, batch: int | N
         before: the graph that it was made of, to tell what was added.
         batch: examples that a dimension of unknown size counts; left out, 32.
     """
-    item, examples = _flat(as_item(source)), batch or EXAMPLES
-    found = _PlacedStep(item)
-    base = _PlacedStep(_flat(as_item(before))) if before is not None else None
+    examples = batch or EXAMPLES
+    found = _PlacedStep(as_item(source))
+    base = _PlacedStep(as_item(before)) if before is not None else None
     return AcceleratorUse(
         tuple(dict.fromkeys(placed.device for placed in found.placed.values() if is_accelerator(placed.device))),
         tuple(_host_nodes(found, base)),
@@ -193,27 +185,16 @@ def accelerator_use(source: Source, before: Source | None = None, batch: int | N
     )
 
 
-def _flat(item: TrainingGraph) -> TrainingGraph:
-    try:
-        return normalise(item) if item.report is None else item
-    except GraphError:  # what cannot be inlined can still be looked at
-        return item
-
-
 class _PlacedStep:
-    """One step of an item, placed.
-
-    Args:
-        item: flat, original or rewritten.
-    """
+    """One step of an item, original or rewritten, placed."""
 
     def __init__(self, item: TrainingGraph) -> None:
+        item = flattened(item) if item.report is None else item
         graph = item.graph
         order = topological_order(graph)
         self.fed = frozenset(graph.nodes[info.tensor.partition(":")[0]] for info in item.inputs.values())
         self.placed: Mapping[Node, Placed] = place(order, lambda node: node.device, self.fed)
-        names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
-        run = ancestors([graph.nodes[name] for name in names]) if names else set(order)
+        run = ancestors(roots(item, graph))
         self.nodes = dict.fromkeys(node for node in order if node in run)
         fetched = [graph.value(info.tensor) for info in item.outputs.values()]
         self.crossings = crossings(self.nodes, self.placed, self.fed, fetched)
@@ -244,7 +225,6 @@ class _PlacedStep:
         """Return the bytes of a value, in which the first dimension of unknown size counts examples.
 
         Args:
-            value: of the step.
             batch: examples of all replicas together.
         """
         shape, batch = self.shapes(value), -(-batch // self.instances) if _prefix(value.node) else batch
@@ -289,7 +269,7 @@ def _moved(found: _PlacedStep, base: _PlacedStep | None, batch: int) -> list[Mov
     for (name, to_host), group in groups.items():
         value, extra = group[0].value, []
         for one in group:
-            place = _origin(one), _instance(one)
+            place = _origin(one), (_prefix(one.value.node), one.device)  # in each, one of the original may be there
             seen[place] += 1
             extra += [one] if seen[place] > usual[place[0]] else []
         nbytes, added = (sum(found.nbytes(one.value, batch) for one in ones) for ones in (group, extra))
@@ -316,12 +296,8 @@ def _origin(one: Crossing) -> tuple[str, bool]:
     return origin_of(one.value.node), one.to_host
 
 
-def _instance(one: Crossing) -> tuple[str, str]:
-    """Return the replica and micro-batch, and the device: in each of them, a crossing of the original may be there."""
-    return _prefix(one.value.node), one.device
-
-
 def _prefix(node: Node) -> str:
+    """Return what stands before the name of an instance: its replica and micro-batch."""
     return node.name.removesuffix(common_name(node.name))
 
 

@@ -22,7 +22,7 @@ from autograph_rewrite.plan.parts.names import EDGE_ATTR, model_axis_name
 from autograph_rewrite.plan.plan import Plan
 
 EXCHANGE = "exchange"
-_INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
+INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 
 
 SHOWN = 4
@@ -36,7 +36,6 @@ class Meeting:
     Attributes:
         kind: the op type of the members, of the store, or of the merging node.
         value: the original value that is exchanged, or the first of a bucket.
-        dtype: its element type.
         members: the nodes that meet; a store, and those of this process that put something in or take it out.
         places: their devices.
         order: the place among all collectives, in an order that all devices can follow; None for a merge.
@@ -84,7 +83,6 @@ def meetings(source: Source, plan: Plan | None = None) -> list[Meeting]:
     """Return the collectives of a graph in an order that all devices can follow, then the merging nodes.
 
     Args:
-        source: a rewritten graph.
         plan: the plan of the rewrite, for owners and sizes; a rewritten item in memory knows its own.
     """
     item = as_item(source)
@@ -261,17 +259,11 @@ def _merges(node: Node) -> bool:
     """Tell whether a pass made this node to put together what two or more replicas made."""
     if PASS_ATTR not in node.attrs:
         return False
-    made = set(_replicas(node))
-    if _INSTANCE.fullmatch(node.name):  # of a device that reads what the others hold, and not its micro-batches alone
+    matches = [INSTANCE.fullmatch(value.node.name) for value in node.inputs]
+    made = {match[1] for match in matches if match is not None}
+    if INSTANCE.fullmatch(node.name):  # of a device that reads what the others hold, and not its micro-batches alone
         made = {replica.partition("/")[0] for replica in made}
     return len(made) > 1
-
-
-def _replicas(node: Node) -> Iterator[str]:
-    for value in node.inputs:
-        match = _INSTANCE.fullmatch(value.node.name)
-        if match is not None:
-            yield match[1]
 
 
 def origin_of(node: Node) -> str:
@@ -279,7 +271,7 @@ def origin_of(node: Node) -> str:
     graph, seen = node.graph, {node}
     while (origin := node.attr(ORIGIN_ATTR)) is not None:
         name: str = origin.decode()
-        match = _INSTANCE.fullmatch(node.name)
+        match = INSTANCE.fullmatch(node.name)
         prefix = f"replica_{match[1]}/" if match is not None else ""
         above = graph.nodes.get(prefix + name) or graph.nodes.get(name)
         if above is None or above in seen or above.attr(PASS_ATTR, b"expand") == b"expand":
@@ -291,7 +283,7 @@ def origin_of(node: Node) -> str:
 
 def bare(name: str) -> str:
     """Return a name without the prefix of its replica."""
-    match = _INSTANCE.fullmatch(name)
+    match = INSTANCE.fullmatch(name)
     return match[2] if match is not None else name
 
 

@@ -9,13 +9,13 @@ An instance is compared with the node that it is a copy of, as if all its inputs
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autograph_rewrite.diagnostics.amounts import few, several
+from autograph_rewrite.inspect.communication import INSTANCE, bare
 from autograph_rewrite.inspect.graph_source import Source, as_graph
 from autograph_rewrite.ir.format.printer import functions, line, shown_attrs
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
@@ -23,7 +23,6 @@ from autograph_rewrite.ir.types import device_specs
 from autograph_rewrite.notebook import NotebookView, table
 
 SHOWN = 20  # lines per section of the text
-_INSTANCE = re.compile(r"replica_(\d+(?:/micro_\d+)?)/(.+)", re.DOTALL)
 _COLOCATION = "_class"  # follows the device, and is dropped when a graph is expanded
 FIRST = frozenset(("0", "0/micro_0"))
 
@@ -77,7 +76,10 @@ class Diff(NotebookView):
         if not self:
             return "no differences\n"
         lines = []
-        for count, names in sorted(_by_count(self.copied).items()):
+        copied: dict[int, list[str]] = {}
+        for name, instances in self.copied.items():
+            copied.setdefault(len(instances), []).append(name)
+        for count, names in sorted(copied.items()):
             lines.append(f"{several(len(names), 'node')} copied, {several(count, 'instance')} each: {few(names)}")
         made = ", ".join(f"{count} by {name}" for name, count in sorted(self.made_by.items()))
         lines += _section(
@@ -104,17 +106,13 @@ class Diff(NotebookView):
 
     def data(self) -> dict[str, Any]:
         """Return everything as plain data."""
-
-        def changes(found: Sequence[Change]) -> list[dict[str, str]]:
-            return [{"node": c.node, "what": c.what, "before": c.before, "after": c.after} for c in found]
-
         return {
             "added": list(self.added),
             "removed": list(self.removed),
             "copied": {name: list(instances) for name, instances in self.copied.items()},
-            "rewired": changes(self.rewired),
-            "moved": changes(self.moved),
-            "changed": changes(self.changed),
+            "rewired": [vars(change) for change in self.rewired],
+            "moved": [vars(change) for change in self.moved],
+            "changed": [vars(change) for change in self.changed],
             "functions": list(self.library),
             "made_by": dict(sorted(self.made_by.items())),
             "reordered": self.order,
@@ -166,8 +164,8 @@ def _origin(name: str, original: Graph) -> str | None:
     """Return the node of the original graph that a node is, or is a copy of."""
     if name in original:
         return name
-    match = _INSTANCE.fullmatch(name)
-    return match[2] if match is not None and match[2] in original else None
+    copied = bare(name)
+    return copied if copied in original else None
 
 
 def _merges(node: Node, origin: str, second: Graph) -> bool:
@@ -178,10 +176,10 @@ def _merges(node: Node, origin: str, second: Graph) -> bool:
 
 def _bare(name: str, reader: Node, original: Graph) -> str:
     """Return a tensor name without the prefix of its replica, where its reader belongs to that replica too."""
-    match = _INSTANCE.fullmatch(name)
+    match = INSTANCE.fullmatch(name)
     if match is None:
         return name
-    own = _INSTANCE.fullmatch(reader.name)
+    own = INSTANCE.fullmatch(reader.name)
     same = match[1] == (own[1] if own is not None else match[1] if match[1] in FIRST else "0")
     return match[2] if same or match[2].partition(":")[0] in original else name
 
@@ -205,8 +203,7 @@ def _rewired(before: Node, after: Node, original: Graph, name: str) -> list[Chan
 
 
 def _tensors(names: Sequence[str], mark: str = "%") -> str:
-    shown = ", ".join(f"{mark}{name}" for name in names[:6])
-    return shown if len(names) <= 6 else f"{shown} and {len(names) - 6} more"
+    return few([f"{mark}{name}" for name in names], 6)
 
 
 def _changed(before: Node, after: Node, name: str) -> list[Change]:
@@ -216,7 +213,7 @@ def _changed(before: Node, after: Node, name: str) -> list[Change]:
         return []
     old, new = shown_attrs(before), shown_attrs(after)
     if "shared_name" in new:  # each copy of a variable has its own
-        new["shared_name"] = _INSTANCE.sub(r"\2", new["shared_name"].strip('"')).join('""')
+        new["shared_name"] = INSTANCE.sub(r"\2", new["shared_name"].strip('"')).join('""')
     keys = sorted((old.keys() | new.keys()) - {_COLOCATION, PASS_ATTR, ORIGIN_ATTR})
     return [Change(name, key, old.get(key, ""), new.get(key, "")) for key in keys if old.get(key) != new.get(key)]
 
@@ -227,13 +224,6 @@ def _library_changes(first: Graph, second: Graph) -> list[str]:
     lines = [f"- {text}" for name, text in old.items() if name not in new]
     lines += [f"+ {text}" for name, text in new.items() if name not in old]
     return lines + [f"{old[name]} -> {text}" for name, text in new.items() if name in old and old[name] != text]
-
-
-def _by_count(copied: Mapping[str, tuple[str, ...]]) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = {}
-    for name, instances in copied.items():
-        found.setdefault(len(instances), []).append(name)
-    return found
 
 
 def _moves(moved: Sequence[Change]) -> list[str]:
@@ -254,11 +244,10 @@ def _added(added: Mapping[str, str]) -> list[str]:
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for name, text in added.items():
-        match = _INSTANCE.fullmatch(name)
-        bare = match[2] if match is not None else name
-        counts[bare] += 1
-        first.setdefault(bare, text)
-    return [text + (f"  ({counts[bare]} instances)" if counts[bare] > 1 else "") for bare, text in first.items()]
+        original = bare(name)
+        counts[original] += 1
+        first.setdefault(original, text)
+    return [text + (f"  ({counts[name]} instances)" if counts[name] > 1 else "") for name, text in first.items()]
 
 
 def _section(title: str, lines: Sequence[str], mark: str = "") -> list[str]:

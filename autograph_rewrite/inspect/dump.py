@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.inspect import export
-from autograph_rewrite.inspect.export import item_data
+from autograph_rewrite.inspect.export import item_data, results, to_graphml
 from autograph_rewrite.inspect.forms import Form
 from autograph_rewrite.inspect.graph_source import Source, as_item, chosen
 from autograph_rewrite.inspect.table import drawn, table
-from autograph_rewrite.inspect.values import Values, conversion_data, over, results
+from autograph_rewrite.inspect.values import Values, conversion_data, over, types_text
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.annotations import Annotations
 from autograph_rewrite.ir.format.literals import shape_text
-from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, provenance, render, type_text
-from autograph_rewrite.ir.format.printer import static_shape as stated_shape
+from autograph_rewrite.ir.format.printer import provenance, render, static_shape, type_text
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
 from autograph_rewrite.ir.graph import PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, word
@@ -32,10 +30,13 @@ from autograph_rewrite.notebook import Shown
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
+Nodes = Collection[Node] | None  # None: all of them
+DETAILED = 200  # nodes that a table still lists one by one
+
 # One self-contained web page per graph: a searchable list, and each node with links to its neighbours.
 
 
-def to_html(item: TrainingGraph, nodes: Collection[Node] | None = None) -> str:
+def to_html(item: TrainingGraph, nodes: Nodes) -> str:
     """Return a page that needs no network: data, style and script are in it."""
     template = Path(__file__).with_name("page").joinpath("graph.html").read_text(encoding="utf-8")
     data = json.dumps(item_data(item, nodes), ensure_ascii=False, separators=(",", ":"))
@@ -52,12 +53,10 @@ TIMEOUT_SECONDS = 120
 _COLOURS = ("#cfe2f3", "#fce5cd", "#d9ead3", "#ead1dc", "#fff2cc", "#d0e0e3", "#f4cccc", "#d9d2e9")
 
 
-def to_dot(graph: Graph, nodes: Collection[Node] | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
+def to_dot(graph: Graph, nodes: Nodes, placements: Annotations) -> str:
     """Return Graphviz source: colours are devices, double borders run per replica, dashed edges only order.
 
     Args:
-        graph: folded or expanded.
-        nodes: which of its nodes; None for all.
         placements: of values, by their names; they stand at the edges.
     """
     shown = set(graph if nodes is None else nodes)
@@ -71,13 +70,8 @@ def to_dot(graph: Graph, nodes: Collection[Node] | None = None, placements: Anno
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def to_svg(graph: Graph, nodes: Collection[Node] | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
-    """Return a drawing.
-
-    Args:
-        graph: folded or expanded.
-        nodes: which of its nodes; None for all.
-        placements: of values, by their names; they stand at the edges.
+def to_svg(graph: Graph, nodes: Nodes, placements: Annotations) -> str:
+    """Return a drawing of what `to_dot` gives.
 
     Raises:
         GraphError: Graphviz is not installed, or cannot draw this graph.
@@ -130,7 +124,7 @@ def _edge_lines(node: Node, shown: set[Node], placements: Annotations) -> Iterat
         parts = [
             f":{value.index}" if value.index else "",
             select.value if select is not None else "",
-            _type(value.node, value.index),
+            _type(value),
             repr(stated.placement) if (stated := placements.get(value.name)) and not stated.is_plain else "",
         ]
         yield f"{_quoted(value.node.name)} -> {_quoted(node.name)} [label={_quoted(' '.join(filter(None, parts)))}];"
@@ -139,20 +133,15 @@ def _edge_lines(node: Node, shown: set[Node], placements: Annotations) -> Iterat
             yield f"{_quoted(control.name)} -> {_quoted(node.name)} [style=dashed];"
 
 
-def _type(node: Node, index: int) -> str:
+def _type(value: Value) -> str:
     try:
-        value = node.output(index)
-        return type_text(value.dtype, stated_shape(value))
+        return type_text(value.dtype, static_shape(value))
     except GraphError:
         return ""
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-Nodes = Collection[Node] | None  # None: all of them
-DETAILED = 200  # nodes that a table still lists one by one
 
 
 def dump(
@@ -192,14 +181,14 @@ def dump(
         item = replace(item, report=None, plan_bytes=plan.to_bytes())
     nodes: Nodes = None
     if any(one is not None for one in (op, name, device, around)):
-        nodes = chosen(item.graph, op=op, name=name, device=device, around=around, depth=depth)
+        nodes = chosen(item.graph, {"op": op, "name": name, "device": device}, around, depth)
     with no_garbage_collection():
         return Shown(_text(item, nodes, full=True) if full else FORMATS[format](item, nodes))
 
 
 def _text(item: TrainingGraph, nodes: Nodes, *, full: bool = False) -> str:
     shown = None if nodes is None else set(nodes)
-    remarks = {} if full else Values.of(item).remarks()
+    remarks = {} if full else Values(item).remarks()
     return header(item, nodes) + render(item.graph, nodes=shown, full=full, placements=item.placements, remarks=remarks)
 
 
@@ -224,7 +213,7 @@ def _table(item: TrainingGraph, nodes: Nodes) -> str:
     shown = list(item.graph if nodes is None else nodes)
     parts = [_op_table(shown)]
     if len(shown) <= DETAILED:
-        parts.append(_node_table(Values.of(item), shown))
+        parts.append(_node_table(Values(item), shown))
     return drawn(*parts)
 
 
@@ -233,7 +222,7 @@ def _node_table(values: Values, nodes: Collection[Node]) -> Any:
     remarks = values.remarks()
     rows = [
         (
-            *(n.name, n.op, _types(n), _placements(values, n), remarks.get(n.name, "")),
+            *(n.name, n.op, types_text(n), _placements(values, n), remarks.get(n.name, "")),
             *(device_specs.short(n.device), provenance(n)),
         )
         for n in nodes
@@ -264,20 +253,13 @@ def _op_table(nodes: Collection[Node]) -> Any:
     return table("ops", ("op", "#nodes", *(f"#{place or '(no device)'}" for place in places)), rows)
 
 
-def _types(node: Node) -> str:
-    outputs = export.output_data(node)
-    return ", ".join(
-        out["dtype"] + ("" if out["shape"] is None else shape_text(tuple(out["shape"]))) for out in outputs
-    )
-
-
 def _json(item: TrainingGraph, nodes: Nodes) -> str:
-    values = Values.of(item)
+    values = Values(item)
 
     def conversions(value: Value) -> list[dict[str, Any]]:
         return [conversion_data(edge) for edge in values.conversions(value)]
 
-    data = export.item_data(item, nodes, conversions if values.edges else None)
+    data = item_data(item, nodes, conversions if values.edges else None)
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -287,6 +269,6 @@ FORMATS: dict[Form, Callable[[TrainingGraph, Nodes], str]] = {
     "json": _json,
     "dot": lambda item, nodes: to_dot(item.graph, nodes, item.placements),
     "svg": lambda item, nodes: to_svg(item.graph, nodes, item.placements),
-    "graphml": lambda item, nodes: export.to_graphml(item.graph, nodes),
-    "html": lambda item, nodes: to_html(item, nodes),
+    "graphml": lambda item, nodes: to_graphml(item.graph, nodes),
+    "html": to_html,
 }

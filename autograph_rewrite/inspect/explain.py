@@ -23,7 +23,6 @@ def explain(new: TrainingGraph, *, batch: int | None = None) -> str:
     """Say in sentences what was rewritten, what is divided, what runs whole, why, and what it costs.
 
     Args:
-        new: a rewritten item.
         batch: examples of all devices together, where the graph leaves that open.
 
     Raises:
@@ -49,30 +48,28 @@ def text_of(account: Account) -> str:
     ]
     if account.ranking:
         parts.append(ranking_text(account.ranking).rstrip())
-    if account.passes:
+    if account.report.passes:
         parts.append(_times(account))
     return "\n".join(parts) + "\n"
 
 
 def _overview(account: Account) -> str:
-    where = "one copy of each variable" if account.mode == "shared" else "a copy of each variable per replica"
+    report, plan = account.report, account.plan
+    where = "one copy of each variable" if plan.mode == "shared" else "a copy of each variable per replica"
     if any(edge.joins_shards for edge in account.edges):
         where += " that is not split over them"
-    parts = f" of {account.micro} micro-batches" if account.micro > 1 else ""
-    spent = f" in {account.seconds:.2f} s" if account.seconds is not None else ""
+    parts = f" of {plan.microbatches} micro-batches" if plan.microbatches > 1 else ""
     return (
-        f"The graph of {several(account.before, 'node')} became one of {several(account.after, 'node')}{spent}: "
-        f"{several(account.replicas, 'replica')}{parts}, {where} ({account.mode})."
+        f"The graph of {several(report.nodes_before, 'node')} became one of {several(report.nodes_after, 'node')} in "
+        f"{report.seconds:.2f} s: {several(plan.replicas, 'replica')}{parts}, {where} ({plan.mode})."
     )
 
 
 def _devices(account: Account) -> Iterator[str]:
     """Say which devices a replica has, where it has several."""
-    shown = account.devices[:SHOWN] if any(len(own) > 1 for own in account.devices) else ()
-    for replica, own in enumerate(shown):
-        yield f"  Replica {replica} has {', '.join(map(short, own))}."
-    if shown and len(account.devices) > SHOWN:
-        yield f"  ... and {len(account.devices) - SHOWN} more replicas"
+    if any(len(own) > 1 for own in account.devices):
+        named = [f"Replica {replica} has {', '.join(map(short, own))}." for replica, own in enumerate(account.devices)]
+        yield from _first(named, " replicas")
 
 
 def _coverage(account: Account) -> Iterator[str]:
@@ -87,11 +84,11 @@ def _coverage(account: Account) -> Iterator[str]:
 
 
 def _inexact(account: Account) -> Iterator[str]:
-    if not account.inexact:
+    inexact = account.report.inexact
+    if not inexact:
         return
-    yield f"{several(len(account.inexact), 'value')} not those of one device, as the configuration asks:"
-    for node, op, text in account.inexact:
-        yield f"  {op} '{node}': {text}"
+    yield f"{several(len(inexact), 'value')} not those of one device, as the configuration asks:"
+    yield from (f"  {note.op} '{note.node}': {note.text}" for note in inexact)
 
 
 def _gradients(account: Account) -> Iterator[str]:
@@ -142,20 +139,21 @@ def _step(account: Account) -> Iterator[str]:
         f"{several(len(shared), 'value')} combined for the step itself (losses, norms, statistics, outputs), "
         f"{size(sum(edge.bytes for edge in shared))} per replica:"
     )
-    yield from _listed(sorted(shared, key=lambda edge: (-edge.bytes, edge.value)))
+    yield from _listed(shared)
 
 
 def _model(account: Account) -> Iterator[str]:
     """Say what the devices of a replica exchange, axis by axis, and the largest."""
-    for axis, count in enumerate(account.model_axes):
+    axes = account.plan.model.axes if account.plan.model is not None else ()
+    for axis, count in enumerate(axes):
         found = [edge for edge in account.model_edges if edge.axis == axis]
-        name = f"axis {axis} of the model axes" if len(account.model_axes) > 1 else "the model axis"
+        name = f"axis {axis} of the model axes" if len(axes) > 1 else "the model axis"
         if found:
             yield (
                 f"{several(len(found), 'value')} exchanged or cut on {name} ({count} devices each), "
                 f"{size(sum(edge.bytes for edge in found))} per replica ({_lowerings(found)}):"
             )
-            yield from _listed(sorted(found, key=lambda edge: (-edge.bytes, edge.value)))
+            yield from _listed(found)
 
 
 def _counted(account: Account) -> Iterator[str]:
@@ -171,41 +169,46 @@ def _local(account: Account) -> Iterator[str]:
 
 
 def _whole(account: Account) -> Iterator[str]:
-    if not account.notes:
+    notes = account.report.notes
+    if not notes:
         divided = "Every op that depends on the batch is divided, and no" if not account.covered.largest else "No"
         yield f"{divided} op runs whole because it lacks a rule."
         return
-    yield f"{several(len(account.notes), 'node')} left whole, which is right but saves nothing:"
+    yield f"{several(len(notes), 'node')} left whole, which is right but saves nothing:"
     groups: dict[tuple[str, str], list[str]] = {}
-    for node, op, text in account.notes:
-        groups.setdefault((op, text), []).append(node)
-    for (op, text), nodes in list(groups.items())[:SHOWN]:
-        yield f"  {len(nodes)} x {op} ({few(nodes, 2)}): {text}"
-    if len(groups) > SHOWN:
-        yield f"  ... and {len(groups) - SHOWN} more kinds"
+    for note in notes:
+        groups.setdefault((note.op, note.text), []).append(note.node)
+    kinds = [f"{len(nodes)} x {op} ({few(nodes, 2)}): {text}" for (op, text), nodes in groups.items()]
+    yield from _first(kinds, " kinds")
 
 
 def _plan(account: Account) -> Iterator[str]:
     if account.plan_notes:
         yield "The plan says:"
-        yield from (f"  {note}" for note in account.plan_notes[:SHOWN])
-    if len(account.plan_notes) > SHOWN:
-        yield f"  ... and {len(account.plan_notes) - SHOWN} more"
+        yield from _first(account.plan_notes)
 
 
 def _times(account: Account) -> str:
     total: Counter[str] = Counter()
-    for name, seconds, _, _ in account.passes:
-        total[name] += seconds  # type: ignore[assignment]
+    for one in account.report.passes:
+        total[one.name] += one.seconds  # type: ignore[assignment]
     longest = sorted(total.items(), key=lambda pair: -pair[1])[:4]
     return "Most time went into " + ", ".join(f"{name} ({seconds:.2f} s)" for name, seconds in longest) + "."
 
 
 def _listed(edges: Sequence[ShownEdge]) -> Iterator[str]:
-    for edge in edges[:SHOWN]:
-        yield f"  {edge.value}: {edge.before} -> {edge.after} by {edge.means}, {size(edge.bytes)}: {edge.reason}"
-    if len(edges) > SHOWN:
-        yield f"  ... and {len(edges) - SHOWN} more"
+    """Yield a line for each of the largest."""
+    ordered = sorted(edges, key=lambda edge: (-edge.bytes, edge.value))
+    yield from _first(
+        [f"{one.value}: {one.before} -> {one.after} by {one.means}, {size(one.bytes)}: {one.reason}" for one in ordered]
+    )
+
+
+def _first(lines: Sequence[str], noun: str = "") -> Iterator[str]:
+    """Yield the first lines, and how many more there are of what they tell."""
+    yield from (f"  {line}" for line in lines[:SHOWN])
+    if len(lines) > SHOWN:
+        yield f"  ... and {len(lines) - SHOWN} more{noun}"
 
 
 def _lowerings(edges: Iterable[ShownEdge]) -> str:
@@ -217,12 +220,7 @@ def _lowerings(edges: Iterable[ShownEdge]) -> str:
 
 
 def where_time_goes(found: Simulation, levers: Iterable[str]) -> str:
-    """Return sentences and a table.
-
-    Args:
-        found: the step, with its nodes.
-        levers: what it takes most of.
-    """
+    """Return sentences and a table."""
     first = f"Where the time goes: {str(found).partition(chr(10))[0]} (predicted)."
     layers = found.layers()
     rows = drawn(table("dearest layers, with their gradients", COLUMNS, map(cells, layers))) if layers else ""
@@ -278,7 +276,8 @@ def to_svg(steps: Mapping[str, Simulation]) -> str:
     for row, name in enumerate(names):
         own = {how: one for how, step in steps.items() for one in step.devices if one.name == name}
         parts.append(f'<g transform="translate(20,{row * tall + 2 * TEXT})">')
-        parts.append(_text(0, -6, f"{name}: {_peaks(own)}; {end * 1e3:.3g} ms", "black"))
+        peaks = ", ".join(f"{how} {one.peak_bytes / 2**20:,.2f} MiB" for how, one in own.items())
+        parts.append(_text(0, -6, f"{name}: {peaks}; {end * 1e3:.3g} ms", "black"))
         parts.append(f'<path d="M0,0V{HEIGHT}H{WIDTH}" fill="none" stroke="#57606a"/>')
         for column, (how, one) in enumerate(own.items()):
             color = COLORS.get(how, "black")
@@ -289,10 +288,6 @@ def to_svg(steps: Mapping[str, Simulation]) -> str:
                 parts.append(_text(column * WIDTH // 2, HEIGHT + (line + 3) * TEXT, words, "black"))
         parts.append("</g>")
     return "".join((*parts, "</svg>\n"))
-
-
-def _peaks(own: Mapping[str, DeviceUse]) -> str:
-    return ", ".join(f"{how} {one.peak_bytes / 2**20:,.2f} MiB" for how, one in own.items())
 
 
 def _path(one: DeviceUse, end: float, most: int) -> str:

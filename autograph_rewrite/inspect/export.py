@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format.annotations import Annotations
-from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, functions, shown_attrs, static_shape
+from autograph_rewrite.ir.format.printer import functions, shown_attrs, static_shape
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
 from autograph_rewrite.ir.mesh import ONCE, word
 from autograph_rewrite.ir.types import dtypes
@@ -36,7 +37,7 @@ def to_networkx(graph: Graph, nodes: Collection[Node] | None = None) -> networkx
     return result
 
 
-def to_graphml(graph: Graph, nodes: Collection[Node] | None = None) -> str:
+def to_graphml(graph: Graph, nodes: Collection[Node] | None) -> str:
     """Return GraphML, which yEd, Gephi and Cytoscape read."""
     import networkx
 
@@ -47,13 +48,10 @@ Conversions = Callable[[Value], list[dict[str, Any]]]
 """What tells how a value is converted, as plain data."""
 
 
-def node_data(
-    node: Node, placements: Annotations = NO_PLACEMENTS, conversions: Conversions | None = None
-) -> dict[str, Any]:
+def node_data(node: Node, placements: Annotations, conversions: Conversions | None = None) -> dict[str, Any]:
     """Return one node as plain data, with the placements of its results where they are known.
 
     Args:
-        node: of any graph.
         placements: of values, by their names.
         conversions: what tells how a result is converted; None: nobody knows.
     """
@@ -83,47 +81,33 @@ def node_data(
 
 def output_data(node: Node) -> list[dict[str, Any]]:
     """Return element types and, as far as the node states them, shapes of the outputs."""
+    return [{"dtype": dtypes.dtype_name(value.dtype), "shape": static_shape(value)} for value in results(node)]
+
+
+def results(node: Node) -> tuple[Value, ...]:
+    """Return the results of a node; none where its op is unknown or malformed."""
     try:
-        types = node.output_dtypes
+        return node.outputs
     except GraphError:
-        return []
-    shapes = [static_shape(node.output(i)) for i in range(len(types))]
-    return [
-        {"dtype": dtypes.dtype_name(dtype), "shape": None if shape is None else list(shape)}
-        for dtype, shape in zip(types, shapes, strict=True)
-    ]
+        return ()
 
 
 def signature_data(item: TrainingGraph) -> dict[str, Any]:
-    """Return inputs, outputs, targets and variables as plain data."""
-
-    def tensors(infos: Any) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": info.name,
-                "tensor": info.tensor,
-                "dtype": info.dtype,
-                "shape": None if info.shape is None else list(info.shape),
-                "batch_axis": info.batch_axis,
-            }
-            for info in infos.values()
-        ]
-
+    """Return inputs, outputs, targets and initialiser as plain data."""
     return {
-        "inputs": tensors(item.inputs),
-        "outputs": tensors(item.outputs),
+        "inputs": [asdict(info) for info in item.inputs.values()],
+        "outputs": [asdict(info) for info in item.outputs.values()],
         "targets": list(item.targets),
         "init_op": item.init_op,
     }
 
 
 def item_data(
-    item: TrainingGraph, nodes: Collection[Node] | None = None, conversions: Conversions | None = None
+    item: TrainingGraph, nodes: Collection[Node] | None, conversions: Conversions | None = None
 ) -> dict[str, Any]:
     """Return an item as plain data: signature, nodes in graph order, functions.
 
     Args:
-        item: original or rewritten.
         nodes: which of its nodes; None for all.
         conversions: what tells how a value is converted; None: nobody knows.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from autograph_rewrite.errors import GraphError
@@ -29,39 +30,26 @@ def as_graph(source: Source) -> Graph:
     return source if isinstance(source, Graph) else as_item(source).graph
 
 
-def chosen(
-    graph: Graph,
-    *,
-    op: str | None = None,
-    name: str | None = None,
-    device: str | None = None,
-    around: str | None = None,
-    depth: int = 2,
-) -> list[Node]:
+def chosen(graph: Graph, filters: Mapping[str, str | None], around: str | None, depth: int) -> list[Node]:
     """Return the nodes that match everything asked for, in graph order.
 
     Args:
-        graph: where to look.
-        op: regular expression, found anywhere in the op type.
-        name: the same for the node's name.
-        device: the same for its device.
+        filters: regular expressions that are found anywhere in the `op`, `name` or `device` of a node.
         around: name of a node; only what is at most `depth` edges away, in either direction, is chosen.
-        depth: see `around`.
 
     Raises:
         GraphError: a regular expression is malformed, or there is no node `around`.
     """
-    patterns = [(_compiled("op", op), "op"), (_compiled("name", name), "name"), (_compiled("device", device), "device")]
+    patterns = {what: _compiled(what, pattern) for what, pattern in filters.items() if pattern is not None}
     nodes = list(graph) if around is None else _near(graph, graph.node(around.partition(":")[0]), depth)
-    for pattern, attribute in patterns:
-        if pattern is not None:
-            nodes = [node for node in nodes if pattern.search(getattr(node, attribute))]
+    for what, pattern in patterns.items():
+        nodes = [node for node in nodes if pattern.search(getattr(node, what))]
     return nodes
 
 
-def _compiled(what: str, pattern: str | None) -> re.Pattern[str] | None:
+def _compiled(what: str, pattern: str) -> re.Pattern[str]:
     try:
-        return None if pattern is None else re.compile(pattern)
+        return re.compile(pattern)
     except re.error as error:
         raise GraphError(f"'{pattern}' is no regular expression ({error})", where=f"the filter by {what}") from None
 

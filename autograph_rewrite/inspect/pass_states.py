@@ -13,8 +13,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,13 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
 from autograph_rewrite.inspect.dump import header
 from autograph_rewrite.inspect.export import node_data
+from autograph_rewrite.inspect.values import types_text
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations, annotation
-from autograph_rewrite.ir.format.literals import shape_text
-from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, line, render, shown_attrs, static_shape
+from autograph_rewrite.ir.format.printer import NO_PLACEMENTS, line, render, shown_attrs
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node
 from autograph_rewrite.ir.mesh import ONCE, PerInstance, word
-from autograph_rewrite.ir.types import device_specs, dtypes, wire
+from autograph_rewrite.ir.types import device_specs, wire
 from autograph_rewrite.ir.types.attrs import encode
 from autograph_rewrite.passes.base.pass_manager import Pass, RewriteObserver, run_passes
 from autograph_rewrite.passes.base.rewriting import Request, Rewrite
@@ -64,7 +64,6 @@ class PassStep:
     """What one pass changed.
 
     Attributes:
-        name: of the pass.
         put: rows of nodes that it added or changed, by node.
         drop: nodes that are gone.
         added: how many of `put` are new.
@@ -93,19 +92,17 @@ class PassStep:
         }
 
 
-@dataclass
-class Numbered:
-    """Texts by number, each once."""
-
-    texts: list[str] = field(default_factory=list)
-    numbers: dict[str, int] = field(default_factory=dict)
+class Numbered(dict[str, int]):
+    """The numbers of texts, in their order."""
 
     def of(self, text: str) -> int:
-        """Return the number of a text."""
-        number = self.numbers.setdefault(text, len(self.texts))
-        if number == len(self.texts):
-            self.texts.append(text)
-        return number
+        """Return the number of a text; one that is new gets the next."""
+        return self.setdefault(text, len(self))
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, each at the place of its number."""
+        return list(self)
 
 
 class GraphStates(RewriteObserver):
@@ -132,9 +129,7 @@ class GraphStates(RewriteObserver):
         """Keep the state of a graph.
 
         Args:
-            name: of the pass that has left it.
             graph: folded or expanded; copies of one node are stacked.
-            placements: of values, by name, as far as they are known.
         """
         before, after = self._state, dict(self._rows(graph, placements))
         put = {node: row for node, row in after.items() if before.get(node) != row}
@@ -195,7 +190,7 @@ class GraphStates(RewriteObserver):
         key = (node.op, tuple(node.attrs.items()))
         if key not in self._stated:
             attrs = "\n".join(f"{name}={value}" for name, value in shown_attrs(node).items())
-            self._stated[key] = self.strings.of(attrs), self.strings.of(_types(node))
+            self._stated[key] = self.strings.of(attrs), self.strings.of(types_text(node))
         return self._stated[key]
 
 
@@ -224,21 +219,9 @@ def _pairs(values: Iterable[tuple[int, int]]) -> Iterator[int]:
         last = pair
 
 
-def _types(node: Node) -> str:
-    try:
-        types = node.output_dtypes
-    except GraphError:
-        return ""
-    shapes = [static_shape(node.output(index)) for index in range(len(types))]
-    return ", ".join(
-        dtypes.dtype_name(kind) + (shape_text(shape) if shape is not None else "")
-        for kind, shape in zip(types, shapes, strict=True)
-    )
-
-
 def _placement(node: Node, placements: Annotations) -> str:
     stated = [placements[value.name] for value in node.read_outputs if value.name in placements]
-    if not stated and f"{node.name}" in placements:
+    if not stated and node.name in placements:
         stated = [placements[node.name]]
     return ", ".join(dict.fromkeys(map(str, stated)))
 
@@ -292,9 +275,7 @@ class PassSnapshots(RewriteObserver):
         """Keep the state of a graph.
 
         Args:
-            name: of the pass that has left it.
             graph: folded or expanded.
-            placements: of values, by name, as far as they are known.
         """
         self._count += 1
         stem = self._partial / f"{self._count:02}_{name}"
@@ -328,33 +309,22 @@ class Changes:
         self._write = write
 
     def __call__(self, name: str, graph: Graph) -> None:
-        """Report what the pass of that name has changed."""
-        after = _lines(graph)
-        for text in changes(name, self._before, after):
-            self._write(text)
+        """Report a heading, and the old and new lines of the nodes that the pass of that name has changed."""
+        before, after = self._before, _lines(graph)
         self._before = after
+        differing = [node for node in {**before, **after} if before.get(node) != after.get(node)]
+        self._write(f"== after {name}: {len(differing)} of {len(after)} nodes changed")
+        for node in differing[:CHANGES_SHOWN]:
+            if node in before:
+                self._write(f"- {before[node]}")
+            if node in after:
+                self._write(f"+ {after[node]}")
+        if len(differing) > CHANGES_SHOWN:
+            self._write(f"... and {len(differing) - CHANGES_SHOWN} more nodes")
 
 
 def _lines(graph: Graph) -> dict[str, str]:
     return {node.name: line(node) for node in graph}
-
-
-def changes(name: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
-    """Yield a heading, and the old and new lines of the nodes that differ.
-
-    Args:
-        name: of the pass.
-        before: printed lines before it, by node.
-    """
-    differing = [node for node in {**before, **after} if before.get(node) != after.get(node)]
-    yield f"== after {name}: {len(differing)} of {len(after)} nodes changed"
-    for node in differing[:CHANGES_SHOWN]:
-        if node in before:
-            yield f"- {before[node]}"
-        if node in after:
-            yield f"+ {after[node]}"
-    if len(differing) > CHANGES_SHOWN:
-        yield f"... and {len(differing) - CHANGES_SHOWN} more nodes"
 
 
 # Placements of the values of a rewrite under way, for who looks on: `opt`, snapshots.
@@ -393,15 +363,11 @@ class PrintedPasses:
     """Passes around which the graph is printed.
 
     Attributes:
-        before: names of passes.
-        after: names of passes.
-        write: takes each text, which begins with a line that says where it is from.
         full: with every attribute and constant.
     """
 
     before: Collection[str] = ()
     after: Collection[str] = ()
-    write: Callable[[str], None] = print
     full: bool = False
 
 
@@ -421,11 +387,7 @@ def optimize(
 
     Args:
         item: flat graph; it is not changed. Its placements are compared, or taken as given.
-        plan: the request, or a plan with edges.
-        passes: what to run, in this order.
         task: which of the plan's processes the graph is for.
-        shown: what to print on the way.
-        verify: check the graph's invariants after each pass that has edited it.
 
     Raises:
         RewriteError: a pass refuses.
@@ -439,10 +401,10 @@ def optimize(
         if Propagation in one.needs and not rewrite.has(Propagation) and item.placements:
             take_placements_as_given(rewrite)
         if one.name in shown.before:
-            shown.write(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
+            print(f"# before {one.name}\n{text_of(rewrite, full=shown.full)}")
         run_passes(rewrite, [one], verify=verify)
         if one.name in shown.after:
-            shown.write(f"# after {one.name}\n{text_of(rewrite, full=shown.full)}")
+            print(f"# after {one.name}\n{text_of(rewrite, full=shown.full)}")
     return rewrite
 
 

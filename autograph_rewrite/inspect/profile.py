@@ -32,7 +32,6 @@ class Profile:
         ranks: traces of all ranks, by the clock of the first.
         offsets: how far the clocks of the ranks were off.
         predicted: the simulated step, as `inspect.report.of_step` gives it; None where there is none.
-        notes: what there is to know.
     """
 
     ranks: tuple[rank_trace.RankTrace, ...]
@@ -48,10 +47,6 @@ class Profile:
         notes: Sequence[str] = (),
     ) -> Profile:
         """Return the profile of traces by clocks of their own.
-
-        Args:
-            predicted: the simulated step.
-            notes: what there is to know.
 
         Raises:
             GraphError: there is none, or they are not of the same steps.
@@ -189,7 +184,6 @@ class Offset(NamedTuple):
 
     Attributes:
         rank: whose clock.
-        value: the offset.
         error: how far it may be off; None where nothing bounds it.
         is_same: both read the same clock, so that nothing had to be estimated.
     """
@@ -198,14 +192,6 @@ class Offset(NamedTuple):
     value: int
     error: int | None
     is_same: bool = False
-
-
-def offsets(traces: Sequence[rank_trace.RankTrace]) -> tuple[Offset, ...]:
-    """Return the offset of each rank's clock to that of the first."""
-    first = traces[0]
-    return tuple(
-        Offset(one.rank, 0, 0, is_same=True) if one.clock == first.clock else estimated(first, one) for one in traces
-    )
 
 
 def estimated(first: rank_trace.RankTrace, other: rank_trace.RankTrace) -> Offset:
@@ -224,7 +210,10 @@ def aligned(traces: Sequence[rank_trace.RankTrace]) -> tuple[tuple[rank_trace.Ra
     Args:
         traces: of all ranks, at least one.
     """
-    found = offsets(traces)
+    first = traces[0]
+    found = tuple(
+        Offset(one.rank, 0, 0, is_same=True) if one.clock == first.clock else estimated(first, one) for one in traces
+    )
     return tuple(one.shifted(-by.value) if by.value else one for one, by in zip(traces, found, strict=True)), found
 
 
@@ -262,17 +251,15 @@ _UNITS = ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (0.0, "FLOP/s")
 
 def device_rows(profile: Profile) -> list[dict[str, Any]]:
     """Return compute, communication and idle seconds of each device, with what was predicted."""
-    foretold = [_foretold(profile, index) for index in range(len(profile.devices))]
-    return [{**vars(one), "predicted": said} for one, said in zip(profile.devices, foretold, strict=True)]
+    return [{**vars(one), "predicted": _foretold(profile, one)} for one in profile.devices]
 
 
-def _foretold(profile: Profile, index: int) -> dict[str, float] | None:
+def _foretold(profile: Profile, device: rank_trace.DeviceTime) -> dict[str, float] | None:
     """Return what was predicted for a device: by its place within its rank, as ranks do the same."""
     step = profile.predicted
     if step is None:
         return None
-    own = [one for one in profile.devices if one.rank == profile.devices[index].rank]
-    place = own.index(profile.devices[index])
+    place = [one for one in profile.devices if one.rank == device.rank].index(device)
     lanes = [one for one in step["devices"] if one["busy_seconds"]] or step["devices"]
     if not lanes:
         return None
@@ -284,11 +271,12 @@ def _foretold(profile: Profile, index: int) -> dict[str, float] | None:
 def node_rows(profile: Profile) -> list[dict[str, Any]]:
     """Return what original nodes took, the dearest first: of the typical step, over all devices of all ranks."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    for source, seconds in _spent(profile):
-        if not source.exchange and source.origin:
-            one = found.setdefault((source.origin, source.op, source.made_by), [0.0, 0])
-            one[0] += seconds
-            one[1] += 1
+    for trace in profile.ranks:
+        for source, seconds in _spent_by(trace, profile.typical):
+            if not source.exchange and source.origin:
+                one = found.setdefault((source.origin, source.op, source.made_by), [0.0, 0])
+                one[0] += seconds
+                one[1] += 1
     ordered = sorted(found.items(), key=lambda item: -item[1][0])
     return [
         {"node": node, "op": op, "pass": made_by, "seconds": seconds, "runs": int(count)}
@@ -318,11 +306,6 @@ def exchange_rows(profile: Profile) -> list[dict[str, Any]]:
         ),
         key=lambda row: -row["seconds"],
     )
-
-
-def _spent(profile: Profile) -> Iterator[tuple[rank_trace.RunSource, float]]:
-    for trace in profile.ranks:
-        yield from _spent_by(trace, profile.typical)
 
 
 def _spent_by(trace: rank_trace.RankTrace, number: int) -> Iterator[tuple[rank_trace.RunSource, float]]:

@@ -26,7 +26,6 @@ class RunSource(NamedTuple):
 
     Attributes:
         node: its name in the rewritten graph, or what TensorFlow called it.
-        op: type of the op.
         device: as `CPU:0`; empty where nobody knows.
         origin: the original node that it is, is a copy of, or serves; empty for what is in no graph.
         made_by: the pass that made it; empty for a node of the original graph.
@@ -64,11 +63,8 @@ class RankTrace:
     """The trace of one rank.
 
     Attributes:
-        rank: its number.
         clock: what ranks have in common that read the same clock.
-        steps: that were measured.
         sources: what ran, each once.
-        ran: when.
         marks: start and end of exchanges outside of the steps that all ranks made together, in their order.
         flops: of one step of all ranks; 0: nobody knows.
     """
@@ -137,7 +133,6 @@ class DeviceTime:
     """One device of one rank, in seconds of one step.
 
     Attributes:
-        rank: of the process.
         device: as `CPU:0`; `host`: what no node of the graph has run.
         compute: that it computed.
         communication: that it exchanged something, or waited for it, and computed nothing.
@@ -237,13 +232,7 @@ def length(intervals: Iterable[Interval]) -> int:
 
 
 def within(intervals: Iterable[Interval], start: int, end: int) -> list[Interval]:
-    """Return the parts of intervals between two times.
-
-    Args:
-        intervals: in any order.
-        start: the earlier time.
-        end: the later one.
-    """
+    """Return the parts of intervals between two times."""
     return [(max(a, start), min(b, end)) for a, b in intervals if a < end and b > start]
 
 
@@ -294,7 +283,6 @@ class Attribution:
 
         Args:
             name: under which TensorFlow ran it.
-            op: type of the kernel.
             route: of a send or receive, from which device to which, where that is known.
         """
         if has(op, "sends", "receives"):

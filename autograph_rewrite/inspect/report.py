@@ -45,8 +45,6 @@ class Reported:
     Attributes:
         states: of the graph, the last as the file has it.
         original: the graph before it was rewritten, where that is at hand.
-        new: the rewritten one, if there is one.
-        plan: of the rewrite, where that is known.
         config: how it was rewritten, for the speed of the network, and for other plans.
         batch: examples of all devices together, where the graph leaves that open.
         measured: some steps of it.
@@ -72,7 +70,6 @@ def of_ranks(
     """Keep the graph behind every pass, and of several processes that of each; return the first that is shown.
 
     Args:
-        original: the graph that is rewritten.
         run: rewrites a graph, with observers, for one process.
         task: the one process that is shown; None: all of them.
     """
@@ -121,9 +118,9 @@ def report_data(shown: Reported) -> dict[str, Any]:
         "reshards": reshards(new, plan) if new is not None and plan is not None else [],
         "model_edges": model_edges(plan) if new is not None and plan is not None else [],
         "step": step,
-        "cost": _cost(shown, simulated) if simulated is not None else None,
+        "cost": of_cost(shown, simulated) if simulated is not None else None,
         "verified": shown.verified,
-        "measured": _measured(shown, step),
+        "measured": report_part(shown.measured, step) if shown.measured is not None else None,
     }
 
 
@@ -141,17 +138,6 @@ def _step(shown: Reported) -> tuple[SimulatedStep | None, str]:
     return found, ""
 
 
-def _cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
-    return of_cost(step.found, shown.states.names, levers(step, shown.config), shown.measured)
-
-
-def _measured(shown: Reported, step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the measured step, beside its own prediction or else this report's; None where there is none."""
-    if shown.measured is None:
-        return None
-    return report_part(replace(shown.measured, predicted=shown.measured.predicted or step))
-
-
 def report_page(title: str, shown: Reported) -> str:
     """Return the page that shows it."""
     return page(f"{title} - autograph-rewrite", report_data(shown))
@@ -160,21 +146,15 @@ def report_page(title: str, shown: Reported) -> str:
 # Where the time goes: what each name scope and node of the predicted step costs, beside what was measured.
 
 
-def of_cost(found: Simulation, names: Numbered, levers: Sequence[str], measured: Profile | None) -> dict[str, Any]:
-    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name.
-
-    Args:
-        found: a simulated step.
-        names: the numbers of the names in the page.
-        levers: sentences.
-        measured: of the same step, if it was.
-    """
+def of_cost(shown: Reported, step: SimulatedStep) -> dict[str, Any]:
+    """Return scopes, each before those in it, and nodes; in columns, nodes by the number of their name."""
+    found, numbers = step.found, shown.states.names
     scopes = list(rows(tree(found.nodes)))
-    took = measured_by_scope(measured) if measured is not None else {}
-    nodes = [(names.numbers[one.name], one) for one in found.nodes if one.name in names.numbers]
+    took = measured_by_scope(shown.measured) if shown.measured is not None else {}
+    nodes = [(numbers[one.name], one) for one in found.nodes if one.name in numbers]
     keys = ("name", "depth", "nodes", "seconds", "exchange_seconds", "exchanged_bytes", "peak_bytes")
     return {
-        "levers": list(levers),
+        "levers": list(levers(step, shown.config)),
         "layers": [one.name for one in found.layers()],
         "scopes": {
             **{key: [getattr(one, key) for one in scopes] for key in keys},
@@ -307,12 +287,7 @@ def _devices(residence: Residence | None, plan: Plan | None) -> list[str]:
 
 
 def exchanges(item: TrainingGraph, plan: Plan | None) -> list[dict[str, Any]]:
-    """Return what replicas exchange in a step, in the order of the collectives.
-
-    Args:
-        item: rewritten.
-        plan: of its rewrite, where that is known.
-    """
+    """Return what replicas exchange in a step, in the order of the collectives."""
     by_value = {edge.value: edge for edge in (plan.edges if plan is not None else ()) if edge.lowered.hops}
     found: list[dict[str, Any]] = []
     for one in meetings(item, plan):
@@ -384,12 +359,13 @@ MOST = 400
 """Rows of a table: the dearest nodes, the dearest exchanges."""
 
 
-def report_part(profile: Profile) -> dict[str, Any]:
-    """Return figures, and events with times in microseconds since the step began on the first rank to begin it."""
-    names: dict[str, int] = {}
-    lanes: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    rows: list[tuple[int, int, int, float, float]] = []
+def report_part(profile: Profile, predicted: dict[str, Any] | None) -> dict[str, Any]:
+    """Return figures, and events with times in microseconds since the step began on the first rank to begin it.
+
+    Args:
+        predicted: the simulated step, for a profile that has none of its own.
+    """
+    events: list[tuple[str, str, str, float, float]] = []
     begin = min(trace.steps[profile.typical].start for trace in profile.ranks)
     for trace in profile.ranks:
         step = trace.steps[profile.typical]
@@ -401,29 +377,34 @@ def report_part(profile: Profile) -> dict[str, Any]:
             kind = "exchange" if source.exchange else "compute" if source.origin else "other"
             start = (max(one.start, step.start) - begin) / 1e3
             length = (min(one.end, step.end) - max(one.start, step.start)) / 1e3
-            lane = f"rank {trace.rank} {lane_of(source)}"
-            rows.append(
-                (
-                    names.setdefault(name, len(names)),
-                    lanes.setdefault(lane, len(lanes)),
-                    kinds.setdefault(kind, len(kinds)),
-                    round(start, 3),
-                    round(length, 3),
-                )
-            )
-    rows.sort(key=lambda row: row[3])
-    figures = profile.figures()
-    columns = zip(("name", "lane", "kind", "start", "seconds"), zip(*rows, strict=True), strict=False)
+            events.append((name, f"rank {trace.rank} {lane_of(source)}", kind, start, length))
+    figures = replace(profile, predicted=profile.predicted or predicted).figures()
     return {
         **figures,
         "nodes": figures["nodes"][:MOST],
         "exchanges": figures["exchanges"][:MOST],
-        "events": {
-            **{key: list(values) for key, values in columns},
-            "names": list(names),
-            "lanes": list(lanes),
-            "kinds": list(kinds),
-        },
+        "events": in_columns(events),
+    }
+
+
+def in_columns(events: Iterable[tuple[str, str, str, float, float]]) -> dict[str, Any]:
+    """Return events by their start, in columns, with texts by number.
+
+    Args:
+        events: name, lane and kind of each, when it starts and how long it takes, in microseconds.
+    """
+    names, lanes, kinds = Numbered(), Numbered(), Numbered()
+    rows = [
+        (names.of(name), lanes.of(lane), kinds.of(kind), round(start, 3), round(length, 3))
+        for name, lane, kind, start, length in events
+    ]
+    rows.sort(key=lambda row: row[3])
+    columns = ("name", "lane", "kind", "start", "seconds")
+    return {
+        **{column: [row[index] for row in rows] for index, column in enumerate(columns)},
+        "names": names.texts,
+        "lanes": lanes.texts,
+        "kinds": kinds.texts,
     }
 
 
@@ -452,15 +433,15 @@ def of_graph(found: Summary) -> dict[str, Any]:
 
 def of_rewrite(account: Account) -> dict[str, Any]:
     """Return what a rewrite did, with its coverage, its passes and its notes."""
-    covered = account.covered
+    report, plan, covered = account.report, account.plan, account.covered
     return {
-        "replicas": account.replicas,
+        "replicas": plan.replicas,
         "devices": [list(own) for own in account.devices],
-        "micro": account.micro,
-        "mode": account.mode,
-        "nodes_before": account.before,
-        "nodes_after": account.after,
-        "seconds": account.seconds,
+        "micro": plan.microbatches,
+        "mode": plan.mode,
+        "nodes_before": report.nodes_before,
+        "nodes_after": report.nodes_after,
+        "seconds": report.seconds,
         "batch": account.batch or covered.batch,
         "assumed": covered.assumed,
         "coverage": {
@@ -473,11 +454,11 @@ def of_rewrite(account: Account) -> dict[str, Any]:
             ],
         },
         "passes": [
-            {"pass": name, "seconds": seconds, "added": added, "removed": removed}
-            for name, seconds, added, removed in account.passes
+            {"pass": one.name, "seconds": one.seconds, "added": one.added, "removed": one.removed}
+            for one in report.passes
         ],
-        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "inexact": [vars(note) for note in report.inexact],
+        "notes": [vars(note) for note in report.notes],
         "plan_notes": list(account.plan_notes),
         "ranking": ranking(account.ranking),
         "exchanged_bytes": account.exchanged_bytes,
@@ -488,21 +469,9 @@ def of_rewrite(account: Account) -> dict[str, Any]:
 
 def of_step(found: Simulation) -> dict[str, Any]:
     """Return the predicted step: times, devices, links, and what happens when, in columns."""
-    names: dict[str, int] = {}
-    lanes: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    events = found.events
+    events = ((one.name, one.lane, one.kind, one.start * 1e6, one.seconds * 1e6) for one in found.events)
     return {
         **found.data(),
         "memory": [[[round(at * 1e6, 3), nbytes] for at, nbytes in device.memory] for device in found.devices],
-        "events": {
-            "name": [names.setdefault(event.name, len(names)) for event in events],
-            "lane": [lanes.setdefault(event.lane, len(lanes)) for event in events],
-            "kind": [kinds.setdefault(event.kind, len(kinds)) for event in events],
-            "start": [round(event.start * 1e6, 3) for event in events],
-            "seconds": [round(event.seconds * 1e6, 3) for event in events],
-            "names": list(names),
-            "lanes": list(lanes),
-            "kinds": list(kinds),
-        },
+        "events": in_columns(events),
     }

@@ -8,6 +8,7 @@ from typing import Literal
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.table import without_ranking
+from autograph_rewrite.passes.base.report import Report
 from autograph_rewrite.plan.codecs import shown
 from autograph_rewrite.plan.parts.lowerings import Operation, lowering
 from autograph_rewrite.plan.parts.messages import STEP
@@ -15,7 +16,7 @@ from autograph_rewrite.plan.parts.names import exchanged_bytes
 from autograph_rewrite.plan.parts.notes import row_of
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.replica_devices import devices_by_replica
-from autograph_rewrite.resolve.coverage import NOT_MEASURED, NOTE, Coverage
+from autograph_rewrite.resolve.coverage import NOTE, Coverage
 from autograph_rewrite.training_graph import TrainingGraph
 
 __all__ = ["STEP", "Account", "ShownEdge", "account_of", "edges_of", "model_edges_of", "plan_of"]
@@ -67,47 +68,37 @@ class ShownEdge:
 
 @dataclass(frozen=True)
 class Account:
-    """What happened to a graph.
+    """What happened to a graph: the report of its rewrite, and what is read off the plan.
 
     Attributes:
-        replicas: how many there are.
-        mode: `shared` or `mirrored`.
-        passes: name, seconds, nodes added, nodes removed.
+        report: as the rewrite has left it.
+        covered: how much of the step is divided, for a batch that somebody asks about.
         edges: reshards.
-        notes: node, op, text: what runs whole, and why.
-        before: nodes of the original.
-        after: nodes of the rewritten graph.
-        seconds: of the whole rewrite; None when it is not known any more.
-        micro: micro-batches of each replica.
-        plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
-        inexact: node, op, text: what is another quantity than on one device, as the configuration asks.
-        covered: how much of the step is divided.
-        batch: the examples of all replicas together that the bytes of the edges count; 0: not known.
-        model_axes: sizes of the model axis; empty where there is none.
         model_edges: what the devices of a replica convert and exchange in a step.
         devices: devices[replica][logical], those of its stages and of its model axis.
-        exchanged_bytes: what one member of each exchange hands over in a step, as the plan counts it.
+        plan_notes: what the plan says of itself: its builder's choices, settings that do nothing.
         ranking: the notes of the plan that rank it among those that a search has compared.
+        exchanged_bytes: what one member of each exchange hands over in a step, as the plan counts it.
     """
 
-    replicas: int
-    mode: str
-    passes: tuple[tuple[str, float, int, int], ...]
+    report: Report
+    covered: Coverage
     edges: tuple[ShownEdge, ...]
-    notes: tuple[tuple[str, str, str], ...]
-    before: int
-    after: int
-    seconds: float | None
-    micro: int = 1
-    plan_notes: tuple[str, ...] = ()
-    inexact: tuple[tuple[str, str, str], ...] = ()
-    covered: Coverage = NOT_MEASURED
-    batch: int = 0
-    model_axes: tuple[int, ...] = ()
-    model_edges: tuple[ShownEdge, ...] = ()
-    devices: tuple[tuple[str, ...], ...] = ()
-    exchanged_bytes: int = 0
-    ranking: tuple[str, ...] = ()
+    model_edges: tuple[ShownEdge, ...]
+    devices: tuple[tuple[str, ...], ...]
+    plan_notes: tuple[str, ...]
+    ranking: tuple[str, ...]
+    exchanged_bytes: int
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the rewrite."""
+        return self.report.plan
+
+    @property
+    def batch(self) -> int:
+        """The examples of all replicas together that the bytes of the edges count; 0: not known."""
+        return self.plan.batch
 
 
 def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
@@ -124,23 +115,13 @@ def account_of(item: TrainingGraph, batch: int | None = None) -> Account:
         )
     plan = report.plan
     return Account(
-        replicas=plan.replicas,
-        mode=plan.mode,
-        passes=tuple((one.name, one.seconds, one.added, one.removed) for one in report.passes),
+        report,
+        report.covered.at(batch),
         edges=edges_of(item),
-        model_axes=plan.model.axes if plan.model is not None else (),
         model_edges=model_edges_of(plan),
-        notes=tuple((note.node, note.op, note.text) for note in report.notes),
-        before=report.nodes_before,
-        after=report.nodes_after,
-        seconds=report.seconds,
-        micro=plan.microbatches,
+        devices=devices_by_replica(plan),
         plan_notes=tuple(note for note in without_ranking(plan.notes) if not note.startswith(NOTE)),
         ranking=tuple(note for note in plan.notes if row_of(note) is not None),
-        inexact=tuple((note.node, note.op, note.text) for note in report.inexact),
-        covered=report.covered.at(batch),
-        batch=plan.batch,
-        devices=devices_by_replica(plan),
         exchanged_bytes=exchanged_bytes(plan.edges),
     )
 

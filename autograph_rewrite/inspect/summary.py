@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,13 @@ class VariableLine:
     def bytes(self) -> int | None:
         """Its size, where the shape is known."""
         return dtypes.nbytes(dtypes.NUMBERS.get(self.dtype, 0), self.shape)
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data; devices and shards of a rewritten graph only."""
+        data = {**vars(self), "bytes": self.bytes}
+        for key in () if self.devices else ("devices", "shards"):
+            del data[key]
+        return data
 
 
 @dataclass(frozen=True)
@@ -125,21 +132,7 @@ class Summary:
         """Return the summary as plain data."""
         return {
             **signature_data(self.item),
-            "variables": [
-                {
-                    "name": v.name,
-                    "dtype": v.dtype,
-                    "shape": None if v.shape is None else list(v.shape),
-                    "bytes": v.bytes,
-                    "trainable": v.trainable,
-                    "captured": v.captured,
-                    "updates": list(v.updates),
-                    "slots": list(v.slots),
-                    "slot_of": v.slot_of,
-                    **({"devices": list(v.devices), "shards": list(v.shards)} if v.devices else {}),
-                }
-                for v in self.variables
-            ],
+            "variables": [variable.data() for variable in self.variables],
             **({"devices": [list(own) for own in self.devices]} if self.devices else {}),
             **({"placements": dict(self.placements)} if self.placements else {}),
             "nodes": self.ops.total(),
@@ -152,9 +145,10 @@ class Summary:
 def summarise(source: Source) -> Summary:
     """Return the summary of a graph."""
     item = as_item(source)
-    flat = _flattened(item)
+    flat = flattened(item)
     graph = flat.graph
-    roots = [graph.nodes[name] for name in _step_names(flat) if name in graph.nodes]
+    names = [*flat.targets, *(info.tensor.partition(":")[0] for info in flat.outputs.values())]
+    roots = [graph.nodes[name] for name in names if name in graph.nodes]
     step = ancestors(roots) if roots else set(graph)
     variables = _variable_lines(flat, step)
     return Summary(
@@ -166,16 +160,12 @@ def summarise(source: Source) -> Summary:
     )
 
 
-def _flattened(item: TrainingGraph) -> TrainingGraph:
+def flattened(item: TrainingGraph) -> TrainingGraph:
     """Return the item with its calls, branches and loops inlined, so that updates inside them are found."""
     try:
         return normalise(item)
     except GraphError:  # what cannot be inlined can still be looked at
         return item
-
-
-def _step_names(item: TrainingGraph) -> list[str]:
-    return [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
 
 
 def _variable_lines(item: TrainingGraph, step: set[Node]) -> tuple[VariableLine, ...]:
@@ -269,12 +259,10 @@ def _typed(node: Node) -> bool:
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+    return few([f"'{name}'" for name in names], 5)
 
 
-def _tensor_rows(infos: Any) -> Iterator[tuple[object, ...]]:
-    info: TensorInfo
+def _tensor_rows(infos: Iterable[TensorInfo]) -> Iterator[tuple[object, ...]]:
     for info in infos:
         axis = "" if info.batch_axis is None else info.batch_axis
         yield info.name, info.tensor, info.dtype + shape_text(info.shape), axis

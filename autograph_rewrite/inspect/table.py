@@ -27,13 +27,7 @@ class Cell(Text):
     """A text that breaks after a separator where it does not fit: `layer_1/` `dense`, never `layer_1/de`."""
 
     def wrap(self, console: Console, width: int, **options: Any) -> Lines:
-        """Return the lines.
-
-        Args:
-            console: rich's.
-            width: the most letters of a line.
-            **options: rich's; `justify` is looked at.
-        """
+        """Return the lines."""
         lines = [""]
         for part in _PARTS.findall(self.plain):
             if lines[-1] and len((lines[-1] + part).rstrip()) > width:
@@ -87,8 +81,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     """Return a table; columns whose name starts with `#` hold numbers, and one without any cell is left out.
 
     Args:
-        title: above the columns.
-        columns: their headings.
         rows: a cell for each column; None is left empty.
         spare: columns that are left out, the first of them first, as long as a terminal is too narrow for all.
     """

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any
 
 from autograph_rewrite.diagnostics.amounts import few, size
-from autograph_rewrite.errors import GraphError
 from autograph_rewrite.inspect.communication import bare
+from autograph_rewrite.inspect.export import results
 from autograph_rewrite.inspect.report_view import ShownEdge, edges_of, model_edges_of, plan_of
 from autograph_rewrite.ir.format.annotations import Annotation, MisreadError, read_annotation
 from autograph_rewrite.ir.format.printer import static_shape, type_text
@@ -105,22 +105,11 @@ class Described:
         }
 
 
-@dataclass(frozen=True)
 class Values:
-    """The values of one graph.
+    """The values of one graph, rewritten or not; the plan of its rewrite is the one that is given, or its own."""
 
-    Attributes:
-        item: the graph, rewritten or not.
-        plan: of the rewrite, where that is known.
-    """
-
-    item: TrainingGraph
-    plan: Plan | None = None
-
-    @classmethod
-    def of(cls, item: TrainingGraph, plan: Plan | None = None) -> Values:
-        """Return the values of an item, with a plan or the item's own."""
-        return cls(item, plan_of(item, plan))
+    def __init__(self, item: TrainingGraph, plan: Plan | None = None) -> None:
+        self.item, self.plan = item, plan_of(item, plan)
 
     @cached_property
     def edges(self) -> Mapping[str, tuple[ShownEdge, ...]]:
@@ -159,7 +148,6 @@ class Values:
         """Return what is known of a value.
 
         Args:
-            value: of the graph.
             name: what to call it; None: as it is called.
             instances: the nodes that are instances of its node; none: only itself.
         """
@@ -192,12 +180,9 @@ def converts(node: Node) -> bool:
     return node.attr(PASS_ATTR, b"") in CONVERTING
 
 
-def results(node: Node) -> tuple[Value, ...]:
-    """Return the results of a node; none where its op is unknown or malformed."""
-    try:
-        return node.outputs
-    except GraphError:
-        return ()
+def types_text(node: Node) -> str:
+    """Return element types and static shapes of the results of a node."""
+    return ", ".join(type_text(value.dtype, static_shape(value)) for value in results(node))
 
 
 def _conversions(values: Values, node: Node) -> Iterator[str]:

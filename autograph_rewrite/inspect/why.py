@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from autograph_rewrite.cost.tasks.step import cut_model
 from autograph_rewrite.diagnostics.amounts import few, several, size
 from autograph_rewrite.errors import ConfigError, GraphError, RewriteError
 from autograph_rewrite.inspect.communication import bare, origin_of
+from autograph_rewrite.inspect.export import results
 from autograph_rewrite.inspect.graph_source import Source, as_item
 from autograph_rewrite.inspect.report_view import STEP, ShownEdge, edges_of
 from autograph_rewrite.inspect.summary import VariableLine, summarise
-from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over, results
+from autograph_rewrite.inspect.values import Described, Values, conversion, conversion_data, converts, over
 from autograph_rewrite.ir.attr_inference import closest
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.format.printer import line
@@ -50,8 +52,6 @@ class Provenance:
     """What is known about the origin of a node, and about one of its results.
 
     Attributes:
-        node: its name.
-        line: its printed form.
         made_by: the pass; empty for a node of the original graph.
         origin: the original node that it is, is a copy of, or serves.
         edges: the reshards of that node's values.
@@ -118,7 +118,6 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     """Return why a node is in a graph, and why one of its results is placed as it is.
 
     Args:
-        source: a rewritten item, or its file.
         name: the node, or a value of it (`name:1`); of the original graph, or of the rewritten one.
         plan: the plan of the rewrite; a rewritten item knows its own, also from an archive.
 
@@ -129,7 +128,7 @@ def why(source: Source, name: str, plan: Plan | None = None) -> Provenance:
     asked, _, index = name.removeprefix("%").partition(":")
     with no_garbage_collection():
         node = find(item.graph, asked)
-        values = Values.of(item, plan)
+        values = Values(item, plan)
         made = results(node)
         at = item.graph.value(f"{node.name}:{index}").index if index else 0
         is_original = asked != node.name
@@ -176,8 +175,6 @@ class ChainLink:
     """One link of a chain.
 
     Attributes:
-        value: the original value.
-        op: that makes it.
         placement: it has there, or is given by a conversion.
         because: why.
         converts: it is about the conversion of the value, not about the value.
@@ -209,11 +206,7 @@ class ReadValue(NamedTuple):
 
 @dataclass
 class Chains:
-    """Finds chains in one graph.
-
-    Attributes:
-        values: of the graph.
-    """
+    """Finds chains in one graph."""
 
     values: Values
 
@@ -224,11 +217,7 @@ class Chains:
         return {one.tensor.partition(":")[0]: one.batch_axis for one in infos if one.batch_axis is not None}
 
     def of(self, node: Node, index: int = 0) -> tuple[ChainLink, ...]:
-        """Return the chain of a result of a node, or of a node without results; empty where no placement is known.
-
-        Args:
-            node: of the graph.
-        """
+        """Return the chain of a result of a node, or of a node without results; empty where no placement is known."""
         made = results(node)
         start = made[index] if index < len(made) else None
         links: list[tuple[Node, Value | None, ReadValue | None]] = []
@@ -322,9 +311,13 @@ class Chains:
 
     def _steps(self, node: Node, value: Value | None, source: ReadValue | None) -> Iterator[ChainLink]:
         own, name = self._placement(value), bare(value.name if value is not None else node.name)
-        if node.name in self.inputs or source is not None:
-            shown = over(own) if own is not None else ""
-            yield ChainLink(name, node.op, shown, self._because(node, own, source))
+        reason = ""
+        if node.name in self.inputs:
+            reason = f"it is a batch input: its axis {self.inputs[node.name]} counts examples"
+        elif source is not None:
+            reason = because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
+        if reason:
+            yield ChainLink(name, node.op, over(own) if own is not None else "", reason)
         if value is None:
             return
         edges = self.values.conversions(value)
@@ -333,12 +326,6 @@ class Chains:
         stated = self.values.placement(value)
         if stated is not None and stated.readers is not None and not edges:
             yield ChainLink(name, node.op, f"-> {over(stated.readers)}", "its readers need it so", True)
-
-    def _because(self, node: Node, own: Placement | None, source: ReadValue | None) -> str:
-        if node.name in self.inputs:
-            return f"it is a batch input: its axis {self.inputs[node.name]} counts examples"
-        assert source is not None
-        return because(node.op, own, source.seen, f"%{bare(source.value.name)}", converted=source.converted)
 
     def _needed(self, value: Value, edge: ShownEdge) -> str:
         others = max(0, len(self._readers(value)) - 1)
@@ -364,11 +351,10 @@ class Chains:
         return found
 
 
-def because(op: str, own: Placement | None, seen: Placement, operand: str, *, converted: bool = False) -> str:
+def because(op: str, own: Placement | None, seen: Placement, operand: str, *, converted: bool) -> str:
     """Return why an op gives a value its placement.
 
     Args:
-        op: op type.
         own: the placement of the value; None of a node without results.
         seen: the placement of the operand, as the op reads it.
         operand: its name.
@@ -434,7 +420,6 @@ class VariablePlace:
 
     Attributes:
         variable: its name, type and size, for people.
-        strategy: that was asked about.
         lives: where it would live; empty where the strategy cannot be followed.
         because: why it is not spread further; empty where it is.
         exchanged: what would be exchanged for it in a step.
@@ -472,7 +457,6 @@ def why_not(
 
     Args:
         item: the original graph.
-        variable: by name.
         strategy: a strategy's name, "model" for the model axis, or the name or path of a configuration.
         config: the devices and everything else; left out, those of the strategy's configuration, else two devices.
         batch: examples of all devices together, where the graph leaves that open.
@@ -504,7 +488,9 @@ def why_not(
 def _config(strategy: str, config: Config | None) -> Config:
     if strategy == MODEL or strategy in STRATEGIES:
         base = with_processes(config or Config.of(DEVICES))
-        return base if strategy == MODEL else _named(base, strategy)
+        if strategy == MODEL:
+            return base
+        return with_settings(base, strategy=base.strategy.model_copy(update={"name": strategy}))
     if presets.found(strategy) == strategy and "/" not in strategy and not strategy.endswith((".yaml", ".json")):
         names = (*STRATEGIES, MODEL, *presets.names())
         raise ConfigError(f"'{strategy}' is no strategy or configuration", hint=closest(strategy, names))
@@ -512,10 +498,6 @@ def _config(strategy: str, config: Config | None) -> Config:
     if config is None:
         return chosen
     return with_settings(chosen, devices=config.devices, cluster=config.cluster)
-
-
-def _named(config: Config, strategy: str) -> Config:
-    return with_settings(config, strategy=config.strategy.model_copy(update={"name": strategy}))
 
 
 def _about(line: VariableLine, lines: dict[str, VariableLine]) -> str:
@@ -585,9 +567,5 @@ def _cut(name: str, split: list[int], config: Config) -> Config:
     """Return a configuration with two logical devices for each replica, which share one variable."""
     devices = list(config.devices or DEVICES["devices"])
     devices = devices if len(devices) % 2 == 0 else [*devices, *devices]
-    entry = {"match": _literal(name), "split": split}
+    entry = {"match": re.escape(name), "split": split}
     return Config.of({"devices": devices, "mesh": {"model": 2}, "sharding": [entry]})
-
-
-def _literal(name: str) -> str:
-    return "".join(one if one.isalnum() or one in "_/" else f"\\{one}" for one in name)

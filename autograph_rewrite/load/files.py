@@ -11,7 +11,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from autograph_rewrite.load.inputs import (
     find_node,
     find_value,
     named_batches,
+    tensor_name,
 )
 from autograph_rewrite.load.keras_models import from_file as from_keras_file
 from autograph_rewrite.load.validate import check_file
@@ -57,7 +58,6 @@ def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingG
     """Read a graph from disk. See `GraphItem.load`.
 
     Args:
-        path: file or directory.
         signature: which one of a SavedModel.
         named: train_op, outputs, init_op, batch_inputs; None: not given.
 
@@ -65,43 +65,30 @@ def load(path: Path, *, signature: str | None = None, **named: Any) -> TrainingG
         GraphError: no such file, not a graph, corrupt or truncated, a name that it does not have, or it takes too long.
     """
     with no_garbage_collection():
-        return in_time(lambda: _load(path, signature, named), name=str(path), error=GraphError)
+        return in_time(lambda: _load(path, signature, Declared(**named)), name=str(path), error=GraphError)
 
 
-def _load(path: Path, signature: str | None, named: dict[str, Any]) -> TrainingGraph:
+def _load(path: Path, signature: str | None, declared: Declared) -> TrainingGraph:
     try:
         if path.is_dir():
-            return load_directory(path, _saved_model(path), signature, Declared(**named))
+            return load_directory(path, _saved_model(path), signature, declared)
         if path.name in ("saved_model.pb", "saved_model.pbtxt"):
-            return _load(path.parent, signature, named)
+            return _load(path.parent, signature, declared)
         data = _content(path)
         if signature is not None:
             raise GraphError("only a SavedModel has signatures", hint="leave out `signature` for this file")
         if path.suffix == ".keras":
-            return from_keras_file(path, named.get("batch_inputs"))
+            return from_keras_file(path, declared.batch_inputs)
         is_archive = zipfile.is_zipfile(path) or path.suffix == ".ar"
-        return load_archive(path, **named) if is_archive else _reader(path)(data, named)
+        return load_archive(path, declared) if is_archive else _reader(path)(data, declared)
     except (DecodeError, ValueError, IndexError, KeyError, TypeError) as error:
         raise GraphError(f"the file is corrupt ({str(error)[:_SAID]})", where=str(path)) from error
     except MemoryError:
         raise GraphError("reading it takes more memory than there is", where=str(path)) from None
     except GraphError as error:
-        if error.where is not None and str(path) in error.where:
-            raise
-        where = str(path) if error.where is None else f"{path}: {error.where}"
-        raise GraphError(error.problem, node=_Named.of(error), where=where, hint=error.hint) from error
-
-
-class _Named:
-    """The node that an error named, for the error that takes its place."""
-
-    def __init__(self, name: str, op: str) -> None:
-        self.name = name
-        self.op = op
-
-    @classmethod
-    def of(cls, error: GraphError) -> _Named | None:
-        return cls(error.node_name, error.node_op or "") if error.node_name is not None else None
+        if error.where is None or str(path) not in error.where:
+            error.change_where(str(path) if error.where is None else f"{path}: {error.where}")
+        raise
 
 
 def suffix_of(data: bytes) -> str:
@@ -138,7 +125,7 @@ def _content(path: Path) -> bytes:
     return data
 
 
-def _reader(path: Path) -> Callable[[bytes, dict[str, Any]], TrainingGraph]:
+def _reader(path: Path) -> Callable[[bytes, Declared], TrainingGraph]:
     if path.suffix in (".pbtxt", ".txt"):
         return partial(_from_text, name=str(path))
     if path.suffix == ".meta":
@@ -153,12 +140,9 @@ def _looks_like_text(data: bytes) -> bool:
     return all(byte >= 0x20 or byte in b"\t\r\n" for byte in head) and any(mark in head for mark in (b"{", b"#"))
 
 
-def _from_binary(data: bytes, named: dict[str, Any]) -> TrainingGraph:
+def _from_binary(data: bytes, declared: Declared) -> TrainingGraph:
     if _looks_like_text(data):
-        raise GraphError(
-            "the file holds text, where .pb means a binary GraphDef",
-            hint="name a text GraphDef .pbtxt",
-        )
+        raise GraphError("the file holds text, where .pb means a binary GraphDef", hint="name a text GraphDef .pbtxt")
     try:
         graph = read(data)
     except GraphError as error:
@@ -168,7 +152,7 @@ def _from_binary(data: bytes, named: dict[str, Any]) -> TrainingGraph:
             hint = error.hint or "the file may be truncated, or not be a GraphDef at all"
             raise GraphError(error.problem, hint=hint) from None
         raise
-    return build_item(graph, Collected(), **named)
+    return build_item(graph, Collected(), declared)
 
 
 def _is_meta_graph(data: bytes) -> bool:
@@ -179,16 +163,17 @@ def _is_meta_graph(data: bytes) -> bool:
     return len(message.graph_def.node) > 0
 
 
-def _from_text(data: bytes, named: dict[str, Any], name: str) -> TrainingGraph:
+def _from_text(data: bytes, declared: Declared, name: str) -> TrainingGraph:
     text = "" if b"\0" in data else data.decode("utf-8", errors="replace")
     if is_printed(text):
-        item = from_printed(text, named, name)
+        item = from_printed(text, vars(declared), name)
         validate.check_file(item.graph)
         return item
-    return build_item(read(_parse_text(data, "GraphDef").SerializeToString(deterministic=True)), Collected(), **named)
+    graph = _parse_text(data, "GraphDef").SerializeToString(deterministic=True)
+    return build_item(read(graph), Collected(), declared)
 
 
-def _from_meta_graph(data: bytes, named: dict[str, Any]) -> TrainingGraph:
+def _from_meta_graph(data: bytes, declared: Declared) -> TrainingGraph:
     if _looks_like_text(data):
         data = _parse_text(data, "MetaGraphDef").SerializeToString(deterministic=True)
     try:
@@ -196,7 +181,7 @@ def _from_meta_graph(data: bytes, named: dict[str, Any]) -> TrainingGraph:
         graph = graphs.graph_bytes(data)
     except (DecodeError, ValueError, IndexError) as error:
         raise GraphError(f"this is not a MetaGraphDef, or it is truncated ({error})") from None
-    return build_item(read(graph), known, **named)
+    return build_item(read(graph), known, declared)
 
 
 def _parse_text(data: bytes, kind: str) -> Message:
@@ -243,7 +228,6 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     Args:
         message: its `saved_model.pb`, parsed.
         signature: which signature to take; None: the only one.
-        declared: what the user says of the graph.
 
     Raises:
         GraphError: no such signature; the message lists those that there are.
@@ -265,9 +249,8 @@ def load_directory(directory: Path, message: Any, signature: str | None, declare
     if chosen is not None and batch_inputs is not None:
         tensors = {key: info.name for key, info in chosen.inputs.items() if info.name}
         batch_inputs = {tensors.get(key, key): axis for key, axis in batch_inputs.items()}
-    item = build_item(
-        graph, collected(meta), train_op=declared.train_op, outputs=given, init_op=restore, batch_inputs=batch_inputs
-    )
+    declared = replace(declared, outputs=given, init_op=restore, batch_inputs=batch_inputs)
+    item = build_item(graph, collected(meta), declared)
     return item if chosen is None else _with_signature_names(item, chosen, bool(outputs))
 
 
@@ -430,14 +413,11 @@ def from_printed(text: str, named: Mapping[str, Any], name: str = "text") -> Tra
     }
     given = {key: value for key, value in named.items() if value is not None}
     graph, placements = parser.read(text, name=name)
-    item = build_item(graph, Collected(), **{**said, "batch_inputs": said["batch_inputs"] or None, **given})
-    public = {_tensor(one["tensor"]): one["name"] for one in of["output"] if one["name"]}
+    declared = Declared(**{**said, "batch_inputs": said["batch_inputs"] or None, **given})
+    item = build_item(graph, Collected(), declared)
+    public = {tensor_name(graph.value(one["tensor"])): one["name"] for one in of["output"] if one["name"]}
     outputs = {public.get(info.tensor, key): info for key, info in item.outputs.items()}
     return replace(item, outputs=outputs, stated_placements=placements)
-
-
-def _tensor(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
 
 
 # The `.ar` archive: a zip of graph, signature and captured values, without pickle.
@@ -491,7 +471,8 @@ def save(item: TrainingGraph, path: Path) -> None:
             manifest["function"]["captures"].append(entry)
     if placements := _placements_data(item):
         parts[_PLACEMENTS] = placements
-    if plan := _plan_data(item):
+    plan = item.plan_bytes if item.report is None else item.report.plan.to_bytes()
+    if plan:
         parts[_PLAN] = plan
     parts["manifest.json"] = json.dumps(manifest, indent=1).encode()
     _write(path, parts)
@@ -504,13 +485,6 @@ def _write(path: Path, parts: Mapping[str, bytes]) -> None:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), data)
     except OSError as error:
         raise GraphError(f"cannot write the file: {error.strerror}", where=str(path)) from None
-
-
-def _plan_data(item: TrainingGraph) -> bytes | None:
-    if item.report is None:
-        return item.plan_bytes
-    data: bytes = item.report.plan.to_bytes()
-    return data
 
 
 def _placements_data(item: TrainingGraph) -> bytes:
@@ -581,22 +555,8 @@ def _array(data: bytes, dtype: str) -> Any:
     return array
 
 
-def load_archive(
-    path: Path,
-    *,
-    train_op: str | Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
-    init_op: str | None = None,
-    batch_inputs: Mapping[str, int | None] | None = None,
-) -> TrainingGraph:
-    """Read what `save` wrote; names that are given replace those of the file.
-
-    Args:
-        path: of the `.ar` file.
-        train_op: names of what one step runs.
-        outputs: names of tensors to report.
-        init_op: name of the initialiser.
-        batch_inputs: axis of the examples by input; None: an input has none.
+def load_archive(path: Path, declared: Declared) -> TrainingGraph:
+    """Read what `save` wrote; names that are declared replace those of the file.
 
     Raises:
         GraphError: not such a file, from a newer version, or corrupt.
@@ -621,7 +581,7 @@ def load_archive(
         raise GraphError("the file is corrupt: its manifest is nested too deeply") from None
     except (NotImplementedError, RuntimeError) as error:  # compressed or encrypted otherwise than `save` does
         raise GraphError(f"the file cannot be read: {error}") from None
-    return _renamed(item, train_op, outputs, init_op, batch_inputs)
+    return _renamed(item, declared)
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -680,16 +640,16 @@ def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
-def _renamed(item: TrainingGraph, train_op: Any, outputs: Any, init_op: Any, batch_inputs: Any) -> TrainingGraph:
+def _renamed(item: TrainingGraph, declared: Declared) -> TrainingGraph:
     graph = item.graph
     changes: dict[str, Any] = {}
-    if train_op is not None:
-        changes["targets"] = tuple(find_node(graph, one, "train_op").name for one in as_list(train_op))
-    if outputs is not None:
-        infos = [describe_output(graph, one) for one in as_list(outputs)]
+    if declared.train_op is not None:
+        changes["targets"] = tuple(find_node(graph, one, "train_op").name for one in as_list(declared.train_op))
+    if declared.outputs is not None:
+        infos = [describe_output(graph, one) for one in as_list(declared.outputs)]
         changes["outputs"] = {info.name: info for info in infos}
-    if init_op is not None:
-        changes["init_op"] = find_node(graph, init_op, "init_op").name
-    if batch_inputs is not None:
-        changes["inputs"] = named_batches(item.inputs, batch_inputs)
-    return replace(item, **changes) if changes else item
+    if declared.init_op is not None:
+        changes["init_op"] = find_node(graph, declared.init_op, "init_op").name
+    if declared.batch_inputs is not None:
+        changes["inputs"] = named_batches(item.inputs, declared.batch_inputs)
+    return replace(item, **changes)

@@ -28,7 +28,6 @@ def from_function(
     """Trace a function. See `GraphItem.from_function`.
 
     Args:
-        function: what is traced.
         *specs: specs or arrays, nested as its arguments are.
         batch_inputs: axis of the examples by input; None: an input has none.
         **named_specs: the same for keyword arguments.
@@ -45,8 +44,6 @@ def trace(function: Any, specs: Sequence[Any], named_specs: Mapping[str, Any], *
 
     Args:
         function: a Python function, tf.function or ConcreteFunction.
-        specs: of positional arguments.
-        named_specs: of keyword arguments.
         is_own: it is a tf.function that nobody else knows.
 
     Raises:
@@ -100,7 +97,6 @@ def from_concrete(
     """Wrap a ConcreteFunction.
 
     Args:
-        concrete: what tracing gave.
         batch_inputs: axis by argument path.
         search: objects from which the Keras variables that it captures can be reached.
         owner: what must stay alive with the item.
@@ -124,7 +120,6 @@ def from_concrete(
     binding = FunctionBinding(
         concrete=concrete,
         captures=captures,
-        structured_input_signature=concrete.structured_input_signature,
         structured_outputs=concrete.structured_outputs,
         inputs=tuple(arguments),
         outputs=tuple(results),
@@ -334,11 +329,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def variables_of(handles: Iterable[Any]) -> dict[int, Any]:
-    """Return the variables that have some handles, by the ids of the handles; other resources have none.
-
-    Args:
-        handles: eager tensors.
-    """
+    """Return the variables that have some handles, by the ids of the handles; other resources have none."""
     import tensorflow as tf
 
     wanted = {id(handle): handle for handle in handles if getattr(handle, "dtype", None) == tf.resource}
@@ -378,9 +369,8 @@ def as_spec(argument: Any) -> Any:
 
     if isinstance(argument, tf.TypeSpec):
         return argument
-    if isinstance(argument, tf.Tensor) or hasattr(argument, "__array_interface__"):
-        return tf.TensorSpec(argument.shape, argument.dtype)
-    if _is_keras_tensor(argument):
+    is_keras = any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
+    if is_keras or isinstance(argument, tf.Tensor) or hasattr(argument, "__array_interface__"):
         return tf.TensorSpec(argument.shape, argument.dtype)
     if isinstance(argument, Mapping | list | tuple):
         return tf.nest.map_structure(as_spec, argument)
@@ -398,10 +388,6 @@ def of_any_batch(argument: Any) -> Any:
     if not is_data or not spec.shape.rank:
         return spec
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-
-
-def _is_keras_tensor(argument: Any) -> bool:
-    return any(base.__name__ == "KerasTensor" for base in type(argument).__mro__)
 
 
 def leaves(structure: Any, path: str) -> Iterator[SpecLeaf]:
@@ -449,12 +435,10 @@ def _join(path: str, key: object) -> str:
 
 def output_leaves(structure: Any) -> Iterator[SpecLeaf]:
     """Yield the results of a function: a dict's by key, else `output_0`, `output_1`... as SavedModel does."""
-    if isinstance(structure, Mapping):
+    if isinstance(structure, Mapping) or hasattr(structure, "_fields"):
         yield from leaves(structure, "")
-    elif isinstance(structure, list | tuple) and not hasattr(structure, "_fields"):
+    elif isinstance(structure, list | tuple):
         for index, value in enumerate(structure):
             yield from leaves(value, f"output_{index}")
-    elif hasattr(structure, "_fields"):
-        yield from leaves(structure, "")
     else:
         yield from leaves(structure, "output_0")

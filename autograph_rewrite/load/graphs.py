@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.format import serde
 from autograph_rewrite.ir.gc_pause import no_garbage_collection
@@ -40,12 +41,6 @@ def from_graph(
 ) -> TrainingGraph:
     """Wrap a tf.Graph, a GraphDef or its bytes, or a MetaGraphDef. See `GraphItem.from_graph`.
 
-    Args:
-        train_op: what one step runs, by name or as TensorFlow object.
-        outputs: tensors to report.
-        init_op: the initialiser.
-        batch_inputs: axis of the examples by input; None: an input has none.
-
     Raises:
         GraphError: malformed graph, unknown name, or a batch of unknown rank.
     """
@@ -53,9 +48,7 @@ def from_graph(
         known = variables.from_tf_graph(graph) if hasattr(graph, "as_graph_def") else Collected()
         if hasattr(graph, "graph_def") and hasattr(graph, "collection_def"):
             known, graph = collected(graph), graph.graph_def
-        return build_item(
-            read(graph), known, train_op=train_op, outputs=outputs, init_op=init_op, batch_inputs=batch_inputs
-        )
+        return build_item(read(graph), known, Declared(train_op, outputs, init_op, batch_inputs))
 
 
 def read(graph: Any) -> Graph:
@@ -96,42 +89,26 @@ class Declared:
     """What the user says of a graph; the rest is inferred.
 
     Attributes:
-        train_op: what a training step runs, one or several.
-        outputs: what a step returns.
-        init_op: what initialises the variables.
-        batch_inputs: the axis of each input that counts examples.
+        train_op: what a training step runs, one or several, by name or as TensorFlow object; None: inferred.
+        outputs: tensors to report; None: none but a train op that is a tensor.
+        init_op: what initialises the variables; None: inferred.
+        batch_inputs: axis of the examples by input; None: an input has none.
     """
 
     train_op: Any = None
-    outputs: Sequence[str] | None = None
-    init_op: str | None = None
+    outputs: Sequence[Any] | None = None
+    init_op: Any = None
     batch_inputs: Mapping[str, int | None] | None = None
 
 
-def build_item(
-    graph: Graph,
-    collected: Collected,
-    *,
-    train_op: Any = None,
-    outputs: Sequence[Any] | None = None,
-    init_op: Any = None,
-    batch_inputs: Mapping[str, int | None] | None = None,
-) -> TrainingGraph:
+def build_item(graph: Graph, collected: Collected, declared: Declared) -> TrainingGraph:
     """Wrap an IR graph; what is not named is inferred where the graph leaves no doubt.
-
-    Args:
-        graph: in normal form or not.
-        collected: what its collections say.
-        train_op: what one step runs; None: inferred.
-        outputs: tensors to report; None: none but a train op that is a tensor.
-        init_op: the initialiser; None: inferred.
-        batch_inputs: axis of the examples by input; None: an input has none.
 
     Raises:
         GraphError: unknown name, or a batch of unknown rank.
     """
     mark_checkpoints(graph, collected.checkpoints)
-    named = inputs.as_list(train_op)
+    named = inputs.as_list(declared.train_op)
     targets = tuple(dict.fromkeys(inputs.find_node(graph, one, "train_op").name for one in named))
     left_out: tuple[str, ...] = ()
     if not named:
@@ -142,23 +119,23 @@ def build_item(
         for one in named
         if inputs.is_tensor(one) and inputs.output_count(inputs.find_node(graph, one, "train_op")) != 0
     ]
-    declared = {
-        info.name: info for one in (*inputs.as_list(outputs), *values) for info in [inputs.describe_output(graph, one)]
-    }
-    init = inputs.find_node(graph, init_op, "init_op").name if init_op is not None else infer_init_op(graph, targets)
-    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in declared.values()))]
+    described = [inputs.describe_output(graph, one) for one in (*inputs.as_list(declared.outputs), *values)]
+    outputs = {info.name: info for info in described}
+    init = declared.init_op
+    init = infer_init_op(graph, targets) if init is None else inputs.find_node(graph, init, "init_op").name
+    roots = [graph.node(name) for name in (*targets, *(info.tensor.partition(":")[0] for info in outputs.values()))]
     step = ancestors(roots) if roots else set(graph)
     initial = ancestors([graph.node(init)]) if init is not None else set()
     kept = (*collected.keep, *savers(graph, step | initial))
     return TrainingGraph(
         graph,
-        inputs=inputs.graph_inputs(graph, step, initial - step, batch_inputs),
-        outputs=declared,
+        inputs=inputs.graph_inputs(graph, step, initial - step, declared.batch_inputs),
+        outputs=outputs,
         targets=targets,
         init_op=init,
         variables=find_variables(graph, collected, init, step),
         keep=tuple(name for name in dict.fromkeys(kept) if name in graph),
-        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, declared, step | initial)),
+        notes=(*_left_out(graph, targets, left_out), *_undeclared(graph, targets, outputs, step | initial)),
     )
 
 
@@ -169,8 +146,7 @@ def _left_out(graph: Graph, targets: Sequence[str], names: Sequence[str]) -> lis
     text = (
         f"updates variables, but is no part of the step ({', '.join(targets)}): name all that a step runs in train_op"
     )
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    listed = ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
+    listed = few([f"'{name}'" for name in names], _SHOWN)
     warnings.warn(
         f"the step was inferred from the collection of train ops: it runs {', '.join(map(repr, targets))}, and leaves "
         f"out {listed}, which update variables, too; name all that a step runs in train_op",
@@ -209,7 +185,6 @@ def savers(graph: Graph, used: Collection[Node]) -> tuple[str, ...]:
     """Return the names of what nobody but the program itself reads of all that saves and restores.
 
     Args:
-        graph: a training graph.
         used: what the step and the init op run; what they restore belongs to them.
     """
     files = (node for node in graph if has(node.op, "checkpoint_files") and node not in used)
@@ -235,7 +210,8 @@ def infer_train_ops(graph: Graph, collected: Collected) -> tuple[tuple[str, ...]
     """
     registered = [graph.node(name) for name in collected.train_ops if name in graph]
     if not registered:
-        return _trained_sinks(graph), ()
+        trained = descendants(_fed_updates(graph))
+        return tuple(node.name for node in graph if node in trained and _is_sink(node)), ()
     found = dict.fromkeys(one for node in registered for one in _step_of(node))
     covered = ancestors(found)
     for name in collected.update_ops:
@@ -266,11 +242,6 @@ def _sinks_that_run(updates: set[Node]) -> list[Node]:
             found.append(sink)
             missing -= needs[sink]
     return found
-
-
-def _trained_sinks(graph: Graph) -> tuple[str, ...]:
-    trained = descendants(_fed_updates(graph))
-    return tuple(node.name for node in graph if node in trained and _is_sink(node))
 
 
 def _fed_updates(graph: Graph) -> set[Node]:

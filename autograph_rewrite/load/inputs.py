@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from autograph_rewrite.errors import GraphError
@@ -42,7 +43,6 @@ def describe(name: str, value: Value, batch_axis: int | None = None) -> TensorIn
     """Return what the graph knows of a tensor.
 
     Args:
-        name: the public one.
         batch_axis: which dimension counts examples; None: no one.
     """
     dtype = dtypes.dtype_name(dtypes.base(value.dtype))
@@ -59,9 +59,7 @@ def describe_output(graph: Graph, reference: Any) -> TensorInfo:
     if handle is not None and hasattr(handle, "op") and reference.op is not handle.op:
         reference = reference.graph.as_graph_element(reference)  # the value after an assignment
     value = find_value(graph, reference, "output")
-    if value.node.op != "VarHandleOp":
-        return describe(public_name(value), value)
-    return describe(public_name(value), _read_of(value.node))
+    return describe(value.name, _read_of(value.node) if value.node.op == "VarHandleOp" else value)
 
 
 def _read_of(handle: Node) -> Value:
@@ -73,11 +71,6 @@ def _read_of(handle: Node) -> Value:
             return read.output()
     attrs = {"dtype": handle.attr("dtype")}
     return handle.graph.add("ReadVariableOp", [handle.output()], name=name, device=handle.device, attrs=attrs).output()
-
-
-def public_name(value: Value) -> str:
-    """Return the name of a tensor as users write it: `x` for output 0, else `x:1`."""
-    return value.name
 
 
 def source_values(nodes: Iterable[Node]) -> list[Value]:
@@ -104,7 +97,6 @@ def graph_inputs(
     """Return the inputs of a v1 graph by public name.
 
     Args:
-        step: the nodes that a step runs.
         initial: the nodes that initialisation runs; what only they read is never a batch.
         batch_inputs: axis by name, None for an input that is shared; None for the default.
 
@@ -114,14 +106,13 @@ def graph_inputs(
     inputs: dict[str, TensorInfo] = {}
     parts = _parts_of_composites(graph)
     for value in source_values(node for node in graph if node in step or node in initial):
-        info = describe(public_name(value), value)
+        info = describe(value.name, value)
         if value.node in step and only_excludes(batch_inputs) and value.node.name not in parts:
             info = describe(info.name, value, default_axis(info))
         inputs[info.name] = info
     for reference, axis in (batch_inputs or {}).items():
         value = _batch_value(graph, reference, inputs)
-        name = public_name(value)
-        inputs[name] = checked(describe(name, value, axis))
+        inputs[value.name] = checked(describe(value.name, value, axis))
     return inputs
 
 
@@ -176,15 +167,14 @@ def named_batches(
     of sparse and ragged tensors, whose dimension 0 is not the batch; all replicas have all of these.
 
     Args:
-        inputs: by public name.
         batch_inputs: axis by name, or names only; none: dimension 0 of all whose size is open.
-        composite: names of components of sparse and ragged tensors.
 
     Raises:
         GraphError: an unknown name, an axis that the input does not have, or an unknown rank.
     """
     default = {
-        name: _with_axis(info, None if name in composite else default_axis(info)) for name, info in inputs.items()
+        name: replace(info, batch_axis=None if name in composite else default_axis(info))
+        for name, info in inputs.items()
     }
     if not batch_inputs:
         return default
@@ -201,11 +191,7 @@ def named_batches(
             raise GraphError(f"batch input '{name}' is not an input", hint=f"inputs: {', '.join(close)}")
         # A sparse or ragged tensor is not cut: its rows, values and limits have sizes of their own.
         axes |= dict.fromkeys((one for one in below if one == name or one not in composite), axis)
-    return {name: checked(_with_axis(info, axes.get(name))) for name, info in inputs.items()}
-
-
-def _with_axis(info: TensorInfo, axis: int | None) -> TensorInfo:
-    return TensorInfo(info.name, info.tensor, info.dtype, info.shape, axis)
+    return {name: checked(replace(info, batch_axis=axes.get(name))) for name, info in inputs.items()}
 
 
 def checked(info: TensorInfo) -> TensorInfo:
@@ -225,10 +211,9 @@ def checked(info: TensorInfo) -> TensorInfo:
     axis = info.batch_axis + len(info.shape) if info.batch_axis < 0 else info.batch_axis
     if not 0 <= axis < len(info.shape):
         raise GraphError(
-            f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}",
-            where=info.tensor,
+            f"the batch input '{info.name}' has no axis {info.batch_axis}: its shape is {info.shape}", where=info.tensor
         )
-    return _with_axis(info, axis)
+    return replace(info, batch_axis=axis)
 
 
 # Resolve references to ops and tensors (names or TensorFlow objects) to nodes and values of the graph.
@@ -274,11 +259,6 @@ def as_list(references: Any) -> list[Any]:
 def find_node(graph: Graph, reference: Any, role: str) -> Node:
     """Return the node that `reference` names; `role` says in an error what it was given as.
 
-    Args:
-        graph: where to look.
-        reference: name or TensorFlow object.
-        role: what it was given as, for the message.
-
     Raises:
         GraphError: the graph has no such node.
     """
@@ -293,9 +273,7 @@ def find_value(graph: Graph, reference: Any, role: str) -> Value:
     """Return the tensor that `reference` names.
 
     Args:
-        graph: where to look.
         reference: name (`op` or `op:1`) or TensorFlow object.
-        role: what it was given as, for the message.
 
     Raises:
         GraphError: the graph has no such node, or the node no such output.

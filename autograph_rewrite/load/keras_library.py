@@ -72,9 +72,7 @@ def count_steps(model: Any, kind: str, steps: int) -> None:
     """Count steps, where the library does that in its own step.
 
     Args:
-        model: that was trained, tested or asked to predict.
         kind: "train", "test" or "predict".
-        steps: how many.
     """
     if is_legacy(model):
         getattr(model, f"_{kind}_counter").assign_add(steps)

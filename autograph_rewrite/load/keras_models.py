@@ -38,10 +38,6 @@ def from_keras(
 def from_file(path: Path, batch_inputs: Mapping[str, int | None] | None = None) -> TrainingGraph:
     """Read a model that `model.save` wrote, and trace its step; what labels look like follows from its losses.
 
-    Args:
-        path: of the .keras file.
-        batch_inputs: axis of the examples by input.
-
     Raises:
         GraphError: the model cannot be loaded, was saved without being compiled, or its labels are not known.
     """
@@ -88,7 +84,6 @@ def step_function(model: Any, step: str, arguments: int) -> Callable[..., Any]:
     A step takes one `data` argument; separate parameters give the inputs the names that users write.
 
     Args:
-        model: a Keras model.
         step: name of its method, such as "train_step".
         arguments: how many of x, y and sample_weight the tuple has that the step is given; 0: it is given x itself.
     """

@@ -33,7 +33,6 @@ CHECKPOINTS = "checkpoints"
 CHECKPOINT_ATTR = "_autograph_checkpoint"
 """The attribute of a node that was in it."""
 _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-]*")
-_USED_TWICE = re.compile(r"_\d+")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
@@ -77,7 +76,7 @@ def names_given(node: str) -> tuple[str, ...]:
     scope, found, name = node.rpartition(NAMED)
     if not found or "/" in name or (scope and not scope.endswith("/")):
         return ()
-    counted = re.fullmatch(rf"(.+?){_USED_TWICE.pattern}", name)
+    counted = re.fullmatch(r"(.+?)_\d+", name)
     return (name, counted[1]) if counted else (name,)
 
 

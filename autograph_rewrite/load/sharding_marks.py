@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from autograph_rewrite.config.split_parts import HINT, MODEL, read_parts
@@ -123,13 +123,7 @@ def mark_of(node: str) -> Mark | None:
 REPLICATED, MAXIMAL, TUPLE, OTHER, MANUAL, UNKNOWN = range(6)
 _TYPE, _DIMENSIONS, _DEVICES, _PARTS, _REPLICATES_LAST, _LAST_TYPES = 1, 3, 4, 5, 6, 8
 _RESHAPED, _TRANSPOSED = 9, 10
-_LISTS: Mapping[int, str] = {
-    _DIMENSIONS: "tiles",
-    _DEVICES: "devices",
-    _LAST_TYPES: "last",
-    _RESHAPED: "reshaped",
-    _TRANSPOSED: "transposed",
-}
+_LISTS = (_DIMENSIONS, _DEVICES, _LAST_TYPES, _RESHAPED, _TRANSPOSED)
 
 
 @dataclass(frozen=True)
@@ -168,14 +162,12 @@ def read_op_sharding(data: bytes) -> OpSharding:
     Raises:
         ValueError: they are none.
     """
-    numbers: dict[str, list[int]] = {name: [] for name in _LISTS.values()}
+    numbers: dict[int, list[int]] = {field: [] for field in _LISTS}
     kind, is_partial, parts = REPLICATED, False, []
     try:
         for field, wire, _, start, stop in fields(data):
             if field in _LISTS:
-                numbers[_LISTS[field]] += (
-                    _packed(data, start, stop) if wire == LENGTH_DELIMITED else [_one(data, start)]
-                )
+                numbers[field] += _packed(data, start, stop) if wire == LENGTH_DELIMITED else [_one(data, start)]
             elif field == _PARTS:
                 parts.append(read_op_sharding(data[start:stop]))
             elif field == _TYPE:
@@ -184,16 +176,18 @@ def read_op_sharding(data: bytes) -> OpSharding:
                 is_partial = bool(_one(data, start))
     except IndexError:
         raise ValueError("a number is cut off") from None
-    found = OpSharding(kind, tuple(numbers["tiles"]), tuple(numbers["devices"]), 1, tuple(parts))
+    tiles, devices = tuple(numbers[_DIMENSIONS]), tuple(numbers[_DEVICES])
     if kind != OTHER:
-        return found
-    last = numbers["last"] or [REPLICATED] * is_partial
-    if not found.devices:
-        found = replace(found, devices=_iota(numbers["reshaped"], numbers["transposed"]))
-    rank = len(found.tiles) - len(last)
-    if MANUAL in last:
-        found = replace(found, type=MANUAL)
-    return replace(found, tiles=found.tiles[:rank], copies=math.prod(found.tiles[rank:]))
+        return OpSharding(kind, tiles, devices, parts=tuple(parts))
+    last = numbers[_LAST_TYPES] or [REPLICATED] * is_partial
+    rank = len(tiles) - len(last)
+    return OpSharding(
+        MANUAL if MANUAL in last else OTHER,
+        tiles[:rank],
+        devices or _iota(numbers[_RESHAPED], numbers[_TRANSPOSED]),
+        math.prod(tiles[rank:]),
+        tuple(parts),
+    )
 
 
 def _one(data: bytes, at: int) -> int:

@@ -67,7 +67,7 @@ def check_file(graph: Graph) -> None:
     _check_names(graph, functions)
     node_check = NodeCheck(library)
     for function in functions:
-        check_body(function, library, node_check)
+        _CheckedBody(function, library, node_check).check()
     is_folded = any(node.span != ONCE for node in graph)  # printed: an operand may stand for many
     given: dict[Node, Types] = {}
     for node in graph:
@@ -147,19 +147,6 @@ def _refuse_own(who: str, op: str, node: Node | None = None) -> None:
 _INDEX = re.compile("[0-9]{1,5}")
 
 
-def check_body(function: Function, library: Library, check: NodeCheck) -> None:
-    """Check a function.
-
-    Args:
-        function: of the library.
-        check: of its nodes.
-
-    Raises:
-        GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
-    """
-    _CheckedBody(function, library, check).check()
-
-
 class _CheckedBody:
     def __init__(self, function: Function, library: Library, check: NodeCheck) -> None:
         self._function, self._library, self._check = function, library, check
@@ -168,7 +155,11 @@ class _CheckedBody:
         self._arguments: dict[str, tuple[int | None, ...] | None] = {}
 
     def check(self) -> None:
-        """Check all of it."""
+        """Check all of it.
+
+        Raises:
+            GraphError: a name is missing or there twice, a node does not fit its op, a result is not what is declared.
+        """
         for arg in self._function.inputs:
             self._arguments[arg.name] = self._types(arg)
         for node in self._function.nodes:
@@ -265,7 +256,6 @@ class StatedNode(NamedTuple):
 
     Attributes:
         where: `'y'`, or `'y' of the function 'f'`.
-        op: type of its op.
         attrs: encoded.
         operands: name of each value that it reads, with its element type; None: not to be checked.
         node: of a graph; None in a body.
@@ -288,7 +278,6 @@ class NodeCheck:
     def __init__(self, library: Library) -> None:
         self._library = library
         self._fields: dict[bytes, str] = {}
-        self._ops: dict[str, OpDef | None] = {}
         self._types: dict[tuple[object, ...], tuple[Types, Types]] = {}
 
     def types(self, stated: StatedNode) -> tuple[Types, Types]:
@@ -333,9 +322,7 @@ class NodeCheck:
             _check_operands(stated, self.types(stated)[0])
 
     def _op(self, name: str) -> OpDef | None:
-        if name not in self._ops:
-            self._ops[name] = find_op(name) if name not in self._library else None
-        return self._ops[name]
+        return find_op(name) if name not in self._library else None
 
     def _field(self, stated: StatedNode, key: str, raw: bytes) -> str:
         """Return which field of AttrValue an attribute has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,18 +25,10 @@ def resource_key(node: Node) -> tuple[str, str, str]:
     return kind, node.attr("container", b"").decode(), shared
 
 
-def assigns_of(handle: Node) -> Iterator[Node]:
-    """Yield the ops that assign a whole new value to a variable."""
-    for use in handle.output().uses:
-        if use.index == 0 and has(use.node.op, "assigns"):
-            yield use.node
-
-
 def find_variables(graph: Graph, collected: Collected, init_op: str | None, step: set[Node]) -> dict[str, Variable]:
     """Return the variables of a graph by public name (the handle's node name), one per storage.
 
     Args:
-        collected: what collections say.
         init_op: the op that initialises everything, if known.
         step: the nodes that a step runs; an assignment among them is an update, not an initializer.
     """
@@ -65,7 +57,7 @@ def _initializer(handle: Node, graph: Graph, collected: Collected, initial: set[
     known = collected.initializers.get(handle.name)
     if known is not None and known in graph:
         return known
-    assigns = list(assigns_of(handle))
+    assigns = [use.node for use in handle.output().uses if use.index == 0 and has(use.node.op, "assigns")]
     for assign in assigns:
         if assign in initial:
             return assign.name
@@ -123,22 +115,18 @@ def from_tf_graph(graph: Any) -> Collected:
     """Read the collections of a tf.Graph. Anybody may add to one: entries of unexpected types are ignored."""
     variables = [v for key in ("variables", "local_variables") for v in graph.get_collection(key)]
     trainable = graph.get_collection("trainable_variables")
-    initializers = {}
-    for variable in (*variables, *trainable):
-        initializer = getattr(variable, "initializer", None)
-        if initializer is not None and _op_name(variable) is not None:
-            initializers[_op_name(variable)] = initializer.name
+    by_name = {name: v for v in (*variables, *trainable) if (name := _op_name(v)) is not None}
+    initializers = {name: getattr(variable, "initializer", None) for name, variable in by_name.items()}
     return Collected(
         trainable=frozenset(filter(None, map(_op_name, trainable))) if variables or trainable else None,
-        initializers=initializers,
+        initializers={name: one.name for name, one in initializers.items() if one is not None},
         train_ops=_names(graph, "train_op"),
         update_ops=_names(graph, "update_ops"),
         keep=_names(graph, "table_initializer"),
         checkpoints=_names(graph, CHECKPOINTS),
         policies={
-            _op_name(variable): (declared(variable, "synchronization"), declared(variable, "aggregation"))
-            for variable in (*variables, *trainable)
-            if _op_name(variable) is not None
+            name: (declared(variable, "synchronization"), declared(variable, "aggregation"))
+            for name, variable in by_name.items()
         },
     )
 
@@ -193,7 +181,6 @@ class FunctionBinding:
     Attributes:
         concrete: TensorFlow's ConcreteFunction; None when it was restored from a file.
         captures: in capture order.
-        structured_input_signature: `(args, kwargs)` of specs and Python values.
         structured_outputs: the nested result, tensors of the traced graph.
         inputs: placeholder node per flat argument, in order.
         outputs: tensor name per flat result, in order.
@@ -201,7 +188,6 @@ class FunctionBinding:
 
     concrete: Any
     captures: tuple[Capture, ...]
-    structured_input_signature: Any
     structured_outputs: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -215,7 +201,6 @@ class SavedCapture:
 
     Attributes:
         node: the placeholder that stands for it.
-        value: its value, as a numpy array.
         dtype: TensorFlow's name of the element type.
         name: the variable's public name; None for a constant.
     """
@@ -261,4 +246,4 @@ class SavedBinding:
                 continue
             variable = tf.Variable(saved.value, dtype=saved.dtype, name=saved.name, trainable=saved.name in trainable)
             captures.append(Capture(saved.node, variable.handle, variable, saved.name))
-        return FunctionBinding(None, tuple(captures), None, None, self.inputs, self.outputs)
+        return FunctionBinding(None, tuple(captures), None, self.inputs, self.outputs)

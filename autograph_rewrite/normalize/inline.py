@@ -95,7 +95,7 @@ def _flatten(state: FunctionLowering, roots: Iterable[Node]) -> None:
         if node.op in state.library:
             state_results(node, state.library)
     while state.pending:
-        node, pivot, state.chain = state.pending.popleft()
+        node, pivot, state.callers = state.pending.popleft()
         _lower(state, node, pivot)
     _open_gates(state, map(graph.node, names))
     look_through(graph, state.predicates)
@@ -161,23 +161,18 @@ def lower_call(state: FunctionLowering, node: Node, pivot: Node | None) -> None:
     """Replace a function call by the function's body.
 
     Args:
-        state: the lowering under way.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     function = node.attr("f") if has(node.op, "calls") else FunctionName(node.op)
     if pivot is None and state.has_routing and node.inputs:
-        pivot = _pivot_of(node)
+        # A node that is alive exactly when a call of the original graph is, and in its frame.
+        value = next((value for value in node.inputs if not is_invariant(value)), node.inputs[0])
+        pivot = Builder.at(node).node("Identity", value, what="pivot")
     body = state.body(node, function, "", node.inputs, Entry(node.controls, pivot))
     results = [
         state.gated(node, i, state.tied(node, i, value, pivot), body.effects) for i, value in enumerate(body.returns)
     ]
     state.finish(node, results, body.effects, body.effects or [value.node for value in results] or node.controls)
-
-
-def _pivot_of(node: Node) -> Node:
-    """Return a node that is alive exactly when a call of the original graph is, and in its frame."""
-    value = next((value for value in node.inputs if not is_invariant(value)), node.inputs[0])
-    return Builder.at(node).node("Identity", value, what="pivot")
 
 
 # `While` becomes a frame: Enter, Merge, LoopCond, Switch, NextIteration, Exit.
@@ -206,7 +201,6 @@ def lower_while(state: FunctionLowering, node: Node, pivot: Node | None) -> None
     """Replace a While by a frame, in place.
 
     Args:
-        state: the lowering under way.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     build = Builder.at(node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import chain
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import FunctionName, decode, encode
-from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, find_op
+from autograph_rewrite.ir.types.opdefs import RESULT_TYPES, Arg, OpDef, dtypes_of, find_op
 from autograph_rewrite.ir.types.wire import RawNode, read_varint
 from autograph_rewrite.ops.traits import ENTERS, has
 
@@ -37,33 +37,46 @@ class FunctionLowering:
     gates: list[Node] = field(default_factory=list)
     frames: set[str] = field(default_factory=set)
     predicates: dict[Node, Value] = field(default_factory=dict)  # of each Merge of an If, else side first
-    chain: tuple[str, ...] = ()  # the functions that the node in work came from
+    callers: tuple[str, ...] = ()  # the functions that the node in work came from
 
     def body(self, node: Node, function: FunctionName, part: str, arguments: Sequence[Value], entry: Entry) -> Body:
         """Copy a function that `node` names into the graph, and queue what it holds itself.
 
         Args:
-            function: its name and attributes.
             part: between the node's name and those of the copies, such as "then"; "" for none.
             arguments: one value per parameter.
             entry: what the body's first nodes wait for.
 
         Raises:
-            GraphError: the function is missing, or calls itself.
+            GraphError: the function is missing, calls itself, does not fit its arguments, or names what it lacks.
         """
         if function.name not in self.library:
             raise GraphError(
                 f"'{node.name}' calls '{function.name}', which the function library does not have", node=node
             )
-        if function.name in self.chain:
-            cycle = " -> ".join((*self.chain, function.name))
+        if function.name in self.callers:
+            cycle = " -> ".join((*self.callers, function.name))
             raise GraphError(f"the function '{function.name}' calls itself ({cycle})", node=node)
         attrs = {**{k: v for k, v in node.attrs.items() if isinstance(v, bytes)}, **dict(function.attrs)}
-        site = CallSite(arguments, f"{node.name}/{part}" if part else node.name, attrs, entry, node.device)
-        body = instantiate(self.graph, self.library, self.library.get(function.name), site)
-        chain = (*self.chain, function.name)
-        self.pending.extend((new, entry.pivot, chain) for new in body.nodes if self.is_functional(new))
-        return body
+        prefix = f"{node.name}/{part}" if part else node.name
+        declared = self.library.get(function.name)
+        given = _bind(declared, arguments, attrs)
+        copies: dict[str, Node] = {}
+        for raw in declared.nodes:
+            name, device = self.graph.unique_name(f"{prefix}/{raw.name}"), raw.device or node.device
+            kept = _instance_attrs(raw, declared, attrs, prefix)
+            copies[raw.name] = self.graph.insert(Node(self.graph, name, raw.op, device, kept, raw.rest))
+            if raw.op in self.library:
+                state_results(copies[raw.name], self.library)
+        scope = _Scope(declared, self.library, given, copies)
+        for raw in declared.nodes:
+            _connect(copies[raw.name], raw, scope, entry)
+        results = (scope.results(declared.returns[arg.name], arg, attrs) for arg in declared.outputs)
+        returns = tuple(chain.from_iterable(results))
+        effects = [copies[name] for name in declared.control_returns if name in copies]
+        callers = (*self.callers, function.name)
+        self.pending.extend((new, entry.pivot, callers) for new in copies.values() if self.is_functional(new))
+        return Body(returns, tuple(effects or _loose_effects(copies.values())))
 
     def is_functional(self, node: Node) -> bool:
         """Whether a node calls functions in a way that can be lowered."""
@@ -75,7 +88,6 @@ class FunctionLowering:
         """Make the readers of a result also run the effects; undone in the end where something else runs them.
 
         Args:
-            node: which is lowered.
             effects: nodes of the body that must run.
         """
         if not effects or not node.output(index).uses:
@@ -90,9 +102,6 @@ class FunctionLowering:
         """Tie a loop constant that a node passes through to the iteration: its readers lose their tie, the node.
 
         Args:
-            node: which is lowered.
-            index: of its result.
-            value: the result.
             pivot: node that is alive in each iteration; None: there is no loop.
         """
         if pivot is None or not is_invariant(value):
@@ -104,13 +113,11 @@ class FunctionLowering:
         """Let `results` take the place of a lowered node, keep its name resolvable, and remove it.
 
         Args:
-            node: the functional node.
-            results: a value per output.
             effects: what its name, when it is run, must run.
             done: what its waiters wait for now.
         """
         dtypes = node.output_dtypes
-        name, origin, is_named = node.name, node, not self.chain
+        name, origin, is_named = node.name, node, not self.callers
         done = list(dict.fromkeys(done))
         users = node.control_users
         if users and len(done) > 1:
@@ -151,7 +158,6 @@ def lower_branches(state: FunctionLowering, node: Node, pivot: Node | None) -> N
     """Replace an If or Case by its branches, in place.
 
     Args:
-        state: the lowering under way.
         pivot: node that is alive in each iteration of the loop around; None: there is none.
     """
     selector, *arguments = node.inputs
@@ -176,7 +182,6 @@ def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
 
     Args:
         node: which is lowered; it names the new one.
-        value: passed on.
         controls: what to wait for.
     """
     if not controls:
@@ -185,12 +190,7 @@ def ordered(node: Node, value: Value, controls: Sequence[Node]) -> Value:
 
 
 def boolean(node: Node, value: Value) -> Value:
-    """Return the truth of a value, as If and While define it for other types than bool.
-
-    Args:
-        node: which is lowered; it names the new one.
-        value: a condition of any type.
-    """
+    """Return the truth of a value, as If and While define it for other types than bool."""
     if dtypes.base(value.dtype) == dtypes.BOOL:
         return value
     return Builder.at(node).op("ToBool", value, what="to_bool")
@@ -287,14 +287,11 @@ class Body:
     """A body that was copied into a graph.
 
     Attributes:
-        returns: its results.
         effects: nodes that must run whenever it does.
-        nodes: all copied nodes.
     """
 
     returns: tuple[Value, ...]
     effects: tuple[Node, ...]
-    nodes: tuple[Node, ...]
 
 
 def is_invariant(value: Value) -> bool:
@@ -305,61 +302,8 @@ def is_invariant(value: Value) -> bool:
 def state_results(node: Node, library: Library) -> None:
     """State the element types that a call by function name gives: whoever reads it may ask before it is lowered."""
     attrs = {key: raw for key, raw in node.attrs.items() if isinstance(raw, bytes)}
-    types = [dtype for arg in library.get(node.op).outputs for dtype in _arg_dtypes(arg, attrs)]
+    types = dtypes_of(library.get(node.op).outputs, attrs)
     node.set_raw_attr(RESULT_TYPES, encode("list(type)", types))
-
-
-@dataclass(frozen=True)
-class CallSite:
-    """Where a body is copied to.
-
-    Attributes:
-        arguments: one value per parameter.
-        prefix: of the copies' names.
-        attrs: encoded values of the function's attribute parameters.
-        entry: what the body's first nodes wait for.
-        device: of nodes that name none.
-    """
-
-    arguments: Sequence[Value]
-    prefix: str
-    attrs: Mapping[str, bytes]
-    entry: Entry
-    device: str
-
-
-def instantiate(graph: Graph, library: Library, function: Function, site: CallSite) -> Body:
-    """Copy the body of a function to where it is called.
-
-    Args:
-        graph: where the copies go.
-
-    Raises:
-        GraphError: the body does not fit its arguments, or names something that it does not have.
-    """
-    attrs = site.attrs
-    given = _bind(function, site.arguments, attrs)
-    copies: dict[str, Node] = {}
-    for raw in function.nodes:
-        node = Node(
-            graph,
-            graph.unique_name(f"{site.prefix}/{raw.name}"),
-            raw.op,
-            raw.device or site.device,
-            _instance_attrs(raw, function, attrs, site.prefix),
-            raw.rest,
-        )
-        copies[raw.name] = graph.insert(node)
-        if raw.op in library:
-            state_results(node, library)
-    scope = _Scope(function, library, given, copies)
-    for raw in function.nodes:
-        _connect(copies[raw.name], raw, scope, site.entry)
-    returns = tuple(
-        value for arg in function.outputs for value in scope.results(function.returns[arg.name], arg, attrs)
-    )
-    effects = tuple(copies[name] for name in function.control_returns if name in copies)
-    return Body(returns, effects or tuple(_loose_effects(copies.values())), tuple(copies.values()))
 
 
 @dataclass(frozen=True)
@@ -370,10 +314,6 @@ class _Scope:
     library: Library
     arguments: Mapping[str, tuple[Value, ...]]
     copies: Mapping[str, Node]
-
-    def is_functional(self, node: Node) -> bool:
-        """Whether a node will be replaced by a body itself."""
-        return has(node.op, "functional") or node.op in self.library
 
     def value(self, reference: str) -> Value:
         """Return what `arg`, `arg:1`, `node:out` or `node:out:1` stands for."""
@@ -393,7 +333,7 @@ class _Scope:
     def results(self, reference: str, arg: Arg, attrs: Mapping[str, bytes]) -> tuple[Value, ...]:
         """Return the values of one declared result, which may be a list."""
         first = self.value(reference)
-        count = len(_arg_dtypes(arg, attrs))
+        count = len(dtypes_of((arg,), attrs))
         if count == 1:
             return (first,)
         if reference in self.arguments:
@@ -410,7 +350,7 @@ def _connect(node: Node, raw: RawNode, scope: _Scope, entry: Entry) -> None:
             node.add_control(scope.node(name))
     is_inner = bool(node.controls) or any(text.partition(":")[0] in scope.copies for text in raw.inputs)
     # A call that waits for one of its arguments only does not hold back what its body does with the others.
-    if not is_inner or scope.is_functional(node):
+    if not is_inner or has(node.op, "functional") or node.op in scope.library:
         for start in entry.starts:
             node.add_control(start)
     if is_inner:
@@ -423,7 +363,7 @@ def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, by
     bound = {}
     at = 0
     for arg in function.inputs:
-        count = len(_arg_dtypes(arg, attrs))
+        count = len(dtypes_of((arg,), attrs))
         bound[arg.name] = tuple(arguments[at : at + count])
         at += count
     if at != len(arguments):
@@ -431,40 +371,20 @@ def _bind(function: Function, arguments: Sequence[Value], attrs: Mapping[str, by
     return bound
 
 
-def _arg_dtypes(arg: Arg, attrs: Mapping[str, bytes]) -> tuple[int, ...]:
-    if arg.type_list_attr:
-        return tuple(decode(attrs[arg.type_list_attr]))
-    dtype: int = arg.dtype or decode(attrs[arg.type_attr])
-    return (dtype,) * (decode(attrs[arg.number_attr]) if arg.number_attr else 1)
-
-
-@cache
-def _plain_offsets(op_name: str) -> dict[str, int] | None:
-    """Return position by output name, for an op type whose outputs are single tensors."""
-    op = find_op(op_name)
-    if op is None or any(arg.number_attr or arg.type_list_attr for arg in op.outputs):
-        return None
-    return {arg.name: index for index, arg in enumerate(op.outputs)}
-
-
 def _offset(node: Node, output: str, library: Library) -> int:
     """Return the index of the first tensor of a named output."""
     if not output:
         return 0
-    plain = _plain_offsets(node.op)
-    if plain is not None and output in plain:
-        return plain[output]
     op = find_op(node.op)
     at = 0
     for arg in op.outputs if op is not None else library.get(node.op).outputs:
         if arg.name == output:
             return at
-        at += len(_arg_dtypes(arg, {**_defaults(node.op), **node.attrs}))
+        at += len(dtypes_of((arg,), {**_defaults(op), **node.attrs}))
     raise GraphError(f"a function body reads the output '{output}' of '{node.name}', which has none", node=node)
 
 
-def _defaults(op_name: str) -> dict[str, bytes]:
-    op = find_op(op_name)
+def _defaults(op: OpDef | None) -> dict[str, bytes]:
     attrs = op.attrs if op is not None else {}
     return {name: attr.default for name, attr in attrs.items() if attr.default is not None}
 

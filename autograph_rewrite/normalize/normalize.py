@@ -43,17 +43,14 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 PASS = "normalise"
 
 
-def normalise(item: TrainingGraph, *, in_place: bool = False) -> TrainingGraph:
-    """Return the item in normal form.
-
-    Args:
-        in_place: use up the item's own graph instead of a copy of it.
+def normalise(item: TrainingGraph) -> TrainingGraph:
+    """Return the item in normal form, on a copy of its graph.
 
     Raises:
         GraphError: a missing or recursive function, or a legacy op that has no resource form.
     """
     stage("normalise (%s nodes)", f"{len(item.graph):,}")
-    graph = item.graph if in_place else item.graph.clone()
+    graph = item.graph.clone()
     graph.current_pass = PASS
     read_outside = {info.tensor.partition(":")[0] for info in item.outputs.values()}
     fetched = read_outside if item.targets or read_outside else graph.nodes
@@ -90,17 +87,14 @@ def normalise_original(item: TrainingGraph) -> TrainingGraph:
     Raises:
         GraphError: as `normalise`, or this is no item, or the graph is distributed already, or partitioned by hand.
     """
-    _require_item(item)
+    if not isinstance(item, TrainingGraph):  # untyped code comes here
+        what = type(item).__name__  # type: ignore[unreachable]
+        hint = "GraphItem.from_graph, from_function and from_keras make one; ar.distribute takes models and functions"
+        raise GraphError(f"expected a GraphItem, not {what}", hint=hint)
     flat = normalise(item)
     require_original(flat, PASS)
     require_automatic(flat.graph)
     return flat
-
-
-def _require_item(item: object) -> None:
-    if not isinstance(item, TrainingGraph):
-        hint = "GraphItem.from_graph, from_function and from_keras make one; ar.distribute takes models and functions"
-        raise GraphError(f"expected a GraphItem, not {type(item).__name__}", hint=hint)
 
 
 def roots(item: TrainingGraph, graph: Graph) -> Iterable[Node]:
@@ -175,18 +169,17 @@ def draws(node: Node) -> bool:
     return op is not None and op.is_stateful and has(node.op, "draws")
 
 
-def run_in_turn(graph: Graph) -> int:
-    """Let loops that draw run one iteration at a time, in place; return how many there are."""
+def run_in_turn(graph: Graph) -> None:
+    """Let loops that draw run one iteration at a time, in place."""
     enters = [node for node in graph if node.op in ENTERS]
     drawing = [node for node in graph if draws(node)] if enters else []
     if not drawing:
-        return 0
+        return
     frames = frames_of(topological_order(graph))
     held = {frames[node][: depth + 1] for node in drawing if node in frames for depth in range(len(frames[node]))}
     for enter in enters:
         if frames.get(enter) in held:
             enter.set_attr("parallel_iterations", 1)
-    return len(held)
 
 
 # Split each IdentityN into one Identity per value: TensorFlow does not order them either.
@@ -226,15 +219,10 @@ def _identity(graph: Graph, node: Node, index: int) -> Value:
     name = f"{node.name}/{index}"
     value = node.inputs[index]
     made = Builder(graph, name, node, device=node.device).node("Identity", value, controls=node.controls)
-    for key, raw in _shape(node, index).items():
-        made.set_raw_attr(key, raw)
+    shapes = node.attr(SHAPES) or ()
+    if index < len(shapes):
+        made.set_raw_attr(SHAPES, encode("list(shape)", [shapes[index]]))
     return made.output()
-
-
-def _shape(node: Node, index: int) -> dict[str, bytes]:
-    """Return the attribute that states the shape of one output, if the node states those of all."""
-    shapes = node.attr(SHAPES)
-    return {SHAPES: encode("list(shape)", [shapes[index]])} if shapes is not None and index < len(shapes) else {}
 
 
 # XLA's sharding ops as what they compute on one device: identities, which keep what they say as an attribute.

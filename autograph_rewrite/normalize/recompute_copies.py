@@ -35,7 +35,6 @@ def merge_copies(graph: Graph, barriers: Sequence[Barrier]) -> int:
 
     Args:
         graph: it has no legacy variables, and one handle of each variable.
-        barriers: what stands before the copies.
     """
     barriers = [Barrier(there, one.gradient) for one in barriers if (there := _there(graph, one.entries))]
     if not barriers:
@@ -61,7 +60,6 @@ class _Numbering:
     """Finds equal values: each has the first one that is equal as its representative.
 
     Args:
-        graph: what is looked at.
         entries: the Identities behind barriers.
     """
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.copying import Variant, copy_node
@@ -63,7 +64,7 @@ class Converted:
     notes: tuple[tuple[str, str, str], ...] = ()
 
 
-def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ()) -> Converted:
+def convert(graph: Graph, anchored: Collection[str], step: Collection[str]) -> Converted:
     """Convert every reference variable of a graph, in place.
 
     Args:
@@ -80,8 +81,7 @@ def convert(graph: Graph, anchored: Collection[str], step: Collection[str] = ())
     aliases = Aliases(graph)
     if read_late(graph, aliases):
         aliases = Aliases(graph)
-    raced = races(graph, aliases, ancestors(map(graph.node, step))) if step else []
-    said = tuple(notes(raced))
+    said = tuple(races(graph, aliases, ancestors(map(graph.node, step))))
     repeats = {node: [value.node for value in aliases.unchanged(node)] for node in variables}
     taken = {node.attr("shared_name", b"") for node in graph if node.op == "VarHandleOp"}
     handles = {node: _handle(node, taken) for node in variables}
@@ -247,15 +247,14 @@ def _read_after(old: Node, update: Node, references: dict[Value, _Reference]) ->
 # the next. Where no edge decides, the original is a race; its usual winner, the early read, is kept, and noted.
 
 
-Race = tuple[Node, Node, Node]
-"""A variable, what reads it, and an update that no edge orders with the reader."""
 _KEPT_READS = 3  # readers that one note names
 
 
 def read_late(graph: Graph, aliases: Aliases) -> int:
     """Give readers behind updates reads of their own, in place; return how many readers there were."""
     read = {variable for node, index in aliases.readers for variable in aliases.variables[node.inputs[index]]}
-    marks = _marks(aliases, read)
+    updates = dict.fromkeys(one for variable, members in aliases.updates.items() if variable in read for one in members)
+    marks = {one: 1 << i for i, one in enumerate(updates)}
     if not marks:
         return 0
     behind = _Behind(graph, marks)
@@ -266,50 +265,29 @@ def read_late(graph: Graph, aliases: Aliases) -> int:
     return len(found)
 
 
-def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[Race]:
-    """Return which readers of a step no edge orders with an update of the step.
-
-    Args:
-        graph: with reference variables.
-        aliases: which values are their buffers.
-        step: nodes of one step.
-    """
+def races(graph: Graph, aliases: Aliases, step: Collection[Node]) -> list[tuple[str, str, str]]:
+    """Return what to say of readers that no edge orders with an update of their step: node, op, text by variable."""
     readers = {one: 1 << i for i, one in enumerate(dict.fromkeys(n for n, _ in aliases.readers if n in step))}
     order = topological_order(graph)
     before_update = marks_before(order, readers)
     updates = {one for members in aliases.updates.values() for one in members if one in step}
     marks = {one: 1 << i for i, one in enumerate(sorted(updates, key=lambda node: node.name))}
     before_reader = marks_before(order, marks)
-    found: dict[Race, None] = {}
+    found: dict[Node, dict[str, str]] = {}
     for node, index in aliases.readers:
         for variable in aliases.variables[node.inputs[index]] if node in step else ():
             for update in aliases.updates.get(variable, ()):
                 if update not in marks or update is node:
                     continue
                 if not before_reader[node] & marks[update] and not before_update[update] & readers[node]:
-                    found[variable, node, update] = None
-    return list(found)
-
-
-def notes(found: Iterable[Race]) -> list[tuple[str, str, str]]:
-    """Return what to say of races: node, op and text, one for each variable."""
-    by_variable: dict[Node, dict[str, str]] = {}
-    for variable, reader, update in found:
-        by_variable.setdefault(variable, {})[reader.name] = update.name
+                    found.setdefault(variable, {})[node.name] = update.name
     said = []
-    for variable, readers in by_variable.items():
-        listed = ", ".join(f"'{name}'" for name in list(readers)[:_KEPT_READS])
-        more = f" and {len(readers) - _KEPT_READS} more" if len(readers) > _KEPT_READS else ""
-        written = next(iter(readers.values()))
-        text = f"no edge orders its readers {listed}{more} with its update '{written}': they read it before"
+    for variable, read_by in found.items():
+        listed = few([f"'{name}'" for name in read_by], _KEPT_READS)
+        written = next(iter(read_by.values()))
+        text = f"no edge orders its readers {listed} with its update '{written}': they read it before"
         said.append((variable.name, variable.op, text))
     return said
-
-
-def _marks(aliases: Aliases, read: Collection[Node]) -> dict[Node, int]:
-    """Return a bit for each update of a variable that somebody reads."""
-    updates = dict.fromkeys(one for variable, members in aliases.updates.items() if variable in read for one in members)
-    return {one: 1 << i for i, one in enumerate(updates)}
 
 
 class _Behind:
@@ -392,7 +370,6 @@ class _Copies:
         """Return a value like `value`, read anew behind `waits`.
 
         Args:
-            value: an alias.
             waits: nodes in the reader's loop.
             enters: what leads from the value's loop into the reader's, outermost first.
         """
@@ -451,11 +428,11 @@ def _entering(enter: Node) -> dict[str, Any]:
 # leads to one variable, so what is updated behind another route stays, and is refused later.
 
 
-def read_before_routes(graph: Graph) -> int:
-    """Make the references values, in place; return how many routes were changed."""
+def read_before_routes(graph: Graph) -> None:
+    """Make the references values, in place."""
     routes = [node for node in graph if has(node.op, "reference_routes")]
     if not any(has(node.op, "joins_references") for node in routes):
-        return 0
+        return
     needed: set[Node] = set()  # by an update behind them
     changed = True
     while changed:
@@ -477,7 +454,6 @@ def read_before_routes(graph: Graph) -> int:
             if value.dtype > dtypes.REF_OFFSET:
                 read = Builder.at(node).node("Identity", value, what=f"read_{index}")
                 node.set_input(index, read.output())
-    return len(found)
 
 
 def _is_needed(node: Node, needed: set[Node]) -> bool:
@@ -554,43 +530,25 @@ class Aliases:
     def __init__(self, graph: Graph) -> None:
         self.variables: dict[Value, tuple[Node, ...]] = {}
         self.readers: dict[tuple[Node, int], None] = {}
-        self.updates: dict[Node, list[Node]] = {}
+        self.updates: dict[Node, dict[Node, None]] = {}
         pending = deque(node.output() for node in graph if has(node.op, "reference_variables"))
         self.variables |= {value: (value.node,) for value in pending}
         while pending:
             value = pending.popleft()
             for node, index in value.uses:
                 if has(node.op, "writes") and is_reference(node, index):
-                    self._updated_by(node, value)
+                    for variable in self.variables[value]:
+                        self.updates.setdefault(variable, {})[node] = None
                 outputs = handed_on(node, index)
                 pending.extend(out for out in outputs if self._is_new(out, value))
                 if not outputs and not is_reference(node, index):
                     self.readers[node, index] = None
-
-    def _updated_by(self, node: Node, value: Value) -> None:
-        for variable in self.variables[value]:
-            known = self.updates.setdefault(variable, [])
-            if node not in known:
-                known.append(node)
 
     def _is_new(self, out: Value, value: Value) -> bool:
         known = self.variables.get(out, ())
         joined = tuple(dict.fromkeys((*known, *self.variables[value])))
         self.variables[out] = joined
         return joined != known
-
-    def sources(self, value: Value) -> Iterator[Value]:
-        """Yield the references, which are no values yet, that a value comes from without a node that reads them."""
-        stack, seen = [value], {value}
-        while stack:
-            one = stack.pop()
-            if one.dtype > dtypes.REF_OFFSET:
-                yield one
-                continue
-            for given in one.node.inputs:
-                if given in self.variables and given not in seen:
-                    seen.add(given)
-                    stack.append(given)
 
     def unchanged(self, variable: Node) -> Iterator[Value]:
         """Yield what holds just the value of a variable: itself, updates of it, and what repeats them."""

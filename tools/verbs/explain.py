@@ -41,8 +41,8 @@ def _data(account: Account) -> dict[str, Any]:
     from autograph_rewrite.plan.parts.notes import ranking
 
     return {
-        "replicas": account.replicas,
-        "mode": account.mode,
+        "replicas": account.plan.replicas,
+        "mode": account.plan.mode,
         "devices": [list(own) for own in account.devices],
         "coverage": account.covered.share,
         "batch": account.covered.batch,
@@ -55,8 +55,8 @@ def _data(account: Account) -> dict[str, Any]:
             for edge in account.edges
             if edge.kind != "local"
         ],
-        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "inexact": [vars(note) for note in account.report.inexact],
+        "notes": [vars(note) for note in account.report.notes],
         "plan_notes": list(account.plan_notes),
         "ranking": ranking(account.ranking),
     }

@@ -98,19 +98,16 @@ def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
 def _data(account: Account, out: str) -> dict[str, Any]:
     return {
         "out": out,
-        "replicas": account.replicas,
-        "mode": account.mode,
-        "nodes_before": account.before,
-        "nodes_after": account.after,
-        "seconds": account.seconds,
-        "passes": [
-            {"name": name, "seconds": seconds, "added": added, "removed": removed}
-            for name, seconds, added, removed in account.passes
-        ],
+        "replicas": account.plan.replicas,
+        "mode": account.plan.mode,
+        "nodes_before": account.report.nodes_before,
+        "nodes_after": account.report.nodes_after,
+        "seconds": account.report.seconds,
+        "passes": [vars(one) for one in account.report.passes],
         "coverage": account.covered.share,
         "batch": account.covered.batch,
         "whole": common.whole_work(account.covered),
         "reshards": len(account.edges),
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
+        "notes": [vars(note) for note in account.report.notes],
         "plan_notes": list(account.plan_notes),
     }
