@@ -251,7 +251,9 @@ class _Values:
             if value in self._staged.folded.state.whole_inputs:
                 continue  # counted with its blocks
             if node.span != EACH and (has(node.op, "held") or part[0] == BEFORE):
-                self.fed[self._staged.device(part)] += nbytes
+                # What nothing later reads is gone before the first activations: slots that an update only decays.
+                if has(node.op, "held") or any(self._staged.part_of[use.node][0] != BEFORE for use in value.uses):
+                    self.fed[self._staged.device(part)] += nbytes
                 continue
             self._of[value] = made = _Made(nbytes, part, at)
             self.made.append(made)

@@ -114,10 +114,13 @@ def _sent_first(nodes: list[Node], part_of: Mapping[Node, Part], devices: Device
 
 
 def _joined(folded: AnalyzedStep, early: Collection[Node]) -> set[Node]:
-    """Return the nodes that run once on what all micro-batches have made; sizes are known beforehand."""
+    """Return the nodes that run once on what all micro-batches have made, or after that; sizes are known beforehand."""
     found: set[Node] = set()
     for node in folded.order:
         if node.span == EACH:
+            continue
+        if not found.isdisjoint(node.controls):  # an optimizer reads a slot again after it has written it
+            found.add(node)
             continue
         for value in node.inputs:
             made, placement = value.node.span == EACH, folded.state.source(value).placement
