@@ -155,9 +155,7 @@ class Layout:
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""
         node = self.graph.nodes.get(node_name)
-        if node is None:
-            return ()
-        return self._names(node)
+        return () if node is None else self._names(node)
 
     def _names(self, node: Node) -> tuple[str, ...]:
         count = self.mesh.count(node.span)

@@ -15,6 +15,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
@@ -31,12 +32,8 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.localize.gather_for_outputs import cannot_wait
 
 
-def take_sizes_from_inputs(state: Propagation) -> int:
-    """Rewrite what reads the sizes of activations in front of a meeting; return how many. The caller propagates again.
-
-    Args:
-        state: placements, with the graph that is edited.
-    """
+def take_sizes_from_inputs(state: Propagation) -> bool:
+    """Rewrite what reads the sizes of activations in front of a meeting; return whether anything does."""
     late, computed = late_nodes(state.order), _computed_of_variables(state)
     meetings = [node for node in state.order if node in late and node not in computed and _meets(state, node)]
     needed = ancestors(meetings) if meetings else set()
@@ -49,7 +46,7 @@ def take_sizes_from_inputs(state: Propagation) -> int:
         and node.inputs[0].node in computed
     ]
     groups = batch_groups(state) if readers else None
-    return sum([_read_inputs(state, node, _inputs_of(state, groups, node.inputs[0])) for node in readers])
+    return any([_read_inputs(state, node, _inputs_of(state, groups, node.inputs[0])) for node in readers])
 
 
 def _inputs_of(state: Propagation, groups: BatchGroups | None, value: Value) -> list[Value]:
@@ -65,16 +62,12 @@ def _inputs_of(state: Propagation, groups: BatchGroups | None, value: Value) -> 
 
 def _computed_of_variables(state: Propagation) -> set[Node]:
     """Return what is computed from variables, or waits for what is, but for what asks for sizes alone."""
-    found = set(touching_nodes(state.order))
-    pending = list(found)
-    while pending:
-        node = pending.pop()
+
+    def computed(node: Node) -> list[Node]:
         waiting = node._control_users
-        for user in users(node):
-            if user not in found and (user in waiting or not has(user.op, "reads_size")):
-                found.add(user)
-                pending.append(user)
-    return found
+        return [user for user in users(node) if user in waiting or not has(user.op, "reads_size")]
+
+    return set(reachable(touching_nodes(state.order), computed))
 
 
 def _meets(state: Propagation, node: Node) -> bool:
@@ -136,9 +129,8 @@ def _entry(build: Builder, source: tuple[Value | None, int, int], dtype: int, wh
 
 def _run(rewrite: Rewrite) -> None:
     """Take sizes of activations from inputs, where all micro-batches need what is made of them alone."""
-    state = rewrite.get(Propagation)
-    if take_sizes_from_inputs(state):
-        rewrite.put(revise(state))
+    if take_sizes_from_inputs(rewrite.state):
+        rewrite.put(revise(rewrite.state))
 
 
 SIZES_OF_INPUTS = Pass("sizes-of-inputs", _run, cannot_wait, (Propagation,), (Propagation,))
