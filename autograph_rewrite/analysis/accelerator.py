@@ -42,12 +42,10 @@ class Placed:
     Attributes:
         device: its name.
         kernel: what an accelerator runs it with; None on the host.
-        cause: a node that keeps it from the accelerator that it asks for: itself, or one of its group.
     """
 
     device: str
     kernel: Kernel | None = None
-    cause: Node | None = None
 
 
 def is_accelerator(device: str) -> bool:
@@ -138,10 +136,9 @@ def _together(
     if not is_accelerator(wanted):
         return dict.fromkeys(group, Placed(wanted))
     kernels = {node: kernel_of(node) for node in group}
-    without = next((node for node, kernel in kernels.items() if kernel is None or node in elsewhere), None)
-    if without is None:
-        return {node: Placed(wanted, kernel) for node, kernel in kernels.items()}
-    return {node: Placed(host_of(wanted), None, node if kernels[node] is None else without) for node in group}
+    if any(kernel is None or node in elsewhere for node, kernel in kernels.items()):
+        return dict.fromkeys(group, Placed(host_of(wanted)))
+    return {node: Placed(wanted, kernel) for node, kernel in kernels.items()}
 
 
 # What runs on the host though the replicas run on accelerators: what has no kernel there, sizes, cuts of inputs.

@@ -56,7 +56,6 @@ def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bo
     So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
 
     Args:
-        node: the op.
         inputs: shapes of its operands, in numbers.
         outputs: and of its results.
     """
@@ -72,7 +71,6 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     """Return what one instance of a node does.
 
     Args:
-        node: the op and its attributes.
         inputs: the shapes that one instance reads.
         outputs: the shapes that it makes.
         nbytes: of all of them together.
@@ -125,12 +123,8 @@ def _row_bytes(shape: Shape, count: int) -> float:
 # backward   ──► Merge ──► Pop(list)                                              as often as was pushed
 
 
-def _no_number(value: Value) -> int:
-    return 0
-
-
 def trips_of(
-    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = _no_number
+    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = lambda value: 0
 ) -> dict[Frame, int]:
     """Return how often loops run: those that count to a known number, and those that take what these put into lists.
 
@@ -159,13 +153,7 @@ def runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
 def held_in_lists(
     state: Propagation, frames: Mapping[Node, Frame], trips: Mapping[Frame, int], sizes: Sizes
 ) -> dict[Node, int]:
-    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first.
-
-    Args:
-        frames: the loops around each node.
-        trips: iterations of each loop.
-        sizes: numbers for the symbols of shapes.
-    """
+    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first."""
     found: dict[Node, int] = {}
     seen: set[Value] = set()
     for node in state.order:
@@ -227,7 +215,6 @@ def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
 
     Args:
         order: the nodes that are to run, producers first.
-        outputs: what the outside reads.
     """
     nodes = list(order)
     effects = [node for node in nodes if is_update(node) or is_pinned(node)]

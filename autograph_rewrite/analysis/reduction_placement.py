@@ -16,7 +16,7 @@ import heapq
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-from autograph_rewrite.analysis.networks import groups, minimum_cut
+from autograph_rewrite.analysis.networks import groups, minimum_cut, reachable
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -77,7 +77,6 @@ def place_reductions(
 
     Args:
         state: a propagation in which they are not reduced yet.
-        outputs: values that the outside reads whole.
         unconditionally: rather reduce behind branches than in them.
         cuts: those found before, which is where those found now are kept.
     """
@@ -96,10 +95,8 @@ def place_reductions(
     chosen: set[Value] = set()
     for region in _regions(readers):
         ends = [value for value in region if value in demands]
-        if ends:
-            chosen |= {
-                _handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, unconditional, cuts)
-            }
+        found = _cut(state, region, readers, ends, unconditional, cuts) if ends else ()
+        chosen |= {_handed_on(value, readers, wanted) for value in found}
     return chosen
 
 
@@ -153,19 +150,11 @@ def _cut(
 
 def _loop_values(region: list[Value]) -> set[Value]:
     """Return the values inside a loop: reducing there would repeat the reduction in every iteration."""
-    carried = {value for value in region if value.node.op in BACK_EDGES}
-    if not carried:
-        return set()
-    inside: set[Node] = {value.node for value in carried}
-    pending = list(inside)
-    while pending:
-        node = pending.pop()
-        if node.op in ENTERS:
-            continue
-        for value in node.inputs:
-            if value.node not in inside:
-                inside.add(value.node)
-                pending.append(value.node)
+
+    def before(node: Node) -> list[Node]:
+        return [] if node.op in ENTERS else [value.node for value in node.inputs]
+
+    inside = reachable((value.node for value in region if value.node.op in BACK_EDGES), before)
     return {value for value in region if value.node in inside and value.node.op not in ENTERS}
 
 
@@ -207,10 +196,6 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
     """Return the split values to gather, and the sizes to make global, for all their readers.
 
     It is empty where gathering at each reader is no worse.
-
-    Args:
-        state: placements.
-        outputs: values that the outside reads whole.
     """
     if state.loops or state.cells:
         return set()  # values inside a loop would be gathered in every iteration
@@ -225,7 +210,7 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
 def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
     """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
     kept: set[Value] = set()
-    for region in groups(serving, ((value, other) for value, made in serving.items() for other in made)):
+    for region in _regions(serving):
         if any(value in demanded and not _is_plain_sum(value) for value in region):
             kept.update(region)
     return {value: made for value, made in serving.items() if value in kept}
