@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
@@ -73,7 +74,6 @@ def find_activations(
     """Find what may be computed again, and for whom.
 
     Args:
-        state: the placements.
         forward: the nodes that the loss depends on.
         trained: the nodes that make the gradients of variables.
         exchanged: values that are converted: they are exchanged between replicas, or cut.
@@ -180,7 +180,6 @@ class Decision:
     """What is computed again in one graph.
 
     Attributes:
-        segments: in the order of the forward.
         left: what is kept all the same.
         peaks: of the step, for a policy that asks for one.
         offloaded: values that are in the host's memory until gradients need them, by node.
@@ -216,8 +215,6 @@ class Decision:
 
 def first_of_each(left: Sequence[Left]) -> tuple[Left, ...]:
     """Return one of those with one reason, with how many more there are."""
-    found: dict[str, list[Left]] = {}
-    for one in left:
-        found.setdefault(one.reason, []).append(one)
+    found = grouped((one.reason, one) for one in left)
     more = {reason: f" (and {len(same) - 1} more such segments)" for reason, same in found.items() if len(same) > 1}
     return tuple(Left(same[0].node, reason + more.get(reason, "")) for reason, same in found.items())
