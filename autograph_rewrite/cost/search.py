@@ -44,8 +44,6 @@ class Evaluator:
     """Simulates plans of one item, keeping what they have in common.
 
     Attributes:
-        item: normalised.
-        hardware: what a step runs on.
         tried: how many plans have been simulated.
         batch: examples of the global batch where the graph does not say, the same for all plans.
     """
@@ -207,7 +205,6 @@ def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tupl
     """Return the first candidate that can be carried out, and for each before it why it cannot.
 
     Args:
-        item: normalised.
         candidates: at least one, the best first.
 
     Raises:
