@@ -40,7 +40,6 @@ class Placed:
     """Where a node runs.
 
     Attributes:
-        device: its name.
         kernel: what an accelerator runs it with; None on the host.
     """
 
@@ -259,7 +258,6 @@ class Crossing:
     """A tensor that moves between a host and an accelerator.
 
     Attributes:
-        value: what moves.
         device: the accelerator at one end.
         to_host: which way it goes.
         readers: who reads it there; none: the program that runs the step.

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.analysis.networks import grouped
-from autograph_rewrite.analysis.op_work import held_in_lists, is_view, trips_of
+from autograph_rewrite.analysis.op_work import family_of, held_in_lists, is_view, trips_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame, Guard, guards_of, predicate_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import SWITCHES, has
 
 POINTS = 400
@@ -156,8 +156,7 @@ def buffers_of(
             nbytes[0] = lists[node]
         copies = has(node.op, "reads_whole") and handle_node(node.inputs[0]) in copied
         views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
-        rule = rule_of(node.op)
-        reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
+        reuses = has(node.op, "reuses_input") or family_of(node.op) in REUSING
         found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
     return found | dict.fromkeys(_in_smaller_branches(found, frames), Buffers((), False, False, runs=False))
 

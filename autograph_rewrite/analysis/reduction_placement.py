@@ -17,6 +17,7 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 
 from autograph_rewrite.analysis.networks import groups, minimum_cut, reachable
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -26,7 +27,7 @@ from autograph_rewrite.ir.types.opdefs import is_over
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]
@@ -211,14 +212,9 @@ def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> 
     """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
     kept: set[Value] = set()
     for region in _regions(serving):
-        if any(value in demanded and not _is_plain_sum(value) for value in region):
+        if any(value in demanded and family_of(value.node.op) not in REDUCE for value in region):
             kept.update(region)
     return {value: made for value, made in serving.items() if value in kept}
-
-
-def _is_plain_sum(value: Value) -> bool:
-    rule = rule_of(value.node.op)
-    return rule is not None and rule.family in REDUCE
 
 
 def _is_local(state: Propagation, value: Value) -> bool:
@@ -298,8 +294,8 @@ def _is_summed(state: Propagation, value: Value) -> bool:
     fact = state.source(value)
     if not fact.placement.is_partial:
         return False
-    rule = rule_of(value.node.op)
-    return rule is not None and (rule.family in SEGMENT or (rule.family in REDUCE and fact.shape == ()))
+    family = family_of(value.node.op)
+    return family in SEGMENT or (family in REDUCE and fact.shape == ())
 
 
 def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Value]]) -> list[Value] | None:
@@ -313,11 +309,8 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
             continue
         if why_in_block(node) == BLOCKWISE:
             return None  # it needs blocks throughout
-        rule = rule_of(node.op)
         results = [r for r in _made(state, node) if state.source(r).placement.differs]
-        if rule is None or (rule.family not in CHEAP and rule.family not in REDUCE):
-            return None
-        if any(result not in serving for result in results):
+        if family_of(node.op) not in CHEAP | REDUCE or any(result not in serving for result in results):
             return None
         made += results
     return made

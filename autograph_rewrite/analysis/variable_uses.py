@@ -17,6 +17,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
@@ -35,7 +36,7 @@ from autograph_rewrite.ir.variable_ops import (
     written,
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
@@ -50,9 +51,6 @@ class VariableUse:
     """What a step does with one variable.
 
     Attributes:
-        variable: of the item.
-        handle: the node that gives its handle.
-        updates: the nodes that write it.
         readers: of all variables of the graph.
         slots: the variables that an optimizer keeps for it, by name.
         owner: the variable that it is a slot of, None where it is no slot.
@@ -192,8 +190,7 @@ def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
         if node.op in ("ReadVariableOp", "ResourceGather"):
             found[handle_node(node.inputs[0])] = None
             continue
-        rule = rule_of(node.op)
-        if rule is None or rule.family not in _PASSES or state.facts[value].shape == ():
+        if family_of(node.op) not in _PASSES or state.facts[value].shape == ():
             continue
         new = [other for other in node.inputs if other not in seen]
         seen.update(new)
@@ -381,7 +378,6 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
     """Return a use of a variable that no shard could serve, None where it can be cut.
 
     Args:
-        handle: the node that gives its handle.
         cut: the handles of all variables that are cut the same way; None where that is not known yet.
         rewritten: uses that `passes.canonicalize.whole_uses` turns into uses of all of it do not count.
     """

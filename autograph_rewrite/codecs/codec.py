@@ -111,7 +111,6 @@ class Codec:
             decoded, which loses nothing.
         spreads: one element that is not finite makes others so.
         added_bits: of the significand in which codes are added; None: as exactly as the type of the sum.
-        price: what it takes.
     """
 
     error_feedback = True

@@ -143,9 +143,7 @@ class Search:
     """The best plan so far, and why.
 
     Attributes:
-        evaluator: simulates.
         budget: how many plans may be tried.
-        best: so far.
         limit: bytes that a device has; None where nobody says.
         reasons: for people.
         kept: what was the best, one after another; each but the first has its reason.

@@ -65,11 +65,8 @@ class SimulatedStep:
     """A predicted step, with what predictions of other plans have in common with it.
 
     Attributes:
-        plan: as it was given.
-        counts: FLOPs and bytes by node.
         hardware: what it runs on.
         batch: examples of the global batch, as they were given.
-        found: the prediction.
     """
 
     plan: Plan
@@ -310,7 +307,6 @@ class DeviceContent:
         name: for people.
         count: how many there are.
         busy: seconds that one computes.
-        buffers: its memory.
         work: FLOPs and bytes that one computes.
     """
 

@@ -36,7 +36,6 @@ class Staged:
 
     Attributes:
         counts: what its nodes do.
-        stages: how many there are.
         devices: of one replica's stages, in turn, each by the number of the first with its name.
         parts: the nodes of each part, producers first.
         part_of: the part of each node.

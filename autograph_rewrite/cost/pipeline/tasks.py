@@ -42,7 +42,6 @@ class Alive(NamedTuple):
 
     Attributes:
         nbytes: how much; less than nothing where a part gives back in its middle what is counted to its end.
-        device: where.
         maker: the task.
         readers: other tasks.
         held: what it is between two parts, if it is that.
@@ -70,7 +69,6 @@ class StagedStep:
 
     Attributes:
         footprint: what a micro-batch holds.
-        pipeline: of the plan.
         mirrored: each replica has variables of its own, whose gradients all replicas of a stage add up.
         tasks: those that compute.
         moves: those that send, by what they send and the device it goes to.

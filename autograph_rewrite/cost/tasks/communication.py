@@ -36,7 +36,6 @@ class Member:
     """One value that is exchanged.
 
     Attributes:
-        edge: the plan's edge.
         value: in the folded graph.
         sent: the bytes that one replica hands over.
         whole: the bytes of the value as one replica makes it.

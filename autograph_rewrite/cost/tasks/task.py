@@ -25,6 +25,7 @@ class Buffer:
     """Memory that a task makes and others read.
 
     Attributes:
+        nbytes: of one instance.
         place: the lane whose device holds it; on a CPU, `each` instance of a replica has its own.
         each: whether every replica has one.
         maker: the task that makes it.

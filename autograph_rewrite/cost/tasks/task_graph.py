@@ -211,13 +211,11 @@ class Built:
     """The tasks of one step.
 
     Attributes:
-        tasks: all of them.
         buffers: what they make and read, variables included.
         cores: the lanes that take several tasks at a time.
         groups: the exchanges of the plan's edges, each with its tasks.
         variable_bytes: of one instance of a device, by lane.
         work: FLOPs and bytes of one instance, by the device and whether every replica has one.
-        tasks_of: the tasks of each node.
         sent: what has come to another logical device, with the move and the buffer there.
         brought: variables that come to where they are read, with the kind of exchange and the bytes.
     """

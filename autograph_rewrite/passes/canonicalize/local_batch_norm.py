@@ -111,7 +111,11 @@ def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instanc
         anchored = [name for name, anchor in graph.anchors.items() if anchor is value]
         if not others and not anchored:
             continue
-        exit_ = _exit(value, kind, instances)
+        build = Builder.at(value.node)
+        if kind == SUM:
+            exit_ = build.node("Identity", value, what="contribution")
+        else:
+            exit_ = build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
         mark(exit_, OF_BLOCK, kind)
         readers = {use.node for use in value.uses}
         value.replace_all_uses_with(exit_.output(), keep={exit_, *(readers - set(others))})
@@ -119,13 +123,6 @@ def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instanc
             name = node.name
             take_name(graph, node, graph.unique_name(f"{name}/of_block"))
             take_name(graph, exit_, name)
-
-
-def _exit(value: Value, kind: str, instances: int) -> Node:
-    build = Builder.at(value.node)
-    if kind == SUM:
-        return build.node("Identity", value, what="contribution")
-    return build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
 
 
 # Replace constant sizes in the gradients of batch statistics by shapes, for graphs with a static batch.
@@ -230,7 +227,6 @@ class BatchNorm:
     """A batch normalisation.
 
     Attributes:
-        moments: its statistics.
         forward: what is computed from them without the examples, and used with them, in both directions.
         backward: sums over the examples, and what follows from them, that are gradients of statistics or parameters.
         split: what reads these for each example.

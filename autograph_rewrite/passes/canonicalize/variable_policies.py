@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.errors import GraphError
@@ -29,7 +30,7 @@ from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, repl
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, kind_of, mark
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import access_order
@@ -53,7 +54,6 @@ class ComponentOf:
     """A variable with components, as conversions need it.
 
     Attributes:
-        policy: of the variable.
         component: what a replica has of it at the beginning of a step; its operand reads the variable.
         kept: what it has in the end.
         update: the node that writes what they come to.
@@ -353,7 +353,8 @@ class ReplicaContext:
 
     def _ends(self, node: Node) -> bool:
         """Return whether a replica takes what a node makes as it is."""
-        if node in self._components or kind_of(node) == OF_EACH or (self._is_split(node) and not _is_elementwise(node)):
+        is_elementwise = has(node.op, "forwards") or family_of(node.op) in _ELEMENTWISE
+        if node in self._components or kind_of(node) == OF_EACH or (self._is_split(node) and not is_elementwise):
             return True
         facts = [self._state.facts[node.output(i)] for i in range(len(self._state.transfers[node].outputs))]
         return not facts or any(fact.is_local for fact in facts) or node in self._fed
@@ -391,11 +392,6 @@ class ReplicaContext:
         )
         mark(copy, OF_BLOCK, OWN if self._is_split(node) else OF_ONE)
         self._copies[node] = copy
-
-
-def _is_elementwise(node: Node) -> bool:
-    rule = rule_of(node.op)
-    return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
 
 
 def _is_handle(value: Value) -> bool:

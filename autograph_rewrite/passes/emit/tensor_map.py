@@ -46,7 +46,6 @@ class Layout:
         common: nodes whose instances hold the same value.
         facts: of the original values, where instances differ.
         aliases: what took the place of original values.
-        mesh: the instances of this process.
         feeds: placeholders of the original graph, also those that no step needs.
         moved: new names of nodes whose own name only waits for them now.
         partial: whether there are replicas in other processes, so that values that differ are not all here.

@@ -43,7 +43,6 @@ class Alone:
     """What replicas train by themselves.
 
     Attributes:
-        own: their steps.
         averages: where they meet.
         how: as the plan says.
     """

@@ -212,22 +212,22 @@ class Loop:
     def stacked(self, value: Value) -> Value:
         """Return the values of all iterations along a new first dimension."""
         handle, shape = self._list(value)
-        attrs = {"element_dtype": value.dtype}
-        return self._behind("TensorListStack", [handle, shape], f"{value.node.name}/stacked", attrs)
+        build = self._build(f"{value.node.name}/stacked")
+        return build.op("TensorListStack", handle, shape, element_dtype=value.dtype)
 
     def joined(self, value: Value) -> Value:
         """Return the values of all iterations, joined along their first dimension."""
         handle, shape = self._list(value)
         none = Builder(self._graph, self._named("lengths")).const(np.zeros(0), dtypes.INT64)
-        attrs = {"element_dtype": value.dtype}
-        return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
+        build = self._build(f"{value.node.name}/joined")
+        return build.op("TensorListConcatV2", handle, shape, none, element_dtype=value.dtype)
 
     def _list(self, value: Value) -> tuple[Value, Value]:
         shape = self._outside(np.int32(-1), "any_shape")
         if ("list", value) not in self._made:
             most = self._outside(np.int32(-1), "any_number")
-            attrs = {"element_dtype": value.dtype, "shape_type": dtypes.INT32}
-            empty = self._behind("EmptyTensorList", [shape, most], f"{value.node.name}/empty", attrs)
+            build = self._build(f"{value.node.name}/empty")
+            empty = build.op("EmptyTensorList", shape, most, element_dtype=value.dtype, shape_type=dtypes.INT32)
             self._once("list", value, empty, "TensorListPushBack", "pushed", element_dtype=value.dtype)
         return self._made["list", value], shape
 
@@ -280,14 +280,10 @@ class Loop:
         if dtype == dtypes.STRING:
             return self._outside(np.asarray(b"", object), name)
         known = dtypes.numpy_dtype(dtype)
-        zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
         if known is not None:
-            return zero
+            return self._outside(np.zeros((), known), name)
+        zero = self._outside(np.float32(0), name)
         return Builder(self._graph, self._named(f"{name}/cast")).op("Cast", zero, DstT=dtype)
-
-    def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
-        """Add a node outside of the loop, one for each replica."""
-        return self._build(name).op(op, *inputs, **attrs)
 
     def _build(self, name: str) -> Builder:
         """Return a builder of what runs as often as the loop does, where a part of its body stands."""

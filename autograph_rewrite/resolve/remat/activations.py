@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
@@ -24,7 +25,6 @@ from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.resolve.stages.flops import value_bytes
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Activations:
     """What rematerialisation has to know about a graph.
 
     Attributes:
-        state: its placements.
         forward: the nodes that the loss depends on, producers first.
         backward: the nodes that only gradients depend on.
         repeatable: the forward nodes that may run again.
@@ -180,6 +179,7 @@ class Decision:
     """What is computed again in one graph.
 
     Attributes:
+        segments: in the order of the forward.
         left: what is kept all the same.
         peaks: of the step, for a policy that asks for one.
         offloaded: values that are in the host's memory until gradients need them, by node.

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.resolve.remat.activations import Activations, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import CutPlace, Parts, candidates, chain_of, connected, crossing_bytes
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
-from autograph_rewrite.resolve.stages.flops import cost_of
 
 # A chain of cuts whose memory stays below a limit, with the least recomputation: where a search for a budget starts.
 #

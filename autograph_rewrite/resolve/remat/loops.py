@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from autograph_rewrite.analysis.networks import grouped
-from autograph_rewrite.analysis.op_work import trips_of
+from autograph_rewrite.analysis.op_work import cost_of, trips_of, value_bytes
 from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import constant
@@ -32,7 +32,6 @@ from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, may_repeat, root_of
 from autograph_rewrite.resolve.remat.policies import parts_of
 from autograph_rewrite.resolve.remat.segments import SAVES_NOTHING, worth_repeating
-from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 
 WHOLE = ("sqrt", "hierarchical", "every", "budget")
 """Policies that compute the whole cell again."""

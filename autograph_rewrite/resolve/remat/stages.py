@@ -80,8 +80,6 @@ class StageNeeds:
     """What a stage holds besides the values of its nodes.
 
     Attributes:
-        number: of the stage.
-        device: where it is.
         under_way: how many micro-batches are between its forward and its backward, at most.
         kept: bytes of its variables, and of the sums of their gradients.
         is_last: no stage comes behind it.
@@ -147,8 +145,6 @@ class StageChoice:
     """What is computed again in one stage.
 
     Attributes:
-        needs: of the stage.
-        memory: tells its peaks.
         choice: the cheapest that fits.
     """
 

@@ -23,7 +23,7 @@ import numpy as np
 from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.networks import grouped
-from autograph_rewrite.analysis.op_work import runs, trips_of
+from autograph_rewrite.analysis.op_work import cost_of, runs, trips_of, value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
@@ -44,7 +44,6 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP, Pipeline
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.spans import differs_by_replica, own_loops
-from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 from autograph_rewrite.training_graph import Variable
 
 # Balanced cut of a chain into stages: minimise the heaviest stage, then the bytes that cross.
