@@ -49,13 +49,13 @@ def _localize_batch_norm(rewrite: Rewrite) -> None:
     if state.semantics.extent.units is not None and _restate_sizes(state, means):
         state = revise(state)
     if found := _batch_norms(state, moments):
-        _mark(state, found, rewrite.plan.instances)
+        _mark_blocks(state, found, rewrite.plan.instances)
         state = revise(state)
         _require_apart(state)
     rewrite.put(state)
 
 
-def _mark(state: Propagation, found: list[BatchNorm], instances: int) -> None:
+def _mark_blocks(state: Propagation, found: list[BatchNorm], instances: int) -> None:
     """Mark what each block shall compute by itself."""
     backward = {node for norm in found for node in norm.backward}
     forward = {node for norm in found for node in norm.forward} - backward
@@ -88,12 +88,10 @@ def _require_apart(state: Propagation) -> None:
         PassError: they do not; the statistics of the whole batch have to be used.
     """
     for node in state.order:
-        transferred = state.transfers[node]
         own = kind_of(node) == OF_BLOCK
-        mixed = [
-            i for i, reshard in transferred.operand_reshards.items() if own and not isinstance(reshard, LocalEntry)
-        ]
-        mixed = [i for i in mixed if state.facts[node.inputs[i]].placement.differs]
+        converted = state.transfers[node].operand_reshards.items() if own else ()
+        mixed = [node.inputs[i] for i, reshard in converted if not isinstance(reshard, LocalEntry)]
+        mixed = [value for value in mixed if state.facts[value].placement.differs]
         leaks = [value for value in node.inputs if state.facts[value].placement == OWN_VALUE and not own]
         if mixed or (leaks and not has(node.op, "measures")):
             raise PassError(
