@@ -40,14 +40,19 @@ class Placed:
     """Where a node runs.
 
     Attributes:
-        device: its name.
         kernel: what an accelerator runs it with; None on the host.
-        cause: a node that keeps it from the accelerator that it asks for: itself, or one of its group.
     """
 
     device: str
     kernel: Kernel | None = None
-    cause: Node | None = None
+
+    def makes_on_host(self, index: int) -> bool:
+        """Return whether a result is in the memory of the host."""
+        return self.kernel is None or self.kernel.outputs[index]
+
+    def takes_on_host(self, index: int) -> bool:
+        """Return whether an operand is wanted in the memory of the host."""
+        return self.kernel is None or self.kernel.inputs[index]
 
 
 def is_accelerator(device: str) -> bool:
@@ -138,10 +143,9 @@ def _together(
     if not is_accelerator(wanted):
         return dict.fromkeys(group, Placed(wanted))
     kernels = {node: kernel_of(node) for node in group}
-    without = next((node for node, kernel in kernels.items() if kernel is None or node in elsewhere), None)
-    if without is None:
-        return {node: Placed(wanted, kernel) for node, kernel in kernels.items()}
-    return {node: Placed(host_of(wanted), None, node if kernels[node] is None else without) for node in group}
+    if any(kernel is None or node in elsewhere for node, kernel in kernels.items()):
+        return dict.fromkeys(group, Placed(host_of(wanted)))
+    return {node: Placed(wanted, kernel) for node, kernel in kernels.items()}
 
 
 # What runs on the host though the replicas run on accelerators: what has no kernel there, sizes, cuts of inputs.
@@ -209,17 +213,15 @@ def _sizes(free: Iterable[Node], placed: dict[Node, Placed], host: Collection[No
                 PASS_ATTR in node.attrs
                 and not has(node.op, "enlarges")
                 and all(
-                    value.node in host or value.node in moved or _is_small(value.node) or _made_on_host(value, placed)
+                    value.node in host
+                    or value.node in moved
+                    or _is_small(value.node)
+                    or placed[value.node].makes_on_host(value.index)
                     for value in node.inputs
                 )
             )
             moved |= {node} if (is_size or is_near) and not kernel.on_host else set()
     return moved
-
-
-def _made_on_host(value: Value, placed: dict[Node, Placed]) -> bool:
-    kernel = placed[value.node].kernel
-    return kernel is None or kernel.outputs[value.index]
 
 
 def _is_small(node: Node) -> bool:
@@ -236,14 +238,10 @@ def _constants(free: Iterable[Node], placed: dict[Node, Placed], host: Collectio
             continue
         uses = [use for value in node.read_outputs for use in value.uses if use.node in placed]
         is_there = all(use.node in host or not is_accelerator(placed[use.node].device) for use in uses)
-        if uses and (is_there or (not kernel.on_host and all(_wants_host(*use, placed, host) for use in uses))):
+        is_wanted = all(use.node in host or placed[use.node].takes_on_host(use.index) for use in uses)
+        if uses and (is_there or (is_wanted and not kernel.on_host)):
             found.add(node)
     return found
-
-
-def _wants_host(node: Node, index: int, placed: dict[Node, Placed], host: Collection[Node]) -> bool:
-    kernel = None if node in host else placed[node].kernel
-    return kernel is None or kernel.inputs[index]
 
 
 # Which tensors cross between the memory of an accelerator and that of its host in each step.
@@ -262,7 +260,6 @@ class Crossing:
     """A tensor that moves between a host and an accelerator.
 
     Attributes:
-        value: what moves.
         device: the accelerator at one end.
         to_host: which way it goes.
         readers: who reads it there; none: the program that runs the step.
@@ -290,7 +287,7 @@ def crossings(
     for node in step:
         for value in node.read_outputs:
             for reader, target in _readers(value, step, placed, value in wanted):
-                source = "" if node in fed else memory_of(value, placed[node])
+                source = "" if node in fed else _memory(placed[node], placed[node].makes_on_host(value.index))
                 source = source or host_of(target or placed[node].device)
                 target = target or host_of(source)
                 if _crosses(source, target):
@@ -311,21 +308,14 @@ def _readers(
         return
     for use in value.uses:
         if use.node in step:
-            yield use.node, operand_memory(use.index, placed[use.node])
+            yield use.node, _memory(placed[use.node], placed[use.node].takes_on_host(use.index))
     if fetched:
         yield None, ""
 
 
-def memory_of(value: Value, placed: Placed) -> str:
-    """Return the memory that a value is in, by the name of its device; of the host's, that of the CPU."""
-    kernel = placed.kernel
-    return placed.device if kernel is not None and not kernel.outputs[value.index] else host_of(placed.device)
-
-
-def operand_memory(index: int, placed: Placed) -> str:
-    """Return the memory in which a placed node wants its operand of some index."""
-    kernel = placed.kernel
-    return placed.device if kernel is not None and not kernel.inputs[index] else host_of(placed.device)
+def _memory(placed: Placed, on_host: bool) -> str:
+    """Return a memory by the name of its device; the host's, by that of the CPU."""
+    return host_of(placed.device) if on_host else placed.device
 
 
 def _crosses(source: str, target: str) -> bool:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.op_work import held_in_lists, is_view, trips_of
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import family_of, held_in_lists, is_view, trips_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import Frame, Guard, guards_of, predicate_of
-from autograph_rewrite.ir.graph import Node, Value
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.variable_ops import handle_node
 from autograph_rewrite.ops.facts.concrete_sizes import Sizes
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import SWITCHES, has
 
 POINTS = 400
@@ -139,15 +140,11 @@ def buffers_of(
     """Return what memory each node makes; of a batch input, the share of one replica.
 
     Args:
-        state: the placements.
         order: the nodes of a step, producers first.
         frames: the loops of those that are in one.
-        sizes: the numbers behind symbols.
     """
     lists, copied = held_in_lists(state, frames, trips_of(order, frames), sizes), _copied(order)
-    fed: dict[Node, list[Value]] = {}
-    for value in state.whole_inputs:
-        fed.setdefault(value.node, []).append(value)
+    fed = grouped((value.node, value) for value in state.whole_inputs)
     found = {}
     for node in order:
         made = [state.source(node.output(i)) for i in range(len(state.transfers[node].outputs))]
@@ -159,18 +156,14 @@ def buffers_of(
             nbytes[0] = lists[node]
         copies = has(node.op, "reads_whole") and handle_node(node.inputs[0]) in copied
         views = is_view(node, inputs, [sizes.shape(fact) for fact in made]) and not copies
-        rule = rule_of(node.op)
-        reuses = has(node.op, "reuses_input") or (rule is not None and rule.family in REUSING)
+        reuses = has(node.op, "reuses_input") or family_of(node.op) in REUSING
         found[node] = Buffers(tuple(nbytes), views or has(node.op, "list_views"), reuses)
     return found | dict.fromkeys(_in_smaller_branches(found, frames), Buffers((), False, False, runs=False))
 
 
 def _in_smaller_branches(made: Mapping[Node, Buffers], frames: dict[Node, Frame]) -> set[Node]:
     """Return the nodes of the branch of each condition that makes fewer bytes; of two alike, of the false one."""
-    behind: dict[Guard, list[Node]] = {}
-    for node, guards in guards_of(made, frames).items():
-        for guard in guards:
-            behind.setdefault(guard, []).append(node)
+    behind = grouped((guard, node) for node, guards in guards_of(made, frames).items() for guard in guards)
     switches = [node for node in made if node.op in SWITCHES] if behind else []
     conditions = dict.fromkeys((predicate_of(node), frames.get(node, ())) for node in switches)
     left_out: set[Node] = set()

@@ -1,4 +1,4 @@
-"""Groups and minimum cuts of networks.
+"""Reachability, groups and minimum cuts of networks.
 
 A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shortest paths, all of one length together
 (Dinic 1970): paths here are short.
@@ -7,13 +7,33 @@ A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shorte
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 Residual = dict[Any, dict[Any, float]]
 """What may still flow from one node to another."""
+
+
+def reachable(starts: Iterable[Item], following: Callable[[Item], Iterable[Item]]) -> dict[Item, None]:
+    """Return the starts and all that follows, one from another, the nearest first."""
+    found = dict.fromkeys(starts)
+    pending = list(found)
+    for item in pending:
+        new = [one for one in dict.fromkeys(following(item)) if one not in found]
+        found |= dict.fromkeys(new)
+        pending += new
+    return found
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Return the items of each key, in their order."""
+    found: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
 
 
 def groups(items: Iterable[Item], pairs: Iterable[tuple[Item, Item]]) -> list[list[Item]]:
@@ -27,10 +47,7 @@ def groups(items: Iterable[Item], pairs: Iterable[tuple[Item, Item]]) -> list[li
 
     for one, other in pairs:
         parent[root(other)] = root(one)
-    found: dict[Item, list[Item]] = {}
-    for item in parent:
-        found.setdefault(root(item), []).append(item)
-    return list(found.values())
+    return list(grouped((root(item), item) for item in parent).values())
 
 
 def minimum_cut(edges: Mapping[tuple[Any, Any], float], source: Any, sink: Any) -> tuple[float, set[Any]]:
@@ -53,14 +70,8 @@ def minimum_cut(edges: Mapping[tuple[Any, Any], float], source: Any, sink: Any) 
         flow += _sent(left, level, source, sink)
         if flow == math.inf:
             return flow, set()
-    behind, pending = {sink}, [sink]
-    while pending:
-        head = pending.pop()
-        for tail in left[head]:
-            if tail not in behind and left[tail][head]:
-                behind.add(tail)
-                pending.append(tail)
-    return flow, left.keys() - behind
+    behind = reachable([sink], lambda head: [tail for tail in left[head] if left[tail][head]])
+    return flow, left.keys() - behind.keys()
 
 
 def _levels(left: Residual, source: Any) -> dict[Any, int]:

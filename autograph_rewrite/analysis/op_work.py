@@ -17,7 +17,8 @@ from autograph_rewrite.ir.recorded_shapes import constant
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.opdefs import OWN
 from autograph_rewrite.ir.variable_ops import is_handle, is_update, updates_rows
-from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes
+from autograph_rewrite.ops.facts.concrete_sizes import Shape, Sizes, static_bytes, static_elements
+from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.registered import FAMILY as REGISTERED
 from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has, operands
@@ -31,6 +32,12 @@ _OF_RULE = {
 }
 _COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elementwise"}
 """What work that a rule states counts as; products where nothing stands here."""
+
+
+def family_of(op: str) -> str:
+    """Return the family of an op's rule; empty where it has none."""
+    rule = rule_of(op)
+    return rule.family if rule is not None else ""
 
 
 class Work(NamedTuple):
@@ -56,7 +63,6 @@ def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bo
     So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
 
     Args:
-        node: the op.
         inputs: shapes of its operands, in numbers.
         outputs: and of its results.
     """
@@ -72,7 +78,6 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     """Return what one instance of a node does.
 
     Args:
-        node: the op and its attributes.
         inputs: the shapes that one instance reads.
         outputs: the shapes that it makes.
         nbytes: of all of them together.
@@ -90,7 +95,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     if has(node.op, "transcendental"):
         return Work("transcendental", elements * 2.0, nbytes)
-    family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
+    family = _OF_RULE.get(family_of(node.op), "elementwise")
     if family == "gather":  # rows that are not looked up are not read
         elements = sum(math.prod(shape) for shape in outputs)
         nbytes = min(nbytes, 12.0 * elements)
@@ -125,12 +130,8 @@ def _row_bytes(shape: Shape, count: int) -> float:
 # backward   ──► Merge ──► Pop(list)                                              as often as was pushed
 
 
-def _no_number(value: Value) -> int:
-    return 0
-
-
 def trips_of(
-    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = _no_number
+    order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = lambda value: 0
 ) -> dict[Frame, int]:
     """Return how often loops run: those that count to a known number, and those that take what these put into lists.
 
@@ -159,13 +160,7 @@ def runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
 def held_in_lists(
     state: Propagation, frames: Mapping[Node, Frame], trips: Mapping[Frame, int], sizes: Sizes
 ) -> dict[Node, int]:
-    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first.
-
-    Args:
-        frames: the loops around each node.
-        trips: iterations of each loop.
-        sizes: numbers for the symbols of shapes.
-    """
+    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first."""
     found: dict[Node, int] = {}
     seen: set[Value] = set()
     for node in state.order:
@@ -227,9 +222,41 @@ def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
 
     Args:
         order: the nodes that are to run, producers first.
-        outputs: what the outside reads.
     """
     nodes = list(order)
     effects = [node for node in nodes if is_update(node) or is_pinned(node)]
     kept = ancestors([*effects, *(value.node for value in outputs)], controls=False)
     return [node for node in nodes if node in kept or has(node.op, "orders")]
+
+
+# What a node does, and a value takes, of one example, for balancing stages and for what is computed again; unknown
+# sizes count as one.
+
+
+def value_bytes(state: Propagation, value: Value) -> int:
+    """Return the size of one example's part of a value."""
+    fact = state.facts.get(value)
+    return 0 if fact is None else static_bytes(fact)
+
+
+def cost_of(state: Propagation, node: Node) -> float:
+    """Return the floating-point operations of a node; of most, one for each element that it makes."""
+    facts = [state.facts.get(value) for value in node.inputs]
+    made = sum(static_elements(fact) for fact in state.transfers[node].outputs)
+    if has(node.op, "matmuls") and facts[0] is not None:
+        dims = facts[0].shape or ()
+        transposed = node.attr("transpose_a", False) or node.attr("adj_x", False)
+        return 2.0 * made * (_size(dims[-2 if transposed else -1]) if len(dims) >= 2 else 1)
+    if node.op.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d")) and len(facts) > 1 and facts[1] is not None:
+        kernel = facts[1].shape or ()
+        return 2.0 * made * math.prod(_size(dim) for dim in kernel[:-1])
+    if node.op == "Einsum":
+        sizes = [static_elements(fact) for fact in facts if fact is not None]
+        return 2.0 * math.sqrt(made * math.prod(sizes)) if len(sizes) == 2 else float(made)
+    return float(made)
+
+
+def _size(dim: Dim) -> int:
+    if dim is None:
+        return 1
+    return dim if isinstance(dim, int) else dim.coef

@@ -50,7 +50,6 @@ class Propagation:
     """The placements of a graph.
 
     Attributes:
-        graph: the graph that it is about.
         order: its nodes, producers first.
         facts: what readers see of each value.
         raw: what each value in `whole_inputs` and `reduced` is before its conversion.
@@ -86,15 +85,6 @@ class Propagation:
         """Which batch inputs each node depends on: a bit for each, in their order."""
         return marks_before(self.order, {value.node: 1 << i for i, value in enumerate(self.whole_inputs)})
 
-    def operand_reshards(self, node: Node) -> Mapping[int, Reshard]:
-        """Return the conversions that the inputs of `node` need."""
-        return self.transfers[node].operand_reshards
-
-    def seen_inputs(self, node: Node) -> list[tuple[Fact, Reshard | None]]:
-        """Return the facts of the inputs of `node` before conversion, each with its conversion."""
-        operand_reshards = self.transfers[node].operand_reshards
-        return [(fact, operand_reshards.get(index)) for index, fact in enumerate(self.transfers[node].inputs)]
-
     def source(self, value: Value) -> Fact:
         """Return what a value is where it is produced."""
         return self.raw.get(value) or self.facts[value]
@@ -114,7 +104,6 @@ def propagate(
     Args:
         graph: a flat graph (function calls inlined).
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
-        semantics: choices of the config.
         reduced: contributions that are summed where they arise, with what readers see of the sum.
         given: placements or facts that are taken as given, whatever the rules find.
         cache: answers of an earlier walk over the same kind of nodes.
@@ -140,18 +129,18 @@ def _find(state: Propagation) -> None:
     loops = state.loops = any(node.op in BACK_EDGES for node in state.order)
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
-    settled = _settle(state, loops, optimistic=True)
+    settled = _settle(state, optimistic=True)
     for _ in range(RESTARTS if loops and settled else 0):  # what has not settled is marked by what it was last
         before = dict(state.facts)
         _forget_containers(state)
-        settled = _settle(state, loops, optimistic=True)
+        settled = _settle(state, optimistic=True)
         if not settled or state.facts == before:
             break
     if loops and settled:
         _forget_totals(state)
-        settled = _settle(state, loops, optimistic=True)
+        settled = _settle(state, optimistic=True)
     if settled and any(fact.placement == UNKNOWN for fact in state.facts.values()):
-        _settle(state, loops, optimistic=False)
+        _settle(state, optimistic=False)
 
 
 def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
@@ -225,12 +214,12 @@ def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[V
     return changed
 
 
-def _settle(state: Propagation, loops: bool, *, optimistic: bool) -> bool:
+def _settle(state: Propagation, *, optimistic: bool) -> bool:
     """Walk until nothing changes; return whether it came to that. What still changes is `moving`."""
     for _ in range(MAX_ROUNDS):
         state.moving.clear()
         changed = _walk(state, optimistic=optimistic)
-        if not (changed and (loops or state.cells)):
+        if not (changed and (state.loops or state.cells)):
             state.moving.clear()
             return True
     return False
@@ -298,7 +287,7 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
         fact = fact._replace(shape=_named(value, fact.shape, axis))
     if axis is not None:
         state.raw[value] = fact
-        return batch_fact(value, fact, axis, state.semantics.extent.units)
+        return _batch_fact(fact, axis, state.semantics.extent.units)
     if value in state.reduced and fact.placement.differs:
         state.raw[value] = fact
         return convert(fact, state.reduced[value], state.semantics.extent.units)
@@ -317,7 +306,7 @@ def _named(value: Value, shape: Shape, batch_axis: int | None) -> Shape:
     )
 
 
-def batch_fact(value: Value, fact: Fact, axis: int, batch: int | None = None) -> Fact:
+def _batch_fact(fact: Fact, axis: int, batch: int | None) -> Fact:
     """Return the fact of a batch input as its readers see it: one block.
 
     Args:

@@ -16,7 +16,8 @@ import heapq
 import math
 from collections.abc import Hashable, Iterable, Mapping
 
-from autograph_rewrite.analysis.networks import groups, minimum_cut
+from autograph_rewrite.analysis.networks import groups, minimum_cut, reachable
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -26,7 +27,7 @@ from autograph_rewrite.ir.types.opdefs import is_over
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]
@@ -77,7 +78,6 @@ def place_reductions(
 
     Args:
         state: a propagation in which they are not reduced yet.
-        outputs: values that the outside reads whole.
         unconditionally: rather reduce behind branches than in them.
         cuts: those found before, which is where those found now are kept.
     """
@@ -96,10 +96,8 @@ def place_reductions(
     chosen: set[Value] = set()
     for region in _regions(readers):
         ends = [value for value in region if value in demands]
-        if ends:
-            chosen |= {
-                _handed_on(value, readers, wanted) for value in _cut(state, region, readers, ends, unconditional, cuts)
-            }
+        found = _cut(state, region, readers, ends, unconditional, cuts) if ends else ()
+        chosen |= {_handed_on(value, readers, wanted) for value in found}
     return chosen
 
 
@@ -153,19 +151,11 @@ def _cut(
 
 def _loop_values(region: list[Value]) -> set[Value]:
     """Return the values inside a loop: reducing there would repeat the reduction in every iteration."""
-    carried = {value for value in region if value.node.op in BACK_EDGES}
-    if not carried:
-        return set()
-    inside: set[Node] = {value.node for value in carried}
-    pending = list(inside)
-    while pending:
-        node = pending.pop()
-        if node.op in ENTERS:
-            continue
-        for value in node.inputs:
-            if value.node not in inside:
-                inside.add(value.node)
-                pending.append(value.node)
+
+    def before(node: Node) -> list[Node]:
+        return [] if node.op in ENTERS else [value.node for value in node.inputs]
+
+    inside = reachable((value.node for value in region if value.node.op in BACK_EDGES), before)
     return {value for value in region if value.node in inside and value.node.op not in ENTERS}
 
 
@@ -207,10 +197,6 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
     """Return the split values to gather, and the sizes to make global, for all their readers.
 
     It is empty where gathering at each reader is no worse.
-
-    Args:
-        state: placements.
-        outputs: values that the outside reads whole.
     """
     if state.loops or state.cells:
         return set()  # values inside a loop would be gathered in every iteration
@@ -225,15 +211,10 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
 def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
     """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
     kept: set[Value] = set()
-    for region in groups(serving, ((value, other) for value, made in serving.items() for other in made)):
-        if any(value in demanded and not _is_plain_sum(value) for value in region):
+    for region in _regions(serving):
+        if any(value in demanded and family_of(value.node.op) not in REDUCE for value in region):
             kept.update(region)
     return {value: made for value, made in serving.items() if value in kept}
-
-
-def _is_plain_sum(value: Value) -> bool:
-    rule = rule_of(value.node.op)
-    return rule is not None and rule.family in REDUCE
 
 
 def _is_local(state: Propagation, value: Value) -> bool:
@@ -313,8 +294,8 @@ def _is_summed(state: Propagation, value: Value) -> bool:
     fact = state.source(value)
     if not fact.placement.is_partial:
         return False
-    rule = rule_of(value.node.op)
-    return rule is not None and (rule.family in SEGMENT or (rule.family in REDUCE and fact.shape == ()))
+    family = family_of(value.node.op)
+    return family in SEGMENT or (family in REDUCE and fact.shape == ())
 
 
 def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Value]]) -> list[Value] | None:
@@ -328,11 +309,8 @@ def _readers(state: Propagation, value: Value, serving: Mapping[Value, list[Valu
             continue
         if why_in_block(node) == BLOCKWISE:
             return None  # it needs blocks throughout
-        rule = rule_of(node.op)
         results = [r for r in _made(state, node) if state.source(r).placement.differs]
-        if rule is None or (rule.family not in CHEAP and rule.family not in REDUCE):
-            return None
-        if any(result not in serving for result in results):
+        if family_of(node.op) not in CHEAP | REDUCE or any(result not in serving for result in results):
             return None
         made += results
     return made

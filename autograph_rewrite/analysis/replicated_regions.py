@@ -8,9 +8,10 @@ What is marked here is computed whole, once, with a note; then everything is pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Fact
@@ -23,9 +24,7 @@ from autograph_rewrite.ops.traits import MERGES, has
 if TYPE_CHECKING:
     from autograph_rewrite.analysis.propagate import Propagation
     from autograph_rewrite.analysis.transfer import NodeTransfer
-    from autograph_rewrite.ir.graph import Node
 
-"""They hand a container on as it is."""
 NOT_ALIKE = "a container whose elements cannot all be cut into blocks alike, so it holds whole values"
 UNSETTLED = "what goes around the loop cannot be cut into blocks alike in every iteration, so it is whole"
 
@@ -69,18 +68,15 @@ def _is_misfit(state: Propagation, node: Node) -> bool:
 
 def _connected(lists: Iterable[Value]) -> dict[Node, None]:
     """Return all that makes, changes, forwards or reads these lists or others that are made of them."""
-    found: dict[Node, None] = {}
-    pending = list(lists)
-    seen = set(pending)
-    while pending:
-        value = pending.pop()
-        for node in (value.node, *(node for node, _ in value._uses)):
-            found[node] = None
-            for other in (*node.inputs, *node.read_outputs):
-                if other not in seen and other.dtype == dtypes.VARIANT:
-                    seen.add(other)
-                    pending.append(other)
-    return found
+
+    def around(value: Value) -> list[Node]:
+        return [value.node, *(node for node, _ in value._uses)]
+
+    def beside(value: Value) -> Iterator[Value]:
+        values = (other for node in around(value) for other in (*node.inputs, *node.read_outputs))
+        return (other for other in values if other.dtype == dtypes.VARIANT)
+
+    return dict.fromkeys(node for value in reachable(lists, beside) for node in around(value))
 
 
 def _mark(nodes: Iterable[Node], reason: str) -> int:
@@ -98,8 +94,7 @@ def _mark(nodes: Iterable[Node], reason: str) -> int:
 
 def content(state: Propagation, cell: str) -> Fact:
     """Return what a container holds, as far as that is known."""
-    found = state.cells.get(cell)
-    return found if found is not None else _tied(state, cell, EMPTY)
+    return state.cells.get(cell) or _tied(state, cell, EMPTY)
 
 
 def put(state: Propagation, node: Node, transferred: NodeTransfer) -> bool:

@@ -97,8 +97,6 @@ def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact],
     """Return placements, conversions and facts for one node.
 
     Args:
-        node: whose transfer is asked for.
-        inputs: facts of its operands.
         cells: facts of what containers hold, by operand that is a handle.
         semantics: what the configuration lets rules assume.
     """
@@ -216,18 +214,11 @@ def _on_one_axis(node: Node, n: Op) -> NodeTransfer:
 
 def _of_segments(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
     """Answer for a node that reads blocks with segments, or their sizes: whole, where its rule does not keep them."""
-    apart = read_whole(n, rule)
-    seen = n._replace(
-        inputs=tuple(
-            convert(f, REPLICATED, n.semantics.extent.units) if i in apart else f for i, f in enumerate(n.inputs)
-        )
-    )
-    found = _answer(node, seen, rule)
-    operand_reshards = {**dict.fromkeys(apart, REPLICATED), **found.operand_reshards}
-    after = [
-        convert(f, operand_reshards[i], n.semantics.extent.units) if i in operand_reshards else f
-        for i, f in enumerate(n.inputs)
-    ]
+    apart: dict[int, Reshard] = dict.fromkeys(read_whole(n, rule), REPLICATED)
+    batch = n.semantics.extent.units
+    found = _answer(node, n._replace(inputs=_converted(n.inputs, apart, batch)), rule)
+    operand_reshards = {**apart, **found.operand_reshards}
+    after = _converted(n.inputs, operand_reshards, batch)
     if are_lost(n.op, after, found.outputs):
         return _conclude(node, n, None, whole(n), "")
     return found._replace(inputs=n.inputs, operand_reshards=operand_reshards)
@@ -321,13 +312,7 @@ def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
 
 
 def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
-    """Return the fact of an input after its conversion.
-
-    Args:
-        fact: of a value as it is.
-        reshard: what is done to it.
-        batch: examples of the global batch, where it is static.
-    """
+    """Return the fact of an input after its conversion, of a batch of so many examples where it is static."""
     if isinstance(reshard, LocalEntry):
         value = list(fact.value or ())
         value[reshard.position] = reshard.size
@@ -346,6 +331,13 @@ def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
     if value_after is not None:
         value_after = tuple(to_global(entry, batch) for entry in value_after)
     return fact._replace(placement=reshard, shape=shape, value=value_after)
+
+
+def _converted(facts: tuple[Fact, ...], reshards: Mapping[int, Reshard], batch: int | None) -> tuple[Fact, ...]:
+    """Return the facts of inputs after their conversions."""
+    if not reshards:
+        return facts
+    return tuple(convert(fact, reshards[i], batch) if i in reshards else fact for i, fact in enumerate(facts))
 
 
 def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
@@ -368,12 +360,7 @@ def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
 def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -> NodeTransfer:
     """Work the output facts out from the converted inputs."""
     batch = n.semantics.extent.units
-    inputs = n.inputs
-    if placed.operand_reshards:
-        inputs = tuple(
-            convert(f, placed.operand_reshards[i], batch) if i in placed.operand_reshards else f
-            for i, f in enumerate(inputs)
-        )
+    inputs = _converted(n.inputs, placed.operand_reshards, batch)
     after = n._replace(inputs=inputs)
     count = len(n.output_dtypes)
     shapes: tuple[Shape | None, ...] = (None,) * count
@@ -388,7 +375,7 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
         raise PassError(f"the rule of {node.op} answers for another number of outputs", node=node)
     for placement, shape in zip(placed.outputs, shapes, strict=True):
         _check_blocks(placement, shape)
-    outputs = tuple(_output(after, node, i, placed, _Claim(shapes[i], values[i])) for i in range(count))
+    outputs = tuple(_output(after, node, i, placed, shapes[i], values[i]) for i in range(count))
     if rule is not None and rule.axes is not None and reached and None in values:
         outputs = tuple(fact._replace(axes=axes) for fact, axes in zip(outputs, rule.axes(after), strict=True))
     if any(f.held for f in inputs) and all(f.held or f.value is not None for f in inputs):
@@ -400,16 +387,9 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
     return NodeTransfer(outputs, placed.operand_reshards, placed.decompose, note, placed.holds, False, n.inputs)
 
 
-class _Claim(NamedTuple):
-    """What a rule says of one output besides its placement."""
-
-    shape: Shape | None
-    value: tuple[Dim, ...] | None
-
-
-def _output(n: Op, node: Node, index: int, placed: Placed, claim: _Claim) -> Fact:
+def _output(n: Op, node: Node, index: int, placed: Placed, shape: Shape | None, value: tuple[Dim, ...] | None) -> Fact:
+    """Return the fact of one output, of which a rule has said the placement, shape and contents."""
     placement, dtype, static = placed.outputs[index], n.output_dtypes[index], n.static[index]
-    shape, value = claim
     if dtypes.base(dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
         static = None  # the handle's own shape; its fact tells that of what it stands for
     if shape is None:
@@ -417,7 +397,7 @@ def _output(n: Op, node: Node, index: int, placed: Placed, claim: _Claim) -> Fac
     elif static is not None and len(static) == len(shape) and None in shape:
         shape = tuple(s if mine is None else mine for mine, s in zip(shape, static, strict=True))
     if shape is not None:
-        shape = _settle_shape(node, index, placement, shape, static, n.semantics.extent.units)
+        shape = _settle_shape(node, index, placement, shape, n.semantics.extent.units)
     if value is not None and len(value) > LARGEST_TRACKED:
         value = None
     zero = bool(placed.zero and placed.zero[index])
@@ -434,9 +414,7 @@ def _check_blocks(placement: Placement, shape: Shape | None) -> None:
         raise ValueError(f"{placement} of the shape {shape}, which counts a block in dimension {counted[0]}")
 
 
-def _settle_shape(
-    node: Node, index: int, placement: Placement, shape: Shape, static: Shape | None, batch: int | None
-) -> Shape:
+def _settle_shape(node: Node, index: int, placement: Placement, shape: Shape, batch: int | None) -> Shape:
     """Make the split dimension, and no other, a block size."""
     dims = [dim if placement.is_split and i == placement.dim else to_global(dim, batch) for i, dim in enumerate(shape)]
     if placement.is_split and placement.dim < len(dims) and not is_local(dims[placement.dim]):
@@ -487,13 +465,7 @@ def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
 
 
 def are_lost(op: str, inputs: Sequence[Fact], outputs: Iterable[Fact]) -> bool:
-    """Return whether nobody can tell the segments of what is made of blocks with segments.
-
-    Args:
-        op: op type.
-        inputs: facts of the operands.
-        outputs: facts of the results.
-    """
+    """Return whether nobody can tell the segments of what is made of blocks with segments."""
     had = any(fact.placement.is_split and is_segmented(fact.split_size) for fact in inputs)
     for fact in outputs:
         size = fact.split_size

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
@@ -34,7 +36,7 @@ from autograph_rewrite.ir.variable_ops import (
     written,
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
@@ -49,9 +51,6 @@ class VariableUse:
     """What a step does with one variable.
 
     Attributes:
-        variable: of the item.
-        handle: the node that gives its handle.
-        updates: the nodes that write it.
         readers: of all variables of the graph.
         slots: the variables that an optimizer keeps for it, by name.
         owner: the variable that it is a slot of, None where it is no slot.
@@ -93,16 +92,15 @@ def variable_uses(
     """Return how a step uses each variable that its graph has.
 
     Args:
-        state: the placements of the graph.
-        variables: of the item.
         step: the nodes of the step, None for all.
         owners: the variables whose slots are wanted; None: those that are trained, as far as anybody knows.
         gradients: the owners of gradients, by value, where they are known. Slots of other shapes are found by them.
     """
-    graph = state.graph
-    handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
     nodes = state.order if step is None else [node for node in state.order if node in step]
-    by_handle, trained = _updates(nodes, handles), declared_trained(variables)
+    uses = plain_uses(nodes, variables, state.graph, [value.node for value in state.graph.anchors.values()])
+    handles = {use.handle: name for name, use in uses.items()}
+    by_handle = {use.handle: use.updates for use in uses.values()}
+    trained = declared_trained(variables)
     is_known = bool(trained) or owners is not None
     wanted = (trained or variables.keys()) if owners is None else owners
     found = _slots_by_gradient(state, variables, gradients, trained, wanted) if gradients and is_known else {}
@@ -114,22 +112,8 @@ def variable_uses(
             for slot in _slots_by_shape(state, handle, handles, variables, by_handle, settled if is_known else ()):
                 found.setdefault(handles[slot], found.get(name, name))
     found = {slot: owner for slot, owner in found.items() if owner not in found}
-    slots: dict[str, list[str]] = {}
-    for name, owner in found.items():
-        slots.setdefault(owner, []).append(name)
-    outputs, made = [value.node for value in graph.anchors.values()], list(chain.from_iterable(by_handle.values()))
-    readers = Readers(graph, variables, outputs, made)
-    return {
-        name: VariableUse(
-            variables[name],
-            handle,
-            tuple(by_handle.get(handle, ())),
-            readers,
-            tuple(slots.get(name, ())),
-            found.get(name),
-        )
-        for handle, name in handles.items()
-    }
+    slots = grouped((owner, name) for name, owner in found.items())
+    return {name: replace(use, slots=tuple(slots.get(name, ())), owner=found.get(name)) for name, use in uses.items()}
 
 
 def _updates(nodes: Iterable[Node], handles: Collection[Node]) -> dict[Node, list[Node]]:
@@ -149,9 +133,6 @@ def plain_uses(
 
     Args:
         nodes: of the step.
-        variables: by name.
-        graph: where their handles are.
-        outputs: nodes that the outside reads.
     """
     handles = {graph.nodes[v.handle]: name for name, v in variables.items() if v.handle in graph.nodes}
     by_handle = _updates(nodes, handles)
@@ -162,8 +143,8 @@ def plain_uses(
     }
 
 
-def _is_written_first(handle: Node, by_handle: Mapping[Node, list[Node]]) -> bool:
-    made = by_handle.get(handle, [])
+def _is_written_first(handle: Node, by_handle: Mapping[Node, Sequence[Node]]) -> bool:
+    made = by_handle[handle]
     return bool(made) and all(written(update)[0] is handle for update in made)
 
 
@@ -172,7 +153,7 @@ def _slots_by_shape(
     owner: Node,
     handles: Mapping[Node, str],
     variables: Mapping[str, Variable],
-    by_handle: Mapping[Node, list[Node]],
+    by_handle: Mapping[Node, Sequence[Node]],
     settled: Collection[Node],
 ) -> list[Node]:
     """Return the variables of one's shape that are written together with it, or that serve its update only.
@@ -184,7 +165,7 @@ def _slots_by_shape(
     pending = [owner]
     while pending:
         handle = pending.pop()
-        for update in by_handle.get(handle, ()):
+        for update in by_handle[handle]:
             together = [node for node in written(update) if node in handles]
             read = [node for node in _read_by(state, update) if _serves_only(node, {*group, node})]
             for node in (*together, *read):
@@ -198,10 +179,8 @@ def _slots_by_shape(
 
 def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
     """Return the variables from which an update is computed element by element, or row by row."""
-    if updates_rows(update):
-        positions: Iterable[int] = [i for i, value in enumerate(update.inputs) if not is_handle(value)]
-    else:
-        positions = dense_inputs(update)
+    of_rows = [i for i, value in enumerate(update.inputs) if not is_handle(value)]
+    positions = of_rows if updates_rows(update) else dense_inputs(update)
     pending = deque(update.inputs[i] for i in positions)
     seen = set(pending)
     found: dict[Node, None] = {}
@@ -211,8 +190,7 @@ def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
         if node.op in ("ReadVariableOp", "ResourceGather"):
             found[handle_node(node.inputs[0])] = None
             continue
-        rule = rule_of(node.op)
-        if rule is None or rule.family not in _PASSES or state.facts[value].shape == ():
+        if family_of(node.op) not in _PASSES or state.facts[value].shape == ():
             continue
         new = [other for other in node.inputs if other not in seen]
         seen.update(new)
@@ -297,7 +275,6 @@ def update_regions(
         order: the nodes, producers first.
         uses: of the variables.
         gradients: what makes the gradients of each variable.
-        outputs: nodes that the outside reads.
     """
     bit = {name: 1 << i for i, name in enumerate(gradients)}
     other = 1 << len(bit)
@@ -401,7 +378,6 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
     """Return a use of a variable that no shard could serve, None where it can be cut.
 
     Args:
-        handle: the node that gives its handle.
         cut: the handles of all variables that are cut the same way; None where that is not known yet.
         rewritten: uses that `passes.canonicalize.whole_uses` turns into uses of all of it do not count.
     """
@@ -419,10 +395,6 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
 
 def require_cuttable(name: str, handle: Node, cut: Collection[Node]) -> None:
     """Refuse a variable that is used in a way that no shard of it could be.
-
-    Args:
-        handle: the node that gives its handle.
-        cut: the handles of all variables that are cut the same way.
 
     Raises:
         GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
@@ -547,9 +519,6 @@ class Readers:
     """The readers of all variables of a graph.
 
     Attributes:
-        graph: the graph.
-        variables: of the item, by name.
-        outputs: nodes that the outside reads.
         updates: the nodes of the step, or of all of the graph, that write a variable.
     """
 
@@ -616,7 +585,6 @@ def updates_behind(
         order: the nodes, producers first.
         bits: the bit of the updates of a variable, by the name of the node that gives its handle.
         other: the bit of other updates, and of outputs.
-        outputs: nodes that the outside reads.
     """
     found = dict.fromkeys(outputs, other)
     for node in reversed(list(order)):

@@ -62,13 +62,7 @@ class Cast16(Codec):
         return (build.op("Cast", value, what="code", DstT=self.wire),)
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Cast back.
-
-        Args:
-            build: adds nodes.
-            gradient: of one member.
-            codes: one, of any shape: a sum, or several.
-        """
+        """Cast back one code, of any shape: a sum, or several."""
         value = build.op("Cast", codes[0], what="widen", DstT=gradient.dtype)
         exponent = 0 if self.error_feedback else self._exponent(gradient.members)
         if not exponent:
@@ -147,13 +141,7 @@ class Int8(Codec):
         return build.op("Cast", number, what="code", DstT=dtypes.INT8), scale
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Multiply the numbers of each sender by its scale.
-
-        Args:
-            build: adds nodes.
-            gradient: of one member.
-            codes: numbers, [members, n], and scales, [members, 1].
-        """
+        """Multiply the numbers of each sender, [members, n], by its scale, [members, 1]."""
         numbers = build.op("Cast", codes[0], what="wide", DstT=gradient.dtype)
         lost = build.op("Equal", numbers, build.const(NOT_FINITE, gradient.dtype, "marker"), what="is_lost")
         values = build.op("Mul", numbers, codes[1], what="values")
@@ -205,12 +193,7 @@ class TopK(Codec):
         return build.op("GatherV2", flat, places, build.numbers(0, "first"), what="chosen"), places
 
     def decode_sum(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Add the values of all senders at their positions.
-
-        Args:
-            gradient: of one member.
-            codes: values and positions, [members, k].
-        """
+        """Add the values of all senders at their positions, [members, k] each."""
         line = build.numbers([-1], "line")
         values = build.op("Reshape", codes[0], line, what="values")
         places = build.op("Reshape", codes[1], line, what="places")
@@ -263,50 +246,26 @@ class PowerSGD(Codec):
         return {"q": (matrix(shape)[1], RANK)}
 
     def encode_round(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> tuple[Value, ...]:
-        """Return the member's part of P, then that of R.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member, seen as [m, n].
-            received: nothing, or P [m, 2].
-        """
-        rows, columns = matrix(gradient.shape)
+        """Return the member's part of P [m, 2]; once that is received, its part of R."""
+        shape = list(matrix(gradient.shape))
         if received:
-            m = build.op("Reshape", gradient.value, build.numbers([rows, columns], "again"), what="matrix_again")
+            m = build.op("Reshape", gradient.value, build.numbers(shape, "again"), what="matrix_again")
             return (build.op("MatMul", m, received[0], what="r", transpose_a=True),)
-        m = build.op("Reshape", gradient.value, build.numbers([rows, columns], "matrix_shape"), what="matrix")
-        q = _started(build, gradient.state["q"], columns, gradient.dtype)
+        m = build.op("Reshape", gradient.value, build.numbers(shape, "matrix_shape"), what="matrix")
+        q = _started(build, gradient.state["q"], shape[1], gradient.dtype)
         return (build.op("MatMul", m, q, what="p"),)
 
     def receive(self, build: Nodes, gradient: Gradient, total: Value) -> Value:
-        """Make the columns of P orthonormal.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member.
-            total: P [m, 2].
-        """
+        """Make the columns of P [m, 2] orthonormal."""
         return _orthonormal(build, total, gradient.dtype)
 
     def decode(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Multiply the factors.
-
-        Args:
-            build: adds nodes.
-            gradient: of one member.
-            codes: P [m, 2] and R [n, 2].
-        """
+        """Multiply the factors, P [m, 2] and R [n, 2]."""
         return build.op("MatMul", *codes, what="product", transpose_b=True)
 
     def update(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> Mapping[str, Value]:
-        """Start the next step with the columns of R.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member.
-            received: P [m, 2] and R [n, 2].
-        """
-        return {"q": _finite_units(build, received[1], gradient.dtype)}
+        """Start the next step with the columns of R [n, 2]."""
+        return {"q": _finite_units(build, received[1])}
 
     def obstacle(self, shape: Shape) -> str:
         """Factors of rank 2 hold a vector that they need not hold."""
@@ -329,8 +288,8 @@ def _started(build: Nodes, kept: Value, columns: int, wide: int) -> Value:
 class _Columns:
     """Arithmetic on single columns, [n, 1]."""
 
-    def __init__(self, build: Nodes, wide: int, name: str) -> None:
-        self._build, self._wide, self._name = build, wide, name
+    def __init__(self, build: Nodes, name: str) -> None:
+        self._build, self._name = build, name
         self._axis = build.const(0, dtypes.INT32, f"{name}/axis")
 
     def op(self, op: str, *inputs: Value, what: str, **attrs: object) -> Value:
@@ -354,13 +313,10 @@ class _Columns:
         along = self.op("Mul", part, self.dot(part, a, f"{what}_share"), what=f"{what}_along")
         return self.op("Sub", a, along, what=what)
 
-    def const(self, content: object, what: str) -> Value:
-        return self._build.const(content, self._wide, f"{self._name}/{what}")
-
 
 def _orthonormal(build: Nodes, p: Value, wide: int) -> Value:
     """Return the columns as orthonormal ones (Gram-Schmidt, twice); what is no new direction becomes zero."""
-    do = _Columns(build, wide, "orthonormal")
+    do = _Columns(build, "orthonormal")
     axis = build.const(1, dtypes.INT32, "orthonormal/columns")
     split = do.op("Split", axis, p, what="split", num_split=RANK).node
     first = do.unit(split.output(0), "first")
@@ -368,15 +324,15 @@ def _orthonormal(build: Nodes, p: Value, wide: int) -> Value:
     for attempt in ("once", "twice"):
         second = do.without(second, first, f"second_{attempt}")
     length = do.op("Sqrt", do.dot(second, second, "sine_square"), what="sine")
-    is_new = do.op("Greater", length, do.const(_PARALLEL, "parallel"), what="is_new")
+    is_new = do.op("Greater", length, build.const(_PARALLEL, wide, "orthonormal/parallel"), what="is_new")
     unit = do.op("DivNoNan", second, length, what="second")
     second = do.op("SelectV2", is_new, unit, do.op("ZerosLike", second, what="nothing"), what="second_or_nothing")
     return do.op("ConcatV2", first, second, axis, what="p", N=RANK)
 
 
-def _finite_units(build: Nodes, r: Value, wide: int) -> Value:
+def _finite_units(build: Nodes, r: Value) -> Value:
     """Return the columns at length 1; one that is not finite becomes zero, so that it is started anew."""
-    do = _Columns(build, wide, "next")
+    do = _Columns(build, "next")
     units = do.unit(r, "units")
     finite = do.total("All", do.op("IsFinite", units, what="finite"), "is_finite")
     return do.op("SelectV2", finite, units, do.op("ZerosLike", units, what="nothing"), what="q")

@@ -85,30 +85,15 @@ class Nodes(Protocol):
         """Add a node where the gradient is; return its first output.
 
         Args:
-            op: op type.
-            *inputs: its operands.
             what: its name behind the codec's.
             **attrs: what the op and its inputs do not say already.
         """
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
-        """Add a node that works on what all members have alike.
-
-        Args:
-            op: op type.
-            *inputs: its operands.
-            what: its name behind the codec's.
-            **attrs: what the op and its inputs do not say already.
-        """
+        """Add a node as `op` does, which works on what all members have alike."""
 
     def const(self, content: Any, dtype: int, what: str) -> Value:
-        """Add a constant.
-
-        Args:
-            content: a number, or nested lists of them.
-            dtype: number of TensorFlow's type.
-            what: its name behind the codec's.
-        """
+        """Add a constant of a number or nested lists of them; `dtype` is the number of TensorFlow's type."""
 
     def numbers(self, content: Any, what: str) -> Value:
         """Add a constant of int32."""
@@ -126,7 +111,6 @@ class Codec:
             decoded, which loses nothing.
         spreads: one element that is not finite makes others so.
         added_bits: of the significand in which codes are added; None: as exactly as the type of the sum.
-        price: what it takes.
     """
 
     error_feedback = True
@@ -141,7 +125,6 @@ class Codec:
         """Return what a member sends of a gradient.
 
         Args:
-            shape: of the gradient.
             dtype: number of the type of the sum.
         """
         raise NotImplementedError
@@ -154,7 +137,6 @@ class Codec:
         """Return the gradients that codes stand for, in the type of the sum.
 
         Args:
-            build: adds nodes.
             gradient: one of them, as it was before.
             codes: where codes are added, their sum; else each of them with a dimension more in front, the senders,
                 which the result has as well.
@@ -162,13 +144,7 @@ class Codec:
         raise NotImplementedError
 
     def decode_sum(self, build: Nodes, gradient: Gradient, codes: Sequence[Value]) -> Value:
-        """Return the sum of the gradients that gathered codes stand for.
-
-        Args:
-            build: adds nodes.
-            gradient: one of them.
-            codes: with the senders in front.
-        """
+        """Return the sum of the gradients that gathered codes, with the senders in front, stand for."""
         each = self.decode(build, gradient, codes)
         return build.op("Sum", each, build.numbers(0, "senders"), what="total")
 
@@ -182,31 +158,15 @@ class Codec:
         """Return what a member sends in each exchange: of several, only the last gives contributions.
 
         The earlier ones agree on something that all members then have, so `decode` is linear in the last code.
-
-        Args:
-            shape: of the gradient.
-            dtype: number of the type of the sum.
         """
         return (self.codes(shape, dtype),)
 
     def encode_round(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> tuple[Value, ...]:
-        """Return what one member sends in an exchange, of as many as have come before.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member.
-            received: what the earlier ones gave.
-        """
+        """Return what one member sends in an exchange; `received` is what the earlier ones gave."""
         return self.encode(build, gradient)
 
     def receive(self, build: Nodes, gradient: Gradient, total: Value) -> Value:
-        """Return what is made of the sum of an exchange behind which another one follows.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member.
-            total: the sum of the codes.
-        """
+        """Return what is made of the sum of the codes of an exchange behind which another one follows."""
         return total
 
     def state(self, shape: Shape) -> Mapping[str, Shape]:
@@ -214,44 +174,26 @@ class Codec:
         return {}
 
     def update(self, build: Nodes, gradient: Gradient, received: Sequence[Value]) -> Mapping[str, Value]:
-        """Return what becomes of that state.
-
-        Args:
-            build: adds nodes.
-            gradient: of the member.
-            received: what all exchanges gave.
-        """
+        """Return what becomes of that state; `received` is what all exchanges gave."""
         return {}
 
     # What `ar.verify` holds it to, in numpy.
 
     def most_kept(self, total: Array, members: int) -> float:
-        """Return the largest norm that a residual may have after a step that began with `total`.
+        """Return the largest norm that a residual may have after a step.
 
         Args:
-            total: contribution and residual of one member.
-            members: how many there are.
+            total: contribution and residual with which one member began.
         """
         return float(np.linalg.norm(total.ravel()))
 
     def sent(self, gradient: Array, members: int) -> Array | None:
-        """Return what the code of a gradient stands for; without error feedback sums are compared with it.
-
-        Args:
-            gradient: of one member.
-            members: how many there are.
-        """
+        """Return what the code of a member's gradient stands for; without error feedback sums are compared with it."""
         return None
 
 
 def kept_back(shape: Shape, dtype: int, codec: Codec) -> int:
-    """Return the bytes of what a codec keeps from step to step on each replica, besides the residual.
-
-    Args:
-        shape: of the gradient.
-        dtype: number of the type of the sum.
-        codec: that may keep something.
-    """
+    """Return the bytes of what a codec keeps from step to step on each replica, besides the residual."""
     return sum(math.prod(one) for one in codec.state(shape).values()) * dtypes.width(dtype)
 
 

@@ -44,8 +44,6 @@ class Evaluator:
     """Simulates plans of one item, keeping what they have in common.
 
     Attributes:
-        item: normalised.
-        hardware: what a step runs on.
         tried: how many plans have been simulated.
         batch: examples of the global batch where the graph does not say, the same for all plans.
     """
@@ -145,9 +143,7 @@ class Search:
     """The best plan so far, and why.
 
     Attributes:
-        evaluator: simulates.
         budget: how many plans may be tried.
-        best: so far.
         limit: bytes that a device has; None where nobody says.
         reasons: for people.
         kept: what was the best, one after another; each but the first has its reason.
@@ -207,7 +203,6 @@ def first_possible(item: TrainingGraph, candidates: Iterable[Candidate]) -> tupl
     """Return the first candidate that can be carried out, and for each before it why it cannot.
 
     Args:
-        item: normalised.
         candidates: at least one, the best first.
 
     Raises:

@@ -7,10 +7,9 @@ Identical devices and processes are folded into one, so that a thousand of them 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from autograph_rewrite.analysis.liveness import Holders, first_holders
 from autograph_rewrite.config.config import Config, ConfigLike
@@ -66,12 +65,8 @@ class SimulatedStep:
     """A predicted step, with what predictions of other plans have in common with it.
 
     Attributes:
-        plan: as it was given.
-        folded: the analysed step.
-        counts: FLOPs and bytes by node.
         hardware: what it runs on.
         batch: examples of the global batch, as they were given.
-        found: the prediction.
     """
 
     plan: Plan
@@ -147,9 +142,7 @@ def simulated(
     """Predict one step of what has been folded already, without events if nobody wants them.
 
     Args:
-        folded: the analysed step.
         plan: what to price; its edges are found if it has none.
-        hardware: what the step runs on.
         batch: examples of the global batch, where the graph does not say.
         events: play the tasks, instead of only adding their work up.
         counts: FLOPs and bytes by node, counted before.
@@ -170,18 +163,18 @@ def simulated(
         built = build(folded, resolved, topology, sizes, counts)
         seconds = simulate_events(built.tasks, built.cores) + topology.machine.run_seconds + topology.remote_seconds
         devices = device_uses(folded, resolved, built, topology, lines=events)
+    brought = (ExchangeUse(name, kind, (name,), nbytes) for name, kind, nbytes in built.brought)
+    places = {id(task): task.place for task in built.tasks if task.place}
     return Simulation(
         step_seconds=seconds,
         exposed_seconds=_exposed(built.tasks, topology.computing),
         bubble=0.0,
         devices=tuple(use for use, _ in devices),
         links=tuple(_links(built.tasks, topology)),
-        exchanges=(*_exchanges((group for group, _ in built.groups), plan), *_brought(built), *_sent(built, topology)),
+        exchanges=(*_exchanges((group for group, _ in built.groups), plan), *brought, *_sent(built, topology)),
         replicas=plan.replicas,
         batch=sizes.batch,
-        events=tuple(_events(built.tasks, {id(task): task.place for task in built.tasks if task.place}))
-        if events
-        else (),
+        events=tuple(_events(built.tasks, places)) if events else (),
         notes=notes,
         exchanged_bytes=exchanged_bytes(resolved.edges),
         nodes=node_uses(folded, built, max(devices, key=lambda pair: pair[0].peak_bytes)[1]) if events else (),
@@ -235,12 +228,6 @@ def _exchanges(groups: Iterable[ExchangeGroup], plan: Plan) -> Iterator[Exchange
             yield ExchangeUse(group.first.value, "hand_over", owners, group.handed_over)
 
 
-def _brought(built: Built) -> Iterator[ExchangeUse]:
-    """Yield what brings variables from servers, or from the shards of all replicas, to where they are read."""
-    for name, kind, nbytes in built.brought:
-        yield ExchangeUse(name, kind, (name,), nbytes)
-
-
 def _sent(built: Built, topology: Topology) -> Iterator[ExchangeUse]:
     """Yield what crosses between the logical devices of a replica."""
     for (value, lane, _), (move, _) in built.sent.items():
@@ -261,26 +248,20 @@ def _links(tasks: list[Task], topology: Topology) -> list[LinkUse]:
     counts = {lane: topology.processes for lane in (OUT, IN, LOCAL, LINK + FIRST)} | {LINK + REST: others}
     if topology.plan.pipeline is None:  # with stages, each link has its own name
         counts |= {lane: topology.plan.replicas for lane in carried if " to " in lane}
-    return [
-        LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0))
-        for lane in sorted(carried)
-        if carried[lane]
-    ]
+    used = sorted(lane for lane, nbytes in carried.items() if nbytes)
+    return [LinkUse(lane, counts.get(lane, 1), carried[lane], busy.get(lane, 0.0)) for lane in used]
 
 
 def _exposed(tasks: list[Task], lanes: set[str]) -> float:
     """Return for how long something is exchanged while no replica computes."""
     changes = []
     for task in tasks:
-        if task.end > task.start:
-            computes = task.kind == COMPUTE and not lanes.isdisjoint(task.holds)
-            if computes or task.kind == EXCHANGE:
-                changes.append((task.start, 1, computes))
-                changes.append((task.end, -1, computes))
-    changes.sort()
+        computes = task.kind == COMPUTE and not lanes.isdisjoint(task.holds)
+        if task.end > task.start and (computes or task.kind == EXCHANGE):
+            changes += [(task.start, 1, computes), (task.end, -1, computes)]
     exposed = before = 0.0
     computing = exchanging = 0
-    for at, change, computes in changes:
+    for at, change, computes in sorted(changes):
         if exchanging and not computing:
             exposed += at - before
         before = at
@@ -291,7 +272,7 @@ def _exposed(tasks: list[Task], lanes: set[str]) -> float:
     return exposed
 
 
-def _events(tasks: list[Task], places: Mapping[int, str] = MappingProxyType({})) -> list[Event]:
+def _events(tasks: list[Task], places: Mapping[int, str]) -> list[Event]:
     """Return what happens on each lane; where several devices share one, by the device.
 
     Args:
@@ -326,7 +307,6 @@ class DeviceContent:
         name: for people.
         count: how many there are.
         busy: seconds that one computes.
-        buffers: its memory.
         work: FLOPs and bytes that one computes.
     """
 
@@ -344,8 +324,6 @@ def device_uses(
 
     Args:
         plan: resolved.
-        built: its tasks and buffers.
-        topology: of the plan.
         lines: whether memory over time, and what of it is activations, is wanted.
     """
     found = _on_logical_devices(built, topology) if topology.logical > 1 else _on_lanes(folded, built, topology)
@@ -390,8 +368,6 @@ def _cpu_devices(
     """Yield the CPU devices of a process: the first also has what exists once, and all replicas of shared variables.
 
     Args:
-        built: the tasks of the step.
-        topology: of the plan.
         own: what is in the memory of the CPU.
         busy: seconds of everything, and of what each replica does: all replicas compute on the same cores at a time.
     """
@@ -488,52 +464,41 @@ class _Sums:
     peak_bytes: int = 0
 
 
-@dataclass
-class _ByNode:
-    found: dict[str, _Sums] = field(default_factory=dict)
-
-    def of(self, name: str) -> _Sums:
-        return self.found.setdefault(name, _Sums())
-
-    def result(self) -> tuple[NodeUse, ...]:
-        return tuple(NodeUse(name, **vars(one)) for name, one in self.found.items() if any(vars(one).values()))
+def _by_node(sums: Mapping[str, _Sums]) -> tuple[NodeUse, ...]:
+    return tuple(NodeUse(name, **vars(one)) for name, one in sums.items() if any(vars(one).values()))
 
 
 def node_uses(folded: AnalyzedStep, built: Built, alive: Iterable[Buffer]) -> tuple[NodeUse, ...]:
     """Return the cost of each node of a step that has been played; the exchange of a gradient is its variable's.
 
     Args:
-        built: its tasks.
         alive: what is in the memory of the fullest device at the peak.
     """
-    sums, node_of, variables = _ByNode(), dict[Task, str](), folded.item.variables
+    sums, node_of, variables = defaultdict[str, _Sums](_Sums), dict[Task, str](), folded.item.variables
     for node, tasks in built.tasks_of.items():
         node_of.update(dict.fromkeys(tasks, node.name))
     for group, tasks in built.groups:
         node_of.update(dict.fromkeys(tasks, group.members[0].value.node.name))
+        exchanging = sum(task.seconds for task in tasks if task.kind != COMPUTE)
         for member in group.members:
             owner = member.edge.owner
-            own = sums.of(variables[owner].handle if owner in variables else member.value.node.name)
+            own = sums[variables[owner].handle if owner in variables else member.value.node.name]
             own.exchanged_bytes += member.sent
-            own.exchange_seconds += sum(map(_exchanging, tasks)) * member.sent / max(1, group.sent)
+            own.exchange_seconds += exchanging * member.sent / max(1, group.sent)
     for task in built.tasks:
         if task.kind == COMPUTE:
             held = (seconds for lane, seconds in built.busy(task).items() if not lane.startswith(REST))
-            sums.of(node_of.get(task, task.name)).seconds += sum(held)
+            sums[node_of.get(task, task.name)].seconds += sum(held)
     for buffer in alive:
         maker = node_of.get(buffer.maker, buffer.maker.name) if buffer.maker is not None else buffer.handle
-        sums.of(maker).peak_bytes += buffer.nbytes
-    return sums.result()
-
-
-def _exchanging(task: Task) -> float:
-    return 0.0 if task.kind == COMPUTE else task.seconds
+        sums[maker].peak_bytes += buffer.nbytes
+    return _by_node(sums)
 
 
 def staged_uses(step: StagedStep) -> tuple[NodeUse, ...]:
     """Return the seconds of each node of a pipelined step, over all stages of one replica; memory is that of parts."""
-    sums = _ByNode()
+    sums = defaultdict[str, _Sums](_Sums)
     for part, nodes in step.staged.parts.items():
         for node, seconds in step.seconds_of(part, nodes):
-            sums.of(node.name).seconds += seconds
-    return sums.result()
+            sums[node.name].seconds += seconds
+    return _by_node(sums)

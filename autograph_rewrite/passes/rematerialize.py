@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.builder import Builder
@@ -58,7 +59,6 @@ from autograph_rewrite.resolve.remat.segments import nested_segments, segments_o
 from autograph_rewrite.resolve.remat.stages import by_stage, choose_by_stage, device_peaks, needs_of, stages_of
 from autograph_rewrite.resolve.remat.step_memory import StepMemory, StepRun, gradients_of_variables, variable_bytes
 from autograph_rewrite.resolve.stages.assignment import COPIES, copied, forward_nodes, is_copy, trained_nodes
-from autograph_rewrite.resolve.stages.flops import cost_of
 from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "collection", "scopes", "marked")

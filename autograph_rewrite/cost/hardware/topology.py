@@ -191,9 +191,9 @@ class Topology:
     def _ring(self, steps: int, chunk: float, hosts: bool) -> LinkTransfer:
         if steps <= 0:
             return LinkTransfer()
+        near = self.machine.memory if self.on_cpu else self.machine.local
         if self.processes > 1:
             members = self.processes if hosts else self.plan.replicas
-            near = self.machine.memory if self.on_cpu else self.machine.local
             hops = steps * self.processes / members  # of those that a chunk makes, between processes
             seconds = self.network.time(chunk * steps) + (hops - 1) * self.network.seconds
             seconds += hops * MESSAGE if self.on_cpu else 0.0  # of NCCL, accelerators send them themselves
@@ -201,9 +201,8 @@ class Topology:
             inside = {LOCAL: chunk * steps * (self.local - 1)} if self.local > 1 and not hosts else {}
             traffic = {OUT: chunk * steps, IN: chunk * steps, **inside}
             return LinkTransfer(seconds, {OUT: seconds, IN: seconds}, traffic)
-        link = self.machine.memory if self.on_cpu else self.machine.local
         moved = chunk * steps * (self.local if self.on_cpu else 1)  # CPU devices share their memory's bandwidth
-        seconds = link.time(moved, steps)
+        seconds = near.time(moved, steps)
         return LinkTransfer(seconds, {LOCAL: seconds}, {LOCAL: chunk * steps * self.local})
 
     def within(self, nbytes: float) -> LinkTransfer:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import Lives
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.pipeline.parts import AFTER, BEFORE, Part, Staged
 from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import EACH
@@ -71,10 +72,6 @@ class Footprint:
     fed: Mapping[int, int]
     crossing: Mapping[tuple[Part, int], int]
 
-    def activations(self, stage: int) -> int:
-        """Return the bytes that the forward part of a stage leaves to its backward part, of one micro-batch."""
-        return sum(nbytes for held, nbytes in self.held.items() if held.activation_of == stage)
-
     def sums(self, device: int) -> int:
         """Return the bytes of the gradients that are summed on a device."""
         return sum(nbytes for held, nbytes in self.held.items() if held.is_sum and held.device == device)
@@ -100,8 +97,6 @@ def footprint(staged: Staged, sizes: Sizes, *, interleaved: bool = False, copies
     """Return what one micro-batch holds where.
 
     Args:
-        staged: the step in parts.
-        sizes: the numbers behind symbols.
         interleaved: of M micro-batches, each has every M-th example.
         copies: each device has memory of its own; else what another device reads is counted where it was made.
     """
@@ -145,9 +140,7 @@ def footprint(staged: Staged, sizes: Sizes, *, interleaved: bool = False, copies
 
 
 def _by_device(staged: Staged, made: _Made) -> dict[int, frozenset[Part]]:
-    found: dict[int, set[Part]] = {}
-    for part in made.last:
-        found.setdefault(staged.device(part), set()).add(part)
+    found = grouped((staged.device(part), part) for part in made.last)
     return {device: frozenset(parts) for device, parts in found.items()}
 
 
@@ -200,10 +193,6 @@ class _Values:
         is_early = self._staged.part_of[node][0] == BEFORE
         return is_early or self._staged.folded.state.source(value).placement.kind == "local"
 
-    def _is_base(self, node: Node, value: Value) -> bool:
-        """Return whether a node that hands a value on hands on the memory of its instances."""
-        return value in self._of and not self._is_not_read(node, value)
-
     def _is_sum(self, value: Value) -> bool:
         return self._staged.folded.state.source(value).placement.op == "sum"
 
@@ -242,7 +231,8 @@ class _Values:
     def _make(self, node: Node, at: int) -> None:
         counted, part = self._staged.counts[node], self._staged.part_of[node]
         if counted.hands_on:
-            base = next((self._of[value] for value in node.inputs if self._is_base(node, value)), None)
+            held = (value for value in node.inputs if value in self._of and not self._is_not_read(node, value))
+            base = next((self._of[value] for value in held), None)
             if base is not None:
                 self._of |= {value: base for value, _ in counted.made}
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.cost.tasks.step import AnalyzedStep, OpCounts
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.control_flow import shared_frames_of
@@ -34,9 +35,7 @@ class Staged:
     """One step in parts.
 
     Attributes:
-        folded: the step.
         counts: what its nodes do.
-        stages: how many there are.
         devices: of one replica's stages, in turn, each by the number of the first with its name.
         parts: the nodes of each part, producers first.
         part_of: the part of each node.
@@ -80,20 +79,18 @@ def divided(folded: AnalyzedStep, plan: Plan, counts: Mapping[Node, OpCounts]) -
     joined = _joined(folded, early)
     _refuse_meetings(folded, early, joined)
     of_once = stages_of_once(topological_order(state.graph), stage_of, stages.owners)
-    parts: dict[Part, list[Node]] = {}
     part_of: dict[Node, Part] = {}
     for node in folded.order:
         if node.span != EACH:
-            part = (AFTER if node in joined else BEFORE, of_once[node])
+            part_of[node] = (AFTER if node in joined else BEFORE, of_once[node])
         elif node in early:
-            part = (BEFORE, stage_of.get(node, 0))
+            part_of[node] = (BEFORE, stage_of.get(node, 0))
         else:
-            part = (BACKWARD if node in stages.backward else FORWARD, stage_of.get(node, 0))
-        part_of[node] = part
-        parts.setdefault(part, []).append(node)
-    names = plan.pipeline.devices[: len(plan.pipeline.devices) // plan.replicas]
-    devices = tuple(names.index(name) for name in names)
+            part_of[node] = (BACKWARD if node in stages.backward else FORWARD, stage_of.get(node, 0))
+    parts = grouped((part, node) for node, part in part_of.items())
     every = plan.pipeline.devices
+    names = every[: len(every) // plan.replicas]
+    devices = tuple(names.index(name) for name in names)
     replicas = [every[first : first + len(names)] for first in range(0, len(every), len(names))]
     ordered = {part: tuple(_sent_first(own, part_of, replicas)) for part, own in parts.items()}
     return Staged(folded, counts, plan.pipeline.stages, devices, ordered, part_of)
@@ -147,10 +144,8 @@ def _refuse_meetings(folded: AnalyzedStep, early: Collection[Node], joined: Coll
                 hint="unroll the loop",
             )
         if any(value.node in joined for value in node.inputs):
-            raise PlanError(
-                f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait",
-                node=node,
-            )
+            problem = f"'{node.name}' needs a value of the whole batch, for which no stage of a pipeline can wait"
+            raise PlanError(problem, node=node)
 
 
 def _early(folded: AnalyzedStep, counts: Mapping[Node, OpCounts]) -> set[Node]:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import Holders, Lives, first_holders
@@ -43,7 +42,6 @@ class Alive(NamedTuple):
 
     Attributes:
         nbytes: how much; less than nothing where a part gives back in its middle what is counted to its end.
-        device: where.
         maker: the task.
         readers: other tasks.
         held: what it is between two parts, if it is that.
@@ -70,11 +68,7 @@ class StagedStep:
     """Builds the tasks of a step in stages, and the memory between them; `run` plays them.
 
     Attributes:
-        staged: the step in parts.
         footprint: what a micro-batch holds.
-        pipeline: of the plan.
-        micro: how many micro-batches there are.
-        topology: of the plan.
         mirrored: each replica has variables of its own, whose gradients all replicas of a stage add up.
         tasks: those that compute.
         moves: those that send, by what they send and the device it goes to.
@@ -249,19 +243,17 @@ class StagedStep:
         return part[0], micro, part[1], replica
 
     def _send(self, key: Key, target: str, nbytes: int) -> Task:
-        """Send what a task makes to another device."""
+        """Send what a task makes, or more of it, to another device."""
         kind, _, number, replica = key
         source = self._at((kind, number), replica)
-        link, lane = self._link(source, target), f"{short(source)} to {short(target)}"
-        seconds = link.time(nbytes) if link is not None else 0.0
-        task = Task(f"send {self.tasks[key].name}", EXCHANGE, "send", {lane: seconds}, seconds, traffic={lane: nbytes})
-        task.after([self.tasks[key]])
-        self.moves[key, target] = task
-        if kind == BEFORE:  # variables, mostly: nothing begins without them
-            for (other, _, stage, own), reader in self.tasks.items():
+        if (key, target) not in self.moves:
+            task = self.moves[key, target] = Task(f"send {self.tasks[key].name}", EXCHANGE, "send", {}, 0.0)
+            task.after([self.tasks[key]])
+            for (other, _, stage, own), reader in self.tasks.items() if kind == BEFORE else ():
                 if other == FORWARD and self._at((other, stage), own) == target:
-                    reader.after([task])
-        return task
+                    reader.after([task])  # variables, mostly: nothing begins without them
+        link, lane = self._link(source, target), f"{short(source)} to {short(target)}"
+        return _carrying(self.moves[key, target], lane, nbytes, link)
 
     def _link(self, source: str, target: str) -> Link | None:
         """Return the link between two devices; None where both see the same memory."""
@@ -298,9 +290,7 @@ class StagedStep:
             self._meet(held.device, nbytes if not replica else 0).after([reader])
             update.after([self.meetings[held.device]])
         if home != device:
-            reader = (
-                self._send(last, home, nbytes) if (last, home) not in self.moves else self._more(last, home, nbytes)
-            )
+            reader = self._send(last, home, nbytes)
             self.alive.append(Alive(nbytes, home, reader, (update,)))
         update.after([reader])
         self.alive.append(Alive(nbytes, device, self.tasks[first], (reader if home != device else update,), held))
@@ -309,25 +299,16 @@ class StagedStep:
         """Let the replicas of a stage add up a gradient: a ring hands it over twice, but for one part."""
         count, names = len(self.devices), [own[device] for own in self.devices]
         lane = f"replicas of {short(names[0])}"
-        if device not in self.meetings:
-            self.meetings[device] = Task(
-                f"all-reduce, {lane}", EXCHANGE, "all_reduce", {lane: 0.0}, 0.0, traffic={lane: 0}
-            )
-        task, link = self.meetings[device], self._link(names[0], names[1])
-        total = int(task.traffic[lane]) + 2 * (count - 1) * nbytes // count
-        task.seconds = link.time(total) if link is not None else 0.0
-        task.traffic, task.holds = {lane: total}, {lane: task.seconds}
-        return task
+        task = self.meetings.setdefault(device, Task(f"all-reduce, {lane}", EXCHANGE, "all_reduce", {}, 0.0))
+        return _carrying(task, lane, 2 * (count - 1) * nbytes // count, self._link(names[0], names[1]))
 
-    def _more(self, key: Key, target: str, nbytes: int) -> Task:
-        """Send more of what a task makes to another device."""
-        task = self.moves[key, target]
-        (lane,) = task.traffic
-        total = int(task.traffic[lane]) + nbytes
-        link = self._link(self._at((key[0], key[2]), key[3]), target)
-        task.seconds = link.time(total) if link is not None else 0.0
-        task.traffic, task.holds = {lane: total}, {lane: task.seconds}
-        return task
+
+def _carrying(task: Task, lane: str, nbytes: int, link: Link | None) -> Task:
+    """Let a task carry more over a link; return it."""
+    total = int(task.traffic.get(lane, 0)) + nbytes
+    task.seconds = link.time(total) if link is not None else 0.0
+    task.traffic, task.holds = {lane: total}, {lane: task.seconds}
+    return task
 
 
 def _computing(name: str, op: str, device: str, seconds: float, width: int) -> Task:
@@ -383,32 +364,32 @@ class PipelineUse(NamedTuple):
 
 
 def use_of_pipeline(
-    staged: Staged,
-    plan: Plan,
-    topology: Topology,
-    sizes: Sizes,
-    residences: Mapping[str, Residence] = MappingProxyType({}),
+    staged: Staged, plan: Plan, topology: Topology, sizes: Sizes, residences: Mapping[str, Residence]
 ) -> PipelineUse:
     """Play one step of a pipeline.
 
     Args:
-        staged: the step in parts.
         plan: resolved, of whole variables.
         residences: where variables live, by name; those that are not named, wherever the plan has them.
 
     Raises:
         PlanError: the schedule is impossible.
     """
+    step, seconds = _played(staged, plan, topology, sizes)
+    lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
+    if topology.logical > 1:
+        devices = _on_logical_devices(staged, plan, topology, sizes, residences)
+    else:
+        devices = tuple(_devices(step, residences))
+    return PipelineUse(step, seconds, _bubble(step), devices, tuple(_exchanges(step)), lanes)
+
+
+def _played(staged: Staged, plan: Plan, topology: Topology, sizes: Sizes) -> tuple[StagedStep, float]:
+    """Return a step that has been played, and how long it takes."""
     assert plan.pipeline is not None
     held = footprint(staged, sizes, interleaved=plan.interleaved)
     step = StagedStep(staged, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
-    seconds = step.run()
-    lanes = frozenset(lane for task in step.tasks.values() for lane in task.holds)
-    apart = topology.logical > 1
-    devices = (
-        _on_logical_devices(staged, plan, topology, sizes, residences) if apart else tuple(_devices(step, residences))
-    )
-    return PipelineUse(step, seconds, _bubble(step), devices, tuple(_exchanges(step)), lanes)
+    return step, step.run()
 
 
 def _on_logical_devices(
@@ -417,12 +398,9 @@ def _on_logical_devices(
     """Return the logical devices of all stages: the step is played again for the memory of each."""
     assert plan.pipeline is not None
     found: list[tuple[int, DeviceUse]] = []
+    firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
     for device in range(topology.logical):
-        own = replace(staged, logical=device)
-        held = footprint(own, sizes, interleaved=plan.interleaved)
-        step = StagedStep(own, held, plan.pipeline, plan.microbatches, topology, plan.mode == "mirrored")
-        step.run()
-        firsts = {short(name): at for at, name in enumerate(plan.pipeline.devices)}
+        step, _ = _played(replace(staged, logical=device), plan, topology, sizes)
         for use in _devices(step, residences):
             number = firsts[use.name] * topology.logical + device
             found.append((number, replace(use, name=short(topology.logical_name(number)))))

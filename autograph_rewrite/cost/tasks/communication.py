@@ -36,7 +36,6 @@ class Member:
     """One value that is exchanged.
 
     Attributes:
-        edge: the plan's edge.
         value: in the folded graph.
         sent: the bytes that one replica hands over.
         whole: the bytes of the value as one replica makes it.
@@ -123,21 +122,19 @@ def groups(
     """Return the exchanges of a step, those of a bucket together."""
     step = set(folded.order)
     found: list[list[Member]] = []
-    bucket: dict[int, list[Member]] = {}
+    buckets: dict[int, list[Member]] = {}
     for edge in edges:
         if not edge.lowered.hops or edge.node not in folded.state.graph:
             continue
         value = folded.state.graph.value(edge.value)
         if value.node not in step:
             continue
-        member = _member(edge, value, folded, sizes)
-        holder = held.get(edge.owner)
-        if edge.bucket and (holder is None or not holder.homes) and edge.bucket in bucket:
-            bucket[edge.bucket].append(member)
-            continue
-        found.append([member])
+        holder, members = held.get(edge.owner), list[Member]()
         if edge.bucket and (holder is None or not holder.homes):
-            bucket[edge.bucket] = found[-1]
+            members = buckets.setdefault(edge.bucket, members)
+        if not members:
+            found.append(members)
+        members.append(_member(edge, value, folded, sizes))
     return [ExchangeGroup(tuple(members), held.get(members[0].edge.owner)) for members in found]
 
 
@@ -246,7 +243,6 @@ def pass_task(name: str, op: str, work: Work, instances: int, topology: Topology
         op: its kind in the trace.
         work: FLOPs and bytes of one instance.
         instances: 1, or one per replica.
-        topology: where they run.
         ops: how many are launched one after another.
     """
     if topology.on_cpu:

@@ -106,7 +106,6 @@ class Simulation(NotebookView):
         devices: with their memory.
         links: with their bytes.
         exchanges: of the plan's edges.
-        replicas: of the plan.
         batch: the examples of all replicas that were assumed.
         events: in the order of their start.
         notes: what was assumed.

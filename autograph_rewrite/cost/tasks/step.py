@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.liveness import buffers_of
-from autograph_rewrite.analysis.op_work import Work, executed, rows_given, runs, trips_of, work_of
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import NOTHING, Work, executed, rows_given, runs, trips_of, work_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import VariableUse, update_regions, variable_uses
 from autograph_rewrite.cost.hardware.machine import Machine
@@ -54,7 +55,6 @@ class AnalyzedStep:
 
     Attributes:
         item: the normalised item.
-        state: the placements.
         outputs: the values that the outside reads whole.
         order: the nodes that a step runs, producers first.
         each: those that run on every replica.
@@ -179,9 +179,7 @@ def fold(item: TrainingGraph, plan: Plan, batch: int | None = None) -> AnalyzedS
     resolved = edge_list.resolve_edges(plain, state, outputs, item.variables, sizes_of(plan, state, batch))
     owned = [edge for edge in resolved.edges if edge.owner != STEP and edge.node in graph]
     uses = variable_uses(state, item.variables, gradients={graph.value(edge.value): edge.owner for edge in owned})
-    gradients: dict[str, list[Node]] = {}
-    for edge in owned:
-        gradients.setdefault(edge.owner, []).append(graph.nodes[edge.node])
+    gradients = grouped((edge.owner, graph.nodes[edge.node]) for edge in owned)
     region = update_regions(state.order, uses, gradients, [value.node for value in outputs])
     made = [node for nodes in gradients.values() for node in nodes]
     return AnalyzedStep(
@@ -243,14 +241,9 @@ def _step_roots(graph: Graph, item: TrainingGraph) -> list[Node]:
 
 
 def _with_same_room(whole: Plan, plan: Plan, variables: Mapping[str, Variable], owners: Mapping[str, str]) -> Plan:
-    """Return the request without shards, with a budget that leaves tensors the room that they have beside shards.
-
-    Args:
-        variables: by name.
-        owners: of the slots that an optimizer keeps, the variables that they are for.
-    """
-    if whole.remat is None or whole.remat.limit is None:
-        return whole
+    """Return the request without shards, with a budget that leaves tensors the room that they have beside shards."""
+    assert whole.remat is not None
+    assert whole.remat.limit is not None
     more = variable_bytes(whole, variables) - _held(plan, variables, owners)
     return replace(whole, remat=replace(whole.remat, policy=f"budget:{whole.remat.limit + more}"))
 
@@ -308,7 +301,6 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
     """Return what each node of a step does.
 
     Args:
-        sizes: the numbers behind symbols.
         cpu: the machine whose CPU runs it; None for accelerators.
     """
     state, frames, found = folded.state, folded.frames, {}
@@ -318,7 +310,7 @@ def count(folded: AnalyzedStep, sizes: Sizes, cpu: Machine | None) -> dict[Node,
     for node in folded.order:
         nbytes, hands_on, reuses, is_run = buffers[node]
         if not is_run:  # the other branch is counted
-            found[node] = OpCounts(Work("elementwise", 0.0, 0.0), (), (None,) * len(node.inputs), False, False, 0)
+            found[node] = OpCounts(NOTHING, (), (None,) * len(node.inputs), False, False, 0)
             continue
         values = [node.output(i) for i in range(len(nbytes))]
         facts = [state.facts[value] for value in node.inputs]
@@ -345,7 +337,6 @@ def _distinct(node: Node, first: Shape, known: Mapping[Value, Shape]) -> dict[Va
     """Return the shape of what is merged by id, as if all ids were distinct: a step tells how many are.
 
     Args:
-        node: which may merge.
         first: the shape of its first operand, as it reads it.
         known: the shapes of what was merged before.
     """

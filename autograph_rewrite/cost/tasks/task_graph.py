@@ -70,12 +70,11 @@ class Reads:
         self._chains: dict[tuple[str, str], list[Task]] = {}  # each of them after the one before
         self._buffers: dict[tuple[str, str, str], Buffer] = {}
         self._gathered: dict[Buffer, str] = {}  # buffers that are given back between forward and backward
-        self._forward: set[Node] = set()
         self._times = topology.plan.microbatches if topology.plan.gathers_for_each else 1
         self.brought: list[tuple[str, str, int]] = []
         self.regathers = any(holder.gathers for holder in held.values())
-        if self.regathers:
-            self._forward = ancestors([value.node for value in folded.outputs], controls=False)
+        outputs = [value.node for value in folded.outputs] if self.regathers else ()
+        self._forward = ancestors(outputs, controls=False)
 
     def of(self, node: Node, lane: str) -> Pulled:
         """Return what brings a node the variable that it reads; nothing where the replica holds it."""
@@ -193,8 +192,9 @@ def host_use(folded: AnalyzedStep, topology: Topology) -> HostUse:
     device = topology.plan.devices_of(0)[0]
     if not is_accelerator(device):
         return HostUse()
-    home, nodes, named = host_of(device), folded.order, folded.item.inputs.values()
-    fed = {node for node in nodes if node.name in {info.tensor.partition(":")[0] for info in named}}
+    home, nodes = host_of(device), folded.order
+    names = {info.tensor.partition(":")[0] for info in folded.item.inputs.values()}
+    fed = {node for node in nodes if node.name in names}
 
     def requested(node: Node) -> str:
         return home if "CPU" in node.device.upper() else device
@@ -211,13 +211,11 @@ class Built:
     """The tasks of one step.
 
     Attributes:
-        tasks: all of them.
         buffers: what they make and read, variables included.
         cores: the lanes that take several tasks at a time.
         groups: the exchanges of the plan's edges, each with its tasks.
         variable_bytes: of one instance of a device, by lane.
         work: FLOPs and bytes of one instance, by the device and whether every replica has one.
-        tasks_of: the tasks of each node.
         sent: what has come to another logical device, with the move and the buffer there.
         brought: variables that come to where they are read, with the kind of exchange and the bytes.
     """
@@ -404,7 +402,8 @@ class TaskGraphBuilder:
         task = self._task(node, lane, holder)
         read = [self._input(task, node, index, lane) for index in range(len(node.inputs))]
         for index, made in enumerate(read) if self.reads.regathers else ():
-            again = self.reads.again(made, node, self._beside(node, index, lane)) if made is not None else None
+            beside = [self.ends.get((value.node, lane)) for i, value in enumerate(node.inputs) if i != index]
+            again = self.reads.again(made, node, beside) if made is not None else None
             if again is not None:
                 read[index] = again.buffer
                 task.after(again.tasks)
@@ -427,16 +426,14 @@ class TaskGraphBuilder:
         self._outputs(node, lane, task, holder, read)
 
     def _hand_on(self, task: Task, node: Node, holder: Holding, lane: str) -> None:
-        """Let an update wait until the others who hold its table have their rows."""
-        exchange = handed_on(node, self.counts[node].rows, holder, self.topology)
-        if exchange is not None:
-            exchange.after(self.ends.get((value.node, lane)) for value in node.inputs)
-            task.after([exchange])
-            self.built.tasks.append(exchange)
-
-    def _beside(self, node: Node, index: int, lane: str) -> list[Task | None]:
-        """Return what makes the other inputs of a node."""
-        return [self.ends.get((value.node, lane)) for i, value in enumerate(node.inputs) if i != index]
+        """Let an update of rows wait until the others who hold its table have theirs; one process may have all."""
+        rows = self.counts[node].rows  # bytes
+        exchange = self.topology.hand_on(rows, *holder.homes)
+        if rows and exchange.seconds:
+            handed = exchange_task(f"rows of {node.name}", "hand_on", exchange)
+            handed.after(self.ends.get((value.node, lane)) for value in node.inputs)
+            task.after([handed])
+            self.built.tasks.append(handed)
 
     def _task(self, node: Node, lane: str, holder: Holding | None) -> Task:
         """Return the task of all instances of a node on a lane."""
@@ -478,26 +475,20 @@ class TaskGraphBuilder:
 
     def _input(self, task: Task, node: Node, index: int, lane: str) -> Buffer | None:
         """Let a task wait for an input; return the buffer that it reads."""
-        value = node.inputs[index]
-        target = self.counts[node].targets[index]
-        if target is not None and (end := self.exchanged.get((value.name, target))) is not None:
-            task.after([end])
-            first = self.topology.lanes[0]
-            own = self.results.get((value.name, target, lane))
-            found = own or self.results.get((value.name, target, first))
-            if found is not None and own is None and lane in self.topology.lanes:
-                task.after([self._moved(value, found)])
-            return self.logical.brought(task, value, found, self.logical.of(node), lane)
-        found = self.values.get((value, lane))
-        if found is None:  # it was made once, on the first device
-            first = self.topology.lanes[0]
-            found = self.values.get((value, first))
-            task.after([self.ends.get((value.node, first))])
-            if found is not None and lane in self.topology.lanes and found.nbytes and not has(value.node.op, "held"):
-                task.after([self._moved(value, found)])
-            return self.logical.brought(task, value, found, self.logical.of(node), lane)
-        task.after([self.ends.get((value.node, lane))])
-        return self.logical.brought(task, value, found, self.logical.of(node), lane)
+        value, first = node.inputs[index], self.topology.lanes[0]
+        key = value.name, self.counts[node].targets[index] or ""
+        end = self.exchanged.get(key)
+        if end is not None:
+            own, other = (self.results.get((*key, at)) for at in (lane, first))
+            travels = True
+        else:
+            own, other = (self.values.get((value, at)) for at in (lane, first))
+            end = self.ends.get((value.node, lane if own is not None else first))
+            travels = not has(value.node.op, "held")
+        task.after([end])
+        if own is None and other is not None and travels and lane in self.topology.lanes:
+            task.after([self._moved(value, other)])  # it was made once, on the first device
+        return self.logical.brought(task, value, own or other, self.logical.of(node), lane)
 
     def _moved(self, value: Value, made: Buffer) -> Task | None:
         """Return the task that takes what exists once from the first device to the others."""
@@ -505,8 +496,7 @@ class TaskGraphBuilder:
         if not exchange.seconds:
             return None
         if value not in self.moves:
-            task = Task(f"copy {value.name}", "exchange", "copy", exchange.holds, exchange.seconds)
-            task.traffic = exchange.traffic
+            task = exchange_task(f"copy {value.name}", "copy", exchange)
             task.after([made.maker])
             self.built.tasks.append(task)
             self.moves[value] = task
@@ -553,8 +543,6 @@ class LogicalDevices:
     """Puts tasks and buffers on logical devices; without a model axis it does nothing.
 
     Args:
-        folded: the step.
-        topology: of the plan.
         tasks: to which moves are added.
         buffers: to which copies are added.
     """
@@ -607,7 +595,7 @@ class LogicalDevices:
     def _send(self, value: Value, found: Buffer, target: int, lane: str) -> tuple[Task, Buffer]:
         """Return the move of a value, and the buffer that it arrives in."""
         exchange = self._topology.between(found.nbytes, self.of(value.node), target)
-        move = Task(f"copy {value.name}", EXCHANGE, "copy", exchange.holds, exchange.seconds, traffic=exchange.traffic)
+        move = exchange_task(f"copy {value.name}", "copy", exchange)
         move.after([found.maker])
         self._tasks.append(move)
         if not exchange.holds:
@@ -626,18 +614,3 @@ def meeting_places(folded: AnalyzedStep, holdings: Mapping[str, Holding]) -> dic
         return replace(holder, homes=holder.homes[:1], parts=1) if by_rows and holder.is_apart else holder
 
     return {name: place(name, holder) for name, holder in holdings.items()}
-
-
-def handed_on(node: Node, rows: int, holder: Holding, topology: Topology) -> Task | None:
-    """Return the exchange that brings the others their rows; None where one process has all of them.
-
-    Args:
-        node: the update.
-        rows: bytes of the rows that it is given, and of their indices; 0 where it is no update of rows.
-        holder: of its table.
-        topology: devices and links.
-    """
-    if not rows:
-        return None
-    exchange = topology.hand_on(rows, *holder.homes)
-    return exchange_task(f"rows of {node.name}", "hand_on", exchange) if exchange.seconds else None

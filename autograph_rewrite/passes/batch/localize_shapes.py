@@ -23,8 +23,8 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite
 from autograph_rewrite.plan.parts.batch_split import limits
 
 
-def localize_shapes(rewrite: Rewrite) -> None:
-    """Restate the element shapes of arrays and lists that hold blocks."""
+def _localize_shapes(rewrite: Rewrite) -> None:
+    """State the shapes of blocks in the attributes of tensor arrays and lists."""
     if rewrite.processes > 1 and rewrite.state.semantics.extent.units is not None:
         _state_part_shapes(rewrite)
     for node in rewrite.state.order:
@@ -90,7 +90,6 @@ def shapes_of_blocks(
         shape: the whole, as the graph states it.
         dim: the dimension that is cut.
         batch: number of examples, where it is static.
-        replicas: how many blocks there are.
         processes: among which they are divided first.
     """
     whole = shape[dim]
@@ -101,9 +100,4 @@ def shapes_of_blocks(
     return [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes]
 
 
-def _run(rewrite: Rewrite) -> None:
-    """State the shapes of blocks in the attributes of tensor arrays and lists."""
-    localize_shapes(rewrite)
-
-
-LOCALIZE_SHAPES = Pass("localize-shapes", _run, needs=(Homes,))
+LOCALIZE_SHAPES = Pass("localize-shapes", _localize_shapes, needs=(Homes,))

@@ -36,16 +36,11 @@ from autograph_rewrite.passes.reshard.insert_reshards import Reshards
 ONEDNN_TYPES = frozenset((dtypes.FLOAT, dtypes.HALF, dtypes.BFLOAT16))
 
 
-def pad_empty_blocks(rewrite: Rewrite, blocks: Blocks, blocks_at: Callable[[Node], Blocks]) -> None:
-    """Insert the guards; runs after the reshards, so that the inputs are the blocks that the kernels see.
-
-    Args:
-        blocks: of the batch.
-        blocks_at: of the batch inputs by whose size a node goes.
-    """
-    if blocks.static is not None:
+def _pad_empty_blocks(rewrite: Rewrite) -> None:
+    """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
+    if rewrite.get(Blocks).static is not None:
         return
-    guard = _Guard(rewrite, blocks_at)
+    guard = _Guard(rewrite, rewrite.get(Reshards).blocks_at)  # the inputs are the blocks that the kernels see
     for node in rewrite.state.order:
         if node.span != EACH:
             continue
@@ -72,7 +67,11 @@ def _is_one_dnn(rewrite: Rewrite, node: Node) -> bool:
 
 
 class _Guard:
-    """Makes the guards; values that several ops need are padded once."""
+    """Makes the guards; values that several ops need are padded once.
+
+    Args:
+        blocks_at: of the batch inputs by whose size a node goes.
+    """
 
     def __init__(self, rewrite: Rewrite, blocks_at: Callable[[Node], Blocks]) -> None:
         self._rewrite = rewrite
@@ -81,12 +80,13 @@ class _Guard:
 
     def give_a_row(self, node: Node) -> None:
         """Pad the split inputs of `node` to at least one row and cut its split outputs."""
-        state = self._rewrite.state
-        transferred = state.transfers[node]
+        transferred, batch = self._rewrite.state.transfers[node], self._rewrite.state.semantics.extent.units
         inputs = {}
-        for index, value in enumerate(answer_inputs(self._rewrite, node)):
-            if value.placement.is_split:
-                inputs[index] = value
+        for index, fact in enumerate(transferred.inputs):
+            reshard = transferred.operand_reshards.get(index)
+            fact = convert(fact, reshard, batch) if reshard is not None else fact
+            if fact.placement.is_split:
+                inputs[index] = fact
         outputs = {i: fact for i, fact in enumerate(transferred.outputs) if fact.placement.is_split}
         if not inputs or any(fact.shape is None for fact in inputs.values()):
             return
@@ -189,25 +189,6 @@ class _Guard:
         return self._add("SelectV2", [filled, value, zeros], value, "or_zeros"), zeros
 
 
-def answer_inputs(rewrite: Rewrite, node: Node) -> list[Fact]:
-    """Return what is known about the inputs of an original node as they are after conversion.
-
-    Args:
-        node: a node of the original graph.
-    """
-    return [
-        convert(fact, reshard, rewrite.state.semantics.extent.units) if reshard is not None else fact
-        for fact, reshard in rewrite.state.seen_inputs(node)
-    ]
-
-
-def _run(rewrite: Rewrite) -> None:
-    """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
-    pad_empty_blocks(rewrite, rewrite.get(Blocks), rewrite.get(Reshards).blocks_at)
-
-
-def _may_be_empty(rewrite: Rewrite) -> bool:
-    return not trains_alone(rewrite)
-
-
-PAD_EMPTY_BLOCKS = Pass("pad-empty-blocks", _run, _may_be_empty, (Homes, Blocks, Reshards))
+PAD_EMPTY_BLOCKS = Pass(
+    "pad-empty-blocks", _pad_empty_blocks, lambda rewrite: not trains_alone(rewrite), (Homes, Blocks, Reshards)
+)

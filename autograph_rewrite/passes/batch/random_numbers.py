@@ -34,12 +34,11 @@ def split_draws(state: Propagation) -> Propagation:
         return state
     cuts = [(node, _cut(node)) for node in drawn]
     state = revise(state)
-    if not (back := [(node, cut) for node, cut in cuts if _give_back(state, node, cut)]):
-        return state
-    for _, cut in back:
+    back = [cut for node, cut in cuts if _give_back(state, node, cut)]
+    for cut in back:
         if not cut.output().uses:
             state.graph.erase(cut)
-    return revise(state)
+    return revise(state) if back else state
 
 
 def _is_drawn_whole(state: Propagation, node: Node) -> bool:
@@ -64,7 +63,8 @@ def _cut(node: Node) -> Node:
 def _give_back(state: Propagation, node: Node, cut: Node) -> bool:
     """Let what wants all of it read the draw itself; return whether there is such a reader."""
     whole = state.facts[cut.output()].placement == REPLICATED
-    back = [use for use in cut.output().uses if whole or state.operand_reshards(use.node).get(use.index) == REPLICATED]
+    uses = cut.output().uses
+    back = [(n, i) for n, i in uses if whole or state.transfers[n].operand_reshards.get(i) == REPLICATED]
     for reader, index in back:
         reader.set_input(index, node.output())
     return bool(back)
@@ -72,7 +72,7 @@ def _give_back(state: Propagation, node: Node, cut: Node) -> bool:
 
 def _split(rewrite: Rewrite) -> None:
     """Replicate random numbers only where they are drawn, and split them afterwards."""
-    rewrite.put(split_draws(rewrite.get(Propagation)))
+    rewrite.put(split_draws(rewrite.state))
 
 
 SPLIT_DRAWS = Pass("split-draws", _split, needs=(Propagation,), gives=(Propagation,))
@@ -95,8 +95,8 @@ STRIDE = 0x9E3779B97F4A7C15
 SEED_INPUTS = ("seed", "key")
 
 
-def decorrelate_randomness(rewrite: Rewrite) -> None:
-    """Seed the random ops that draw block by block; what is drawn whole is left alone."""
+def _decorrelate(rewrite: Rewrite) -> None:
+    """Give each replica's random ops, which draw block by block, seeds of their own (`random: independent`)."""
     for node in rewrite.state.order:
         if node.op not in random.RULES or not rewrite.fact(node.output()).placement.differs:
             continue
@@ -136,11 +136,6 @@ def _give_own_key(rewrite: Rewrite, node: Node, index: int) -> None:
     own = rewrite.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)
     mixed = rewrite.add("BitwiseXor", [seed, own], Site(name, EACH, node))
     node.set_input(index, mixed.output())
-
-
-def _decorrelate(rewrite: Rewrite) -> None:
-    """Give each replica's random ops seeds of their own (`random: independent`)."""
-    decorrelate_randomness(rewrite)
 
 
 DECORRELATE_RANDOMNESS = Pass("decorrelate-randomness", _decorrelate, needs=(Homes,))

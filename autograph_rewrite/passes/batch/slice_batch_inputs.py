@@ -28,36 +28,29 @@ from autograph_rewrite.ops.traits import operands
 from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.batch_split import block_begin, limits
-from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.training_graph import TrainingGraph
 
 _ENDS = ("begin", "end")
 
 
-def slice_batch_inputs(graph: Graph, item: TrainingGraph, plan: Plan, task: int = 0) -> TrainingGraph:
-    """Cut the batch inputs that are whole in every process; return the item whose inputs are the parts.
-
-    Args:
-        item: a normalised item.
-        plan: says which inputs are whole.
-        task: which of the plan's processes the graph is for.
+def _slice_batch_inputs(rewrite: Rewrite) -> None:
+    """Slice batch inputs that every process produces in full to this process's rows.
 
     Raises:
         GraphError: the processes would not make the same batch.
     """
-    inputs = dict(item.inputs)
-    for given in plan.batch_inputs:
-        if not given.whole or len(plan.processes) == 1:
+    inputs = dict(rewrite.item.inputs)
+    for given in rewrite.plan.batch_inputs:
+        if not given.whole or rewrite.processes == 1:
             continue
         info = inputs[given.name]
-        value = graph.value(info.tensor)
-        _require_alike(graph, value.node)
-        part = _Part(value, given.axis, len(plan.processes), task)
+        value = rewrite.graph.value(info.tensor)
+        _require_alike(rewrite.graph, value.node)
+        part = _Part(value, given.axis, rewrite.processes, rewrite.task)
         size = info.shape[given.axis] if info.shape is not None else None
         own = part.of_static(size) if size is not None else part.of_measured()
         record_shapes(own, [info.shape])  # as of an input that is fed, the shape of the whole
         inputs[given.name] = replace(info, tensor=f"{own.name}:0")
-    return replace(item, inputs=inputs)
+    rewrite.item = replace(rewrite.item, inputs=inputs)
 
 
 class _Part:
@@ -129,16 +122,11 @@ def _require_alike(graph: Graph, source: Node) -> None:
         )
 
 
-def _run(rewrite: Rewrite) -> None:
-    """Slice batch inputs that every process produces in full to this process's rows."""
-    rewrite.item = slice_batch_inputs(rewrite.graph, rewrite.item, rewrite.plan, rewrite.task)
-
-
 def _has_whole_inputs(rewrite: Rewrite) -> bool:
     return any(given.whole for given in rewrite.plan.batch_inputs)
 
 
-SLICE_BATCH_INPUTS = Pass("slice-batch-inputs", _run, _has_whole_inputs)
+SLICE_BATCH_INPUTS = Pass("slice-batch-inputs", _slice_batch_inputs, _has_whole_inputs)
 
 
 # Sources of randomness in an input pipeline, because of which two processes that build it alike get different data.

@@ -48,10 +48,9 @@ def top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     """Return the best values and their classes.
 
     Args:
-        pieces: adds nodes; of a matrix, whose blocks have more than one class.
         node: a TopKV2 or TopK that sorts.
     """
-    values, best, (units, block) = node.inputs[0], best_of(pieces, node), pieces.blocks
+    values, best, (units, block) = node.inputs[0], pieces.count, pieces.blocks
     each = min(best, block)
     index_type = node.output_dtypes[1]
     apart = pieces.op("Reshape", values, pieces.const([-1, units, block], dtypes.INT32, "apart"), what="blocks")
@@ -72,32 +71,17 @@ def top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
 
 
 def in_top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
-    """Return whether each label is among the best; it is not where some value is no finite number.
-
-    Args:
-        pieces: adds nodes.
-        node: an InTopK or InTopKV2.
-    """
+    """Return whether each label is among the best; it is not where some value is no finite number."""
     values, labels = node.inputs[:2]
     column = pieces.op("ExpandDims", labels, pieces.const(1, dtypes.INT32, "last"), what="label_of_row")
     mask = pieces.op("Equal", column, pieces.numbers(labels.dtype), what="is_label")
     own = pieces.reduce("Sum", pieces.only(mask, values, "picked"), "of_label")
     better = pieces.cast(pieces.op("Greater", values, own, what="better"), dtypes.INT32, "counted")
     count = pieces.reduce("Sum", better, "count", keep=False)
-    few = pieces.op("Less", count, pieces.const(best_of(pieces, node), dtypes.INT32, "k"), what="few")
+    few = pieces.op("Less", count, pieces.const(pieces.count, dtypes.INT32, "k"), what="few")
     finite = pieces.reduce("All", pieces.op("IsFinite", values, what="is_finite"), "finite", keep=False)
     known = pieces.reduce("Any", mask, "known", keep=False)
     return {0: pieces.op("LogicalAnd", few, pieces.op("LogicalAnd", finite, known, what="valid"), what="among")}
-
-
-def best_of(pieces: ClassPieces, node: Node) -> int:
-    """Return how many are the best.
-
-    Args:
-        pieces: those of the node.
-        node: whose constant operand, or attribute, says it.
-    """
-    return pieces.count if pieces.count is not None else int(node.attr("k"))
 
 
 _FLOATS = (dtypes.FLOAT, dtypes.DOUBLE)
@@ -105,11 +89,7 @@ _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
 
 
 def cut_classes(state: Propagation) -> list[tuple[Node, ClassAxis]]:
-    """Return the nodes that work along a dimension that is cut, and can be decomposed.
-
-    Args:
-        state: the placements.
-    """
+    """Return the nodes that work along a dimension that is cut, and can be decomposed."""
     free = [node for node in state.order if node.op in _DECOMPOSITIONS and node not in state.looped]
     found = [(node, _classes(state, node)) for node in free if not is_whole(node)]
     return [(node, axis) for node, axis in found if axis is not None]
@@ -243,14 +223,14 @@ class ClassAxis(NamedTuple):
         rank: of the operand.
         classes: how many there are.
         blocks: how many blocks can be told apart, and how many classes each has.
-        asked: how many classes a node is to find, where an operand says it.
+        asked: how many of the best classes a node is to find.
     """
 
     dim: int
     rank: int
     classes: int
     blocks: tuple[int, int]
-    asked: int | None = None
+    asked: int = 0
 
 
 @dataclass(frozen=True)
@@ -262,7 +242,7 @@ class ClassPieces(Builder):
         rank: of the operand.
         classes: how many there are.
         blocks: how many blocks can be told apart, and how many classes each has.
-        count: how many classes the node is asked for, where an operand says it.
+        count: how many of the best classes the node is asked for.
         numbered: the numbers of classes that were made, with the dimension along which they stand.
     """
 
@@ -270,18 +250,11 @@ class ClassPieces(Builder):
     rank: int = 0
     classes: int = 0
     blocks: tuple[int, int] = (1, 1)
-    count: int | None = None
+    count: int = 0
     numbered: dict[Value, int] = field(default_factory=dict)
 
     def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
-        """Reduce along the classes.
-
-        Args:
-            op: Sum, Max or Min.
-            value: what is reduced.
-            name: of the result.
-            keep: whether the dimension stays, as 1.
-        """
+        """Reduce along the classes; their dimension stays, as 1, unless it is not to be kept."""
         axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
         return self.op(op, value, axis, what=name, keep_dims=keep)
 
@@ -299,22 +272,11 @@ class ClassPieces(Builder):
         return shifted, powers, self.reduce("Sum", powers, "sum")
 
     def only(self, mask: Value, value: Value, name: str) -> Value:
-        """Return a value where a mask is set, else zero.
-
-        Args:
-            mask: of the value's shape.
-            value: of numbers.
-            name: of the result.
-        """
+        """Return a value where a mask is set, else zero."""
         return self.op("SelectV2", mask, value, self.const(0, value.dtype, f"{name}/zero"), what=name)
 
 
 def is_read(node: Node, index: int) -> bool:
-    """Return whether somebody reads an output, or asks for it by its name.
-
-    Args:
-        node: what makes it.
-        index: its number.
-    """
+    """Return whether somebody reads an output, or asks for it by its name."""
     value = node.output(index)
     return bool(value.uses) or value in value.node.graph.anchors.values()

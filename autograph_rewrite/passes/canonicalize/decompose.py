@@ -24,7 +24,7 @@ and its statistics are averaged over the replicas where something else than its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import replace_outputs
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
@@ -52,26 +52,16 @@ SUMMED_AS = {
 """The type in which TensorFlow's kernel of a mean sums narrow numbers."""
 
 
-def pieces_of(node: Node, in_loop: bool) -> Builder:
-    """Return a builder of what stands for a node; in a loop, constants are tied to its iterations."""
-    return Builder.at(node, tied=node.inputs[0].node if in_loop else None)
-
-
-def decompose_mean(graph: Graph, node: Node, in_loop: bool) -> None:
-    """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does.
-
-    Args:
-        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
-    """
+def decompose_mean(node: Node, build: Builder) -> None:
+    """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does."""
     x, axes = node.inputs
-    build = pieces_of(node, in_loop)
     dtype = x.dtype
     wide = SUMMED_AS.get(dtype, dtype)
     total = build.op("Sum", build.cast(x, wide, "widen"), axes, what="sum", keep_dims=bool(node.attr("keep_dims")))
     count = _count(build, x, axes, wide)
     divide = "TruncateDiv" if wide in dtypes.INTEGER else "RealDiv"
     result = build.cast(build.op(divide, total, count, what="mean"), dtype, "narrow")
-    replace_outputs(graph, node, {0: result})
+    replace_outputs(node.graph, node, {0: result})
 
 
 def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
@@ -81,9 +71,8 @@ def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
     if not isinstance(content, np.ndarray) or (content < 0).any():
         rank = build.cast(build.op("Rank", x, what="rank"), axes.dtype, "rank_of_axes")
         axes = build.op("FloorMod", axes, rank, what="axes")
-    sizes = build.op(
-        "GatherV2", build.op("Shape", x, what="shape"), axes, build.const(0, dtypes.INT32, "first"), what="sizes"
-    )
+    shape, first = build.op("Shape", x, what="shape"), build.const(0, dtypes.INT32, "first")
+    sizes = build.op("GatherV2", shape, axes, first, what="sizes")
     sizes = build.op("Reshape", sizes, build.const([-1], dtypes.INT32, "line"), what="reduced_sizes")
     count = build.op("Prod", sizes, build.const([0], dtypes.INT32, "all"), what="count", keep_dims=False)
     return build.cast(count, dtype, "count_as_number")
@@ -92,15 +81,14 @@ def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
 class _Normalisation:
     """What the forward and the gradient of a batch normalisation share."""
 
-    def __init__(self, node: Node, in_loop: bool, scale: Value) -> None:
-        self.build = pieces_of(node, in_loop)
+    def __init__(self, node: Node, build: Builder) -> None:
+        self.build = build
         layout = node.attr("data_format").decode()
         channels_first = layout.startswith("NC")
         rank = len(layout)
-        self.axes = [0, *range(2, rank)] if channels_first else list(range(rank - 1))
+        axes = [0, *range(2, rank)] if channels_first else list(range(rank - 1))
         self.spread = [1, -1, *[1] * (rank - 2)] if channels_first else None
-        self.dtype = scale.dtype
-        self.reduced = self.build.const(self.axes, dtypes.INT32, "axes")
+        self.reduced = build.const(axes, dtypes.INT32, "axes")
         self.epsilon = node.attr("epsilon")
 
     def per_channel(self, value: Value, name: str) -> Value:
@@ -112,59 +100,51 @@ class _Normalisation:
 
     def inverse_deviation(self, variance: Value) -> Value:
         """1 / sqrt(variance + epsilon)."""
-        epsilon = self.build.const(self.epsilon, self.dtype, "epsilon")
-        return self.build.op(
-            "Rsqrt", self.build.op("AddV2", variance, epsilon, what="shifted"), what="inverse_deviation"
-        )
+        epsilon = self.build.const(self.epsilon, variance.dtype, "epsilon")
+        shifted = self.build.op("AddV2", variance, epsilon, what="shifted")
+        return self.build.op("Rsqrt", shifted, what="inverse_deviation")
 
 
-def decompose_batch_norm(graph: Graph, node: Node, in_loop: bool) -> None:
+def decompose_batch_norm(node: Node, build: Builder) -> None:
     """Batch normalisation in training, from means over the whole batch.
 
     Args:
         node: FusedBatchNorm, V2 or V3; x is [N, H, W, C] or [N, C, H, W], the others [C].
-        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     x, scale, offset, old_mean, old_variance = node.inputs
-    norm = _Normalisation(node, in_loop, scale)
-    build, dtype = norm.build, norm.dtype
+    norm, dtype = _Normalisation(node, build), scale.dtype
     wide = build.cast(x, dtype, "widen")
     mean = build.op("Mean", wide, norm.reduced, what="mean", keep_dims=False)
     centre = norm.per_channel(mean, "mean")
     spread = build.op("SquaredDifference", wide, centre, what="squared_difference")
     variance = build.op("Mean", spread, norm.reduced, what="variance", keep_dims=False)
     factor = build.op("Mul", norm.inverse_deviation(variance), scale, what="factor")
-    scaled = build.op(
-        "Mul", build.op("Sub", wide, centre, what="centred"), norm.per_channel(factor, "factor"), what="scaled"
-    )
+    centred = build.op("Sub", wide, centre, what="centred")
+    scaled = build.op("Mul", centred, norm.per_channel(factor, "factor"), what="scaled")
     y = build.cast(build.op("AddV2", scaled, norm.per_channel(offset, "offset"), what="y"), x.dtype, "narrow")
     count = _count(build, x, norm.reduced, dtype)
     one = build.const(1, dtype, "one")
-    bessel = build.op(
-        "RealDiv",
-        count,
-        build.op("Maximum", build.op("Sub", count, one, what="less"), one, what="Maximum"),
-        what="bessel",
-    )
+    less = build.op("Maximum", build.op("Sub", count, one, what="less"), one, what="Maximum")
+    bessel = build.op("RealDiv", count, less, what="bessel")
     unbiased = build.op("Mul", variance, bessel, what="unbiased")
-    rate = node.attr("exponential_avg_factor", 1.0) if "exponential_avg_factor" in node.attrs else 1.0
+    rate = node.attr("exponential_avg_factor", 1.0)
     results = {
         0: y,
         1: _blend(build, old_mean, mean, rate, "mean"),
         2: _blend(build, old_variance, unbiased, rate, "variance"),
+        3: mean,
+        4: variance,
     }
-    results |= {3: mean, 4: variance}
     if len(node.output_dtypes) > 5:
         results[5] = build.const(np.zeros(0), dtype, "reserve")
-    replace_outputs(graph, node, results)
+    replace_outputs(node.graph, node, results)
 
 
-def check_size(node: Node, in_loop: bool, dim: int, size: Dim) -> None:
+def check_size(node: Node, build: Builder, dim: int, size: Dim) -> None:
     """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
 
     Args:
         node: states a size of the split dimension.
-        in_loop: whether it runs inside a loop.
         size: that of the whole value, where it is known.
     """
     stated = node.attr("shape")
@@ -172,7 +152,7 @@ def check_size(node: Node, in_loop: bool, dim: int, size: Dim) -> None:
     wanted = stated[dim]
     if size == wanted:
         return
-    build, (value,) = pieces_of(node, in_loop), node.inputs
+    (value,) = node.inputs
     limits = [build.const([at], dtypes.INT32, what) for at, what in ((dim, "dim"), (dim + 1, "behind"), (1, "step"))]
     shape = build.op("Shape", value, what="shape")
     found = build.op("StridedSlice", shape, *limits, what="size", shrink_axis_mask=1)
@@ -192,16 +172,14 @@ def _blend(build: Builder, old: Value, new: Value, rate: float, name: str) -> Va
     return build.op("AddV2", kept, added, what=f"running_{name}")
 
 
-def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> None:
+def decompose_batch_norm_gradient(node: Node, build: Builder) -> None:
     """Gradient of batch normalisation in training; the two sums over the batch are also the parameters' gradients.
 
     Args:
         node: FusedBatchNormGrad, V2 or V3; dy and x have the images' shape, the others [C].
-        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
     """
     dy, x, scale, mean, variance, *_ = node.inputs
-    norm = _Normalisation(node, in_loop, scale)
-    build, dtype = norm.build, norm.dtype
+    norm, dtype = _Normalisation(node, build), scale.dtype
     wide_x, wide_dy = build.cast(x, dtype, "widen_x"), build.cast(dy, dtype, "widen_dy")
     inverse = norm.inverse_deviation(variance)
     centred = build.op("Sub", wide_x, norm.per_channel(mean, "mean"), what="centred")
@@ -217,49 +195,37 @@ def decompose_batch_norm_gradient(graph: Graph, node: Node, in_loop: bool) -> No
     factor = norm.per_channel(build.op("Mul", inverse, scale, what="factor"), "factor")
     dx = build.cast(build.op("Mul", inner, factor, what="dx"), x.dtype, "narrow")
     empty = build.const(np.zeros(0), dtype, "reserve")
-    replace_outputs(graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
+    replace_outputs(node.graph, node, {0: dx, 1: d_scale, 2: d_offset, 3: empty, 4: empty})
 
 
-def keep_summed_dimensions(graph: Graph, node: Node, in_loop: bool) -> None:
+def keep_summed_dimensions(node: Node, build: Builder) -> None:
     """Keep the dimensions that the gradient of a broadcast op sums: which ones is open, and so its rank.
 
     Only a Reshape may read it, which brings it to the shape of the operand anyway; else it is taken whole.
 
     Args:
-        in_loop: unused; all decompositions take the same parameters.
+        build: unused; all decompositions take the same parameters.
     """
     readers = [(use.node.op, use.index) for use in node.output().uses]
-    if all(reader == ("Reshape", 0) for reader in readers) and node.output() not in graph.anchors.values():
+    if all(reader == ("Reshape", 0) for reader in readers) and node.output() not in node.graph.anchors.values():
         node.set_attr("keep_dims", True)
     else:
         make_whole(node, "it is open which dimensions it sums")
 
 
-def cut_again(graph: Graph, node: Node, in_loop: bool) -> None:
-    """Let an op that changes the order of examples work on all of them, and its readers on blocks.
-
-    Args:
-        node: its result has the shape of its first operand.
-        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
-    """
-    build = pieces_of(node, in_loop)
+def cut_again(node: Node, build: Builder) -> None:
+    """Let an op that changes the order of examples work on all of them, and its readers on blocks."""
     moved = build.op(node.op, *node.inputs, what="moved")
     make_whole(moved.node, "it changes the order of examples")
     shape = build.op("Shape", node.inputs[0], what="shape", out_type=dtypes.INT32)
-    replace_outputs(graph, node, {0: build.op("BroadcastTo", moved, shape, what="cut")})
+    replace_outputs(node.graph, node, {0: build.op("BroadcastTo", moved, shape, what="cut")})
 
 
-def forget_rows(node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
+def forget_rows(node: Node, build: Builder, facts: Mapping[Value, Fact]) -> None:
     """Let BroadcastGradientArgs see zero rows instead of a batch.
 
     It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
-
-    Args:
-        node: the BroadcastGradientArgs, of two vectors of sizes.
-        in_loop: whether it runs inside a loop, to whose iterations constants are tied.
-        facts: of its operands.
     """
-    build = pieces_of(node, in_loop)
     operands = [facts[value].value or () for value in node.inputs]
     for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
         if any(rows):
@@ -267,7 +233,7 @@ def forget_rows(node: Node, in_loop: bool, facts: Mapping[Value, Fact]) -> None:
             node.set_input(index, build.op("Mul", value, rest, what=f"without_rows_{index}"))
 
 
-DECOMPOSITIONS: Mapping[str, Callable[[Graph, Node, bool], None]] = {
+DECOMPOSITIONS: Mapping[str, Callable[[Node, Builder], None]] = {
     "Mean": decompose_mean,
     "Sum": keep_summed_dimensions,
     **dict.fromkeys(("ReverseV2", "Roll"), cut_again),
@@ -291,43 +257,34 @@ class Blocks(NamedTuple):
     have_own_statistics: bool = False
 
 
-def decompose(
-    graph: Graph,
-    nodes: Iterable[Node],
-    *,
-    facts: Mapping[Value, Fact],
-    looped: Container[Node],
-    blocks: Blocks,
-) -> None:
+def decompose(state: Propagation, nodes: Iterable[Node], blocks: Blocks) -> None:
     """Rewrite the nodes that propagation marked.
-
-    Args:
-        facts: of all values.
-        looped: the nodes that run inside a loop.
-        blocks: how the batch is divided.
 
     Raises:
         PassError: an op has no decomposition.
     """
+    graph, facts = state.graph, state.facts
     learnt = variable_dependent_nodes(graph) if blocks.have_own_statistics else ()
     for node in nodes:
         if why_in_block(node) == ROWS_APART:  # what is in between works on whole values
             keep_in_block([end for end in graph if why_in_block(end) == ROWS_APART], "")
             continue
+        # in a loop, constants are tied to its iterations
+        build = Builder.at(node, tied=node.inputs[0].node if node in state.looped else None)
         if node.op == "EnsureShape":
             fact = facts[node.inputs[0]]
-            check_size(node, node in looped, fact.placement.dim, to_global(fact.split_size, blocks.batch))
+            check_size(node, build, fact.placement.dim, to_global(fact.split_size, blocks.batch))
             continue
         if blocks.have_own_statistics and node.op.startswith("FusedBatchNorm") and _normalised(node).node in learnt:
-            _keep_block_statistics(node, blocks.instances, node in looped)
+            _keep_block_statistics(node, blocks.instances, build)
             continue
         if node.op == "BroadcastGradientArgs":
-            forget_rows(node, node in looped, facts)
+            forget_rows(node, build, facts)
             continue
         rewrite = DECOMPOSITIONS.get(node.op)
         if rewrite is None:
             raise PassError(f"op {node.op} mixes examples and has no decomposition", node=node)
-        rewrite(graph, node, node in looped)
+        rewrite(node, build)
 
 
 def _normalised(node: Node) -> Value:
@@ -335,12 +292,11 @@ def _normalised(node: Node) -> Value:
     return node.inputs[1 if node.op.startswith("FusedBatchNormGrad") else 0]
 
 
-def _keep_block_statistics(node: Node, replicas: int, in_loop: bool) -> None:
+def _keep_block_statistics(node: Node, replicas: int, build: Builder) -> None:
     """Mark a batch normalisation as local, and average its statistics for moving averages."""
     mark(node, STATISTICS)
     if node.op.startswith("FusedBatchNormGrad"):
         return
-    build = pieces_of(node, in_loop)
     for index in (1, 2):
         value = node.output(index)
         readers = [use.node for use in value.uses if not use.node.op.startswith("FusedBatchNormGrad")]
@@ -362,7 +318,7 @@ def _run(rewrite: Rewrite) -> None:
             return
         own = rewrite.plan.semantics.batch_norm == "local"
         blocks = Blocks(rewrite.plan.instances, state.semantics.extent.units, own)
-        decompose(rewrite.graph, marked, facts=state.facts, looped=state.looped, blocks=blocks)
+        decompose(state, marked, blocks)
         rewrite.put(revise(state))
     if marked := _marked(rewrite):
         raise PassError(f"op {marked[0].op} still mixes examples after it was decomposed", node=marked[0])

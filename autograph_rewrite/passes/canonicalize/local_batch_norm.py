@@ -11,12 +11,13 @@ that feeds a moving average is averaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import PassError
 from autograph_rewrite.ir.builder import Builder
@@ -34,39 +35,40 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
-def localize_batch_norm(state: Propagation, instances: int) -> Propagation:
-    """Mark what each block shall compute by itself; return the placements as they are then.
-
-    Args:
-        state: placements, with the means not yet taken apart.
-        instances: how many blocks there are.
+def _localize_batch_norm(rewrite: Rewrite) -> None:
+    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`).
 
     Raises:
         PassError: a batch normalisation mixes blocks where nothing says so.
     """
+    state = rewrite.state  # with the means not yet taken apart
     if state.loops or state.cells:
-        return state
-    moments = moments_of(state)
+        return
+    moments = _moments_of(state)
     means = [mean for one in moments for mean in one.both]
-    if means and state.semantics.extent.units is not None and restate_sizes(state, means):
+    if state.semantics.extent.units is not None and _restate_sizes(state, means):
         state = revise(state)
-    found = batch_norms(state, moments) if moments else []
-    if not found:
-        return state
-    forward, backward = ({node for norm in found for node in part(norm)} for part in (_forward, _backward))
-    forward -= backward
+    if found := _batch_norms(state, moments):
+        _mark_blocks(state, found, rewrite.plan.instances)
+        state = revise(state)
+        _require_apart(state)
+    rewrite.put(state)
+
+
+def _mark_blocks(state: Propagation, found: list[BatchNorm], instances: int) -> None:
+    """Mark what each block shall compute by itself."""
+    backward = {node for norm in found for node in norm.backward}
+    forward = {node for norm in found for node in norm.forward} - backward
     inside = forward | backward | {node for norm in found for node in norm.split}
     for node in inside:
         mark(node, OF_BLOCK, OWN)
     for division in [division for norm in found for division in norm.divisions]:
-        _divide_by_own_size(division)
-    for node in sorted(forward, key=lambda node: node.name):
-        _leave(state, node, inside, AVERAGE, instances)
-    for node in sorted(backward, key=lambda node: node.name):
-        _leave(state, node, inside, SUM, instances)
-    state = revise(state)
-    _require_apart(state)
-    return state
+        size, marks = division.inputs[1].node, as_mark(OF_BLOCK, OWN)
+        own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=marks, DstT=size.output_dtypes[0])
+        division.set_input(1, own)
+    for kind, nodes in ((AVERAGE, forward), (SUM, backward)):
+        for node in sorted(nodes, key=lambda node: node.name):
+            _leave(state, node, inside, kind, instances)
 
 
 def block_statistics(state: Propagation) -> list[Node]:
@@ -79,14 +81,6 @@ def block_statistics(state: Propagation) -> list[Node]:
     ]
 
 
-def _forward(norm: BatchNorm) -> set[Node]:
-    return norm.forward
-
-
-def _backward(norm: BatchNorm) -> set[Node]:
-    return norm.backward
-
-
 def _require_apart(state: Propagation) -> None:
     """Make sure that a block's own values stay with the block, and that nothing else gets in.
 
@@ -94,12 +88,10 @@ def _require_apart(state: Propagation) -> None:
         PassError: they do not; the statistics of the whole batch have to be used.
     """
     for node in state.order:
-        transferred = state.transfers[node]
         own = kind_of(node) == OF_BLOCK
-        mixed = [
-            i for i, reshard in transferred.operand_reshards.items() if own and not isinstance(reshard, LocalEntry)
-        ]
-        mixed = [i for i in mixed if state.facts[node.inputs[i]].placement.differs]
+        converted = state.transfers[node].operand_reshards.items() if own else ()
+        mixed = [node.inputs[i] for i, reshard in converted if not isinstance(reshard, LocalEntry)]
+        mixed = [value for value in mixed if state.facts[value].placement.differs]
         leaks = [value for value in node.inputs if state.facts[value].placement == OWN_VALUE and not own]
         if mixed or (leaks and not has(node.op, "measures")):
             raise PassError(
@@ -107,13 +99,6 @@ def _require_apart(state: Propagation) -> None:
                 node=node,
                 hint="set semantics.batch_norm to sync",
             )
-
-
-def _divide_by_own_size(division: Node) -> None:
-    size = division.inputs[1].node
-    marks = as_mark(OF_BLOCK, OWN)
-    own = Builder.at(size).op("Cast", *size.inputs, what="of_block", marks=marks, DstT=size.output_dtypes[0])
-    division.set_input(1, own)
 
 
 def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instances: int) -> None:
@@ -124,7 +109,11 @@ def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instanc
         anchored = [name for name, anchor in graph.anchors.items() if anchor is value]
         if not others and not anchored:
             continue
-        exit_ = _exit(value, kind, instances)
+        build = Builder.at(value.node)
+        if kind == SUM:
+            exit_ = build.node("Identity", value, what="contribution")
+        else:
+            exit_ = build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
         mark(exit_, OF_BLOCK, kind)
         readers = {use.node for use in value.uses}
         value.replace_all_uses_with(exit_.output(), keep={exit_, *(readers - set(others))})
@@ -132,13 +121,6 @@ def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instanc
             name = node.name
             take_name(graph, node, graph.unique_name(f"{name}/of_block"))
             take_name(graph, exit_, name)
-
-
-def _exit(value: Value, kind: str, instances: int) -> Node:
-    build = Builder.at(value.node)
-    if kind == SUM:
-        return build.node("Identity", value, what="contribution")
-    return build.node("Mul", value, build.const(1 / instances, value.dtype, "share"), what="average")
 
 
 # Replace constant sizes in the gradients of batch statistics by shapes, for graphs with a static batch.
@@ -149,13 +131,8 @@ def _exit(value: Value, kind: str, instances: int) -> Node:
 # The same numbers for the whole batch; for a block, those of the block.
 
 
-def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
-    """Rewrite the gradients of some means over the batch; return how many.
-
-    Args:
-        state: placements of a graph with a static batch.
-        means: statistics of the batch.
-    """
+def _restate_sizes(state: Propagation, means: Iterable[Node]) -> bool:
+    """Rewrite the gradients of some means over a static batch; return whether there are any."""
     groups: dict[tuple[tuple[int, ...], int], list[Node]] = {}
     for mean in means:
         whole, axes = _whole_shape(state, mean.inputs[0]), _const(mean.inputs[1])
@@ -164,21 +141,23 @@ def restate_sizes(state: Propagation, means: Iterable[Node]) -> int:
             groups.setdefault((tuple(whole), count), []).append(mean)
     after = descendants([mean for group in groups.values() for mean in group], controls=False)
     tiles = [node for node in state.order if node.op == "Tile" and node in after]
-    done = 0
+    found = False
     for (shape, count), group in groups.items():
-        fitting = [(tile, found) for tile in tiles if (found := _divisions(state, tile, list(shape), count))]
+        divided = [(tile, _divisions(state, tile, list(shape), count)) for tile in tiles]
+        fitting = [(tile, divisions) for tile, divisions in divided if divisions]
         # Gradients come in the opposite order: that of a later layer goes into that of an earlier one.
         owners = group[::-1] if len(fitting) == len(group) else group[:1] * len(fitting)
         for mean, (tile, divisions) in zip(owners, fitting, strict=True):
             _restate(mean, tile, divisions)
-            done += 1
-    return done
+            found = True
+    return found
 
 
 def _whole_shape(state: Propagation, value: Value) -> list[int] | None:
     shape = state.facts[value].shape
-    dims = [to_global(dim, state.semantics.extent.units) for dim in shape] if shape is not None else [None]
-    return [dim for dim in dims if isinstance(dim, int)] if all(isinstance(dim, int) for dim in dims) else None
+    dims = [to_global(dim, state.semantics.extent.units) for dim in shape or ()]
+    known = [dim for dim in dims if isinstance(dim, int)]
+    return known if shape is not None and len(known) == len(shape) else None
 
 
 def _const(value: Value) -> np.ndarray[Any, Any] | None:
@@ -236,11 +215,6 @@ class Moments:
     variance: Node
 
     @property
-    def values(self) -> Value:
-        """What they are the statistics of."""
-        return self.mean.inputs[0]
-
-    @property
     def both(self) -> tuple[Node, Node]:
         """The two nodes."""
         return self.mean, self.variance
@@ -251,7 +225,6 @@ class BatchNorm:
     """A batch normalisation.
 
     Attributes:
-        moments: its statistics.
         forward: what is computed from them without the examples, and used with them, in both directions.
         backward: sums over the examples, and what follows from them, that are gradients of statistics or parameters.
         split: what reads these for each example.
@@ -265,7 +238,7 @@ class BatchNorm:
     divisions: list[Node] = field(default_factory=list)
 
 
-def moments_of(state: Propagation) -> list[Moments]:
+def _moments_of(state: Propagation) -> list[Moments]:
     """Return the means and variances over the batch of values that variables have gone into."""
     learnt, found = variable_dependent_nodes(state.order), []
     for variance in state.order:
@@ -286,14 +259,8 @@ def moments_of(state: Propagation) -> list[Moments]:
     return found
 
 
-def batch_norms(state: Propagation, moments: Iterable[Moments]) -> list[BatchNorm]:
-    """Return those of some moments that are a batch normalisation's, with what computes with them.
-
-    Args:
-        state: placements, with the means not yet taken apart.
-        moments: of its graph.
-    """
-    moments = list(moments)
+def _batch_norms(state: Propagation, moments: Sequence[Moments]) -> list[BatchNorm]:
+    """Return those of some moments that are a batch normalisation's, with what computes with them."""
     found = [norm for one in moments if (norm := _Tracer(state, one).trace()) is not None]
     if state.semantics.extent.units is not None and len(found) < len(moments):
         return []  # which gradient is whose follows from shapes that are constants there, and alike
@@ -312,13 +279,13 @@ def _behind_copies(node: Node) -> Node:
     return node
 
 
-def is_split(state: Propagation, node: Node) -> bool:
+def _is_split(state: Propagation, node: Node) -> bool:
     """Return whether a node makes a value of which each replica has a block."""
     transferred = state.transfers.get(node)
     return transferred is not None and any(fact.placement.is_split for fact in transferred.outputs)
 
 
-def users_of(nodes: Iterable[Node]) -> set[Node]:
+def _users_of(nodes: Iterable[Node]) -> set[Node]:
     """Return what reads some nodes."""
     return {use.node for node in nodes for value in node.read_outputs for use in value.uses}
 
@@ -347,12 +314,13 @@ class _Tracer:
         reached = self._closure()
         if reached is None:
             return None
-        useful = _leading_to(reached, lambda node: node in norm.backward or is_split(state, node))
+        useful = _leading_to(reached, lambda node: node in norm.backward or _is_split(state, node))
         norm.forward = (useful | set(norm.moments.both)) - norm.backward
         self._add_products()
         own = norm.forward | norm.backward
-        norm.split |= {node for node in users_of(own) if is_split(state, node)}
-        if any(state.transfers[node].note for node in own | norm.split) or not self._has_root():
+        norm.split |= {node for node in _users_of(own) if _is_split(state, node)}
+        is_divided_by_deviation = any(has(node.op, "roots") for node in norm.forward)
+        if any(state.transfers[node].note for node in own | norm.split) or not is_divided_by_deviation:
             return None
         averages = self._moving_averages(own | norm.split)
         if averages is None or not (averages or self._is_scaled()):
@@ -365,7 +333,7 @@ class _Tracer:
         shapes = [use.node for use in mean.inputs[0].uses if use.node.op == "Shape"]
         users = [use for shape in shapes for use in shape.output().uses]
         spread = [use.node for use in users if has(use.node.op, "broadcasts") and use.index == 1]
-        return [node for node in spread if node in self._after and node in state.transfers and is_split(state, node)]
+        return [node for node in spread if node in self._after and node in state.transfers and _is_split(state, node)]
 
     def _divided_by_size(self, spread: Node) -> bool:
         """Find the division of a spread gradient by the number of elements of the mean."""
@@ -412,12 +380,12 @@ class _Tracer:
         )
 
     def _reads_examples(self, node: Node) -> bool:
-        return any(is_split(self._state, value.node) for value in node.inputs)
+        return any(_is_split(self._state, value.node) for value in node.inputs)
 
     def _kind_by(self, node: Node, kinds: list[int | None]) -> int | None:
         if node in self._norm.moments.both:
             return STATISTIC
-        if is_split(self._state, node):
+        if _is_split(self._state, node):
             return None
         if self._reads_examples(node):
             plain = node.op in ("Sum", "BiasAddGrad") and not self._state.transfers[node].operand_reshards
@@ -441,52 +409,42 @@ class _Tracer:
     def _closure(self) -> set[Node] | None:
         """Return the statistics, and what is computed from them alone; None where examples come in another way."""
         state, summed = self._state, descendants(self._norm.backward, controls=False)
-        seen = set(self._norm.moments.both)
-        pending = list(seen)
-        while pending:
-            for user in users_of([pending.pop()]) - summed:
-                if user in seen or user not in state.transfers or is_split(state, user) or not _has_values(user):
-                    continue
-                if self._reads_examples(user):
-                    return None
-                seen.add(user)
-                pending.append(user)
-        return seen
+        statistics = self._norm.moments.both
+
+        def computed(node: Node) -> list[Node]:
+            users = _users_of([node]) - summed if node in statistics or not self._reads_examples(node) else ()
+            return [user for user in users if user in state.transfers and not _is_split(state, user) and _is_real(user)]
+
+        found = set(reachable(statistics, computed))
+        return None if any(map(self._reads_examples, found.difference(statistics))) else found
 
     def _add_products(self) -> None:
         """Add what multiplies a gradient by a statistic, as the gradient of a scale does: a block's contribution."""
         norm, state = self._norm, self._state
-        pending = True
-        while pending:
-            users = {node for node in users_of(norm.backward) if node not in norm.backward and node in state.transfers}
-            new = {n for n in users if not is_split(state, n) and any(v.node in norm.forward for v in n.inputs)}
-            norm.backward |= new
-            pending = bool(new)
 
-    def _has_root(self) -> bool:
-        """Return whether something is divided by a deviation."""
-        return any(has(node.op, "roots") for node in self._norm.forward)
+        def products(node: Node) -> list[Node]:
+            users = [user for user in _users_of([node]) if user in state.transfers and not _is_split(state, user)]
+            return [user for user in users if any(value.node in norm.forward for value in user.inputs)]
+
+        norm.backward = set(reachable(norm.backward, products))
 
     def _moving_averages(self, inside: Collection[Node]) -> list[Node] | None:
         """Return the updates that the statistics go into; None where they go into anything else."""
         forward = self._norm.forward
         if any(self._is_told(node) for node in forward):
             return None
-        updates: list[Node] = []
-        seen = {user for user in users_of(forward) if user not in inside and not has(user.op, "measures")}
-        pending = list(seen)
-        while pending:
-            user = pending.pop()
-            if is_update(user):
-                updates.append(user)
-                continue
-            averages = has(user.op, "scales") or user.op in ("Switch", "Merge")
-            if not averages or user in inside or is_split(self._state, user) or self._is_told(user):
-                return None
-            new = users_of([user]) - seen
-            seen |= new
-            pending += new
-        return updates
+
+        def averages(node: Node) -> bool:
+            is_fit = has(node.op, "scales") or node.op in ("Switch", "Merge")
+            return is_fit and node not in inside and not _is_split(self._state, node) and not self._is_told(node)
+
+        def users(node: Node) -> Collection[Node]:
+            return _users_of([node]) if averages(node) and not is_update(node) else ()
+
+        first = [user for user in _users_of(forward) if user not in inside and not has(user.op, "measures")]
+        found = reachable(first, users)
+        updates = [node for node in found if is_update(node)]
+        return updates if all(map(averages, found.keys() - set(updates))) else None
 
     def _is_told(self, node: Node) -> bool:
         """Return whether the outside is given what follows from the statistics, other than themselves."""
@@ -501,48 +459,32 @@ class _Tracer:
         if any(self._is_parameter(v, learnt) for node in forward if has(node.op, "scales") for v in node.inputs):
             return True
         seen: set[Node] = set()
-        pending = {node for node in users_of(forward) if is_split(self._state, node)}
+        pending = {node for node in _users_of(forward) if _is_split(self._state, node)}
         for _ in range(CHAIN_LENGTH):
             pending = {node for node in pending if has(node.op, "scales") and node not in seen}
             if any(self._is_parameter(value, learnt) for node in pending for value in node.inputs):
                 return True
             seen |= pending
-            pending = {node for node in users_of(pending) if is_split(self._state, node)}
+            pending = {node for node in _users_of(pending) if _is_split(self._state, node)}
         return False
 
     def _is_parameter(self, value: Value, learnt: Collection[Node]) -> bool:
         """Return whether a value is computed from variables, and not from the examples; of as many numbers, or one."""
-        if value.node not in learnt or value.node in self._after or is_split(self._state, value.node):
+        if value.node not in learnt or value.node in self._after or _is_split(self._state, value.node):
             return False
-        return self._state.facts[value].placement.kind == "replicated" and self._fits(value)
-
-    def _fits(self, value: Value) -> bool:
         one, other = (self._state.facts[v].shape for v in (value, self._norm.moments.mean.output()))
-        if one is None or other is None:
-            return True
-        return [size for size in one if size != 1] == [size for size in other if size != 1]
+        fits = one is None or other is None or [d for d in one if d != 1] == [d for d in other if d != 1]
+        return fits and self._state.facts[value].placement.kind == "replicated"
 
 
-def _has_values(node: Node) -> bool:
+def _is_real(node: Node) -> bool:
     return bool(node.output_dtypes) and dtypes.base(node.output_dtypes[0]) in dtypes.FLOATING
 
 
-def _leading_to(nodes: set[Node], is_end: object) -> set[Node]:
+def _leading_to(nodes: set[Node], is_end: Callable[[Node], bool]) -> set[Node]:
     """Return those of the nodes from which an end is read, directly or through others of them."""
-    assert callable(is_end)
-    useful = {node for node in nodes if any(is_end(user) for user in users_of([node]))}
-    pending = list(useful)
-    while pending:
-        for value in pending.pop().inputs:
-            if value.node in nodes and value.node not in useful:
-                useful.add(value.node)
-                pending.append(value.node)
-    return useful
-
-
-def _run(rewrite: Rewrite) -> None:
-    """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`)."""
-    rewrite.put(localize_batch_norm(rewrite.get(Propagation), rewrite.plan.instances))
+    read = [node for node in nodes if any(map(is_end, _users_of([node])))]
+    return set(reachable(read, lambda node: [value.node for value in node.inputs if value.node in nodes]))
 
 
 def _has_local_statistics(rewrite: Rewrite) -> bool:
@@ -550,4 +492,4 @@ def _has_local_statistics(rewrite: Rewrite) -> bool:
     return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
 
 
-LOCAL_BATCH_NORM = Pass("local-batch-norm", _run, _has_local_statistics, (Propagation,), (Propagation,))
+LOCAL_BATCH_NORM = Pass("local-batch-norm", _localize_batch_norm, _has_local_statistics, (Propagation,), (Propagation,))

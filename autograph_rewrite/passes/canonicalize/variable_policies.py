@@ -11,9 +11,10 @@ step, Python) reads that, and what is written from outside becomes the component
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.errors import GraphError
@@ -29,7 +30,7 @@ from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, repl
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, kind_of, mark
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import access_order
@@ -53,7 +54,6 @@ class ComponentOf:
     """A variable with components, as conversions need it.
 
     Attributes:
-        policy: of the variable.
         component: what a replica has of it at the beginning of a step; its operand reads the variable.
         kept: what it has in the end.
         update: the node that writes what they come to.
@@ -73,23 +73,14 @@ class Components:
     inexact: Mapping[Node, Policy] = field(default_factory=dict)
 
 
-def follow_policies(
-    state: Propagation, plan: Plan, variables: Mapping[str, Variable], targets: Iterable[Node]
-) -> tuple[Propagation, Components]:
-    """Let updates mean what the policies say; return the placements as they are then, and what has components.
+class _Policies:
+    """Lets updates mean what the policies say.
 
     Args:
         state: placements, with the means not yet taken apart.
-        variables: of the item.
-        targets: what a step runs, and what it returns.
-
-    Raises:
-        GraphError: an update cannot mean that.
+        roots: what a step runs, and what it returns.
     """
-    return _Policies(state, plan, variables, list(targets)).follow()
 
-
-class _Policies:
     def __init__(
         self, state: Propagation, plan: Plan, variables: Mapping[str, Variable], roots: Collection[Node]
     ) -> None:
@@ -110,16 +101,16 @@ class _Policies:
         self._of_each: ReplicaContext | None = None
 
     def follow(self) -> tuple[Propagation, Components]:
+        """Edit the graph; return the placements as they are then, and what has components.
+
+        Raises:
+            GraphError: an update cannot mean what its policy says.
+        """
         state = self._state
-        with_components = {
-            name: accesses
-            for name, accesses in self._accesses.items()
-            if self._policies[name].has_components and name not in self._exact and self._is_asked(accesses, name)
-        }
-        starts = {name: self._component(name, accesses) for name, accesses in with_components.items()}
-        reads = set(self._current)
-        self._of_each = ReplicaContext(state, self._current.get, reads)
-        after_reads = self._split_readers(reads)
+        with_components = [name for name, accesses in self._accesses.items() if self._has_components(name, accesses)]
+        starts = {name: self._component(name, self._accesses[name]) for name in with_components}
+        self._of_each = ReplicaContext(state, self._current)
+        after_reads = self._split_readers()
         found = []
         for name, accesses in self._accesses.items():
             updates = [node for node in accesses if is_update(node)]
@@ -148,8 +139,10 @@ class _Policies:
                     hint="give its policy an aggregation: sum, mean or only_first_replica",
                 )
 
-    def _is_asked(self, accesses: list[Node], name: str) -> bool:
+    def _has_components(self, name: str, accesses: list[Node]) -> bool:
         """Return whether a variable gets components: a declared policy counts where values differ by nature."""
+        if not self._policies[name].has_components or name in self._exact:
+            return False
         updates = [node for node in accesses if is_update(node)]
         if self._policies[name].declared:
             return any(self._state.facts[v].placement == OWN_VALUE for node in updates for v in node.inputs[1:])
@@ -161,7 +154,7 @@ class _Policies:
         """Add what a replica has of a variable at the beginning of a step, and say what each read sees."""
         self._require_plain(name, accesses)
         first = next(node for node in accesses if is_update(node))
-        dtype = _dtype(accesses)
+        dtype = next(node.attr("dtype") for node in accesses if has(node.op, "reads_whole", "assigns_dense"))
         read = Builder(self._graph, f"{name}/component/total", first).node(
             "ReadVariableOp",
             first.inputs[0],
@@ -230,9 +223,9 @@ class _Policies:
             if update in ancestors([read]):
                 self._current[read] = current
 
-    def _split_readers(self, reads: set[Node]) -> list[Node]:
+    def _split_readers(self) -> list[Node]:
         """Return what uses such a variable for examples, or adds it up over the replicas, so reads components."""
-        reached, found, pending = set(reads), [], list(reads)
+        reached, found, pending = set(self._current), [], list(self._current)
         while pending:
             for use in [use for value in pending.pop().read_outputs for use in value.uses]:
                 user = use.node
@@ -301,12 +294,6 @@ def _is_access(node: Node) -> bool:
     return has(node.op, "reads_whole") or is_update(node)
 
 
-def _dtype(accesses: list[Node]) -> int:
-    node = next(node for node in accesses if has(node.op, "reads_whole", "assigns_dense"))
-    dtype: int = node.attr("dtype")
-    return dtype
-
-
 # What a value is for each replica alone, as if its block were the whole batch: copies of what mixes examples.
 #
 #     before   m = Mean(x)   v = Mean((x - m)^2)        x: split(0); m and v of the whole batch
@@ -317,8 +304,6 @@ def _dtype(accesses: list[Node]) -> int:
 
 
 _ELEMENTWISE = families("elementwise", "ensure_shape")
-Component = Callable[[Node], Value | None]
-"""Returns what a replica has of a variable, in the place of what a node reads of it; None: all have the same."""
 
 
 class ReplicaContext:
@@ -326,13 +311,13 @@ class ReplicaContext:
 
     Args:
         state: placements of the graph, which is edited; the means not yet taken apart.
-        component: what is read of variables with components.
-        reads: the nodes that read such variables.
+        components: by what reads a variable with components, what a replica has of that, which may change.
     """
 
-    def __init__(self, state: Propagation, component: Component, reads: set[Node]) -> None:
-        self._state, self._component, self._reads = state, component, reads
-        sources = {value.node for value in state.whole_inputs} | reads
+    def __init__(self, state: Propagation, components: Mapping[Node, Value]) -> None:
+        self._state, self._components = state, components
+        self._fed = {value.node for value in state.whole_inputs}
+        sources = self._fed | components.keys()
         sources |= {node for node in state.order if kind_of(node) == OF_EACH}
         self._moving = descendants(sources, controls=False) | sources
         self._copied: dict[Node, bool] = {}
@@ -362,18 +347,17 @@ class ReplicaContext:
             elif node not in seen and node not in self._copied:
                 seen.add(node)
                 stack.append((node, True))
-                stack += [(value.node, False) for value in node.inputs if self._looks_behind(node)]
+                is_open = node in self._moving and not self._ends(node)
+                stack += [(value.node, False) for value in node.inputs if is_open]
         return order
-
-    def _looks_behind(self, node: Node) -> bool:
-        return node in self._moving and not self._ends(node)
 
     def _ends(self, node: Node) -> bool:
         """Return whether a replica takes what a node makes as it is."""
-        if node in self._reads or kind_of(node) == OF_EACH or (self._is_split(node) and not _is_elementwise(node)):
+        is_elementwise = has(node.op, "forwards") or family_of(node.op) in _ELEMENTWISE
+        if node in self._components or kind_of(node) == OF_EACH or (self._is_split(node) and not is_elementwise):
             return True
         facts = [self._state.facts[node.output(i)] for i in range(len(self._state.transfers[node].outputs))]
-        return not facts or any(fact.is_local for fact in facts) or node in {v.node for v in self._state.whole_inputs}
+        return not facts or any(fact.is_local for fact in facts) or node in self._fed
 
     def _is_split(self, node: Node) -> bool:
         return any(fact.placement.is_split for fact in self._state.transfers[node].outputs)
@@ -394,13 +378,11 @@ class ReplicaContext:
         return True
 
     def _is_replaced(self, value: Value) -> bool:
-        return self._copied.get(value.node, False) or (
-            value.node in self._reads and self._component(value.node) is not None
-        )
+        return value.node in self._components or self._copied.get(value.node, False)
 
     def _replaced(self, value: Value) -> Value:
-        if value.node in self._reads:
-            return self._component(value.node) or value
+        if value.node in self._components:
+            return self._components[value.node]
         copy = self._copies.get(value.node)
         return value if copy is None else copy.output(value.index)
 
@@ -412,11 +394,6 @@ class ReplicaContext:
         self._copies[node] = copy
 
 
-def _is_elementwise(node: Node) -> bool:
-    rule = rule_of(node.op)
-    return has(node.op, "forwards") or (rule is not None and rule.family in _ELEMENTWISE)
-
-
 def _is_handle(value: Value) -> bool:
     return dtypes.base(value.dtype) in (dtypes.RESOURCE, dtypes.VARIANT)
 
@@ -425,15 +402,13 @@ def _follow(rewrite: Rewrite) -> None:
     """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
     item = rewrite.item
     step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
-    state, found = follow_policies(rewrite.get(Propagation), rewrite.plan, item.variables, step)
+    state, found = _Policies(rewrite.state, rewrite.plan, item.variables, step).follow()
     eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
     rewrite.put(revise(state))
     rewrite.put(found)
 
 
-def _has_policies(rewrite: Rewrite) -> bool:
-    return bool(rewrite.plan.policies)
-
-
-VARIABLE_POLICIES = Pass("variable-policies", _follow, _has_policies, (Propagation,), (Propagation, Components))
+VARIABLE_POLICIES = Pass(
+    "variable-policies", _follow, lambda rewrite: bool(rewrite.plan.policies), (Propagation,), (Propagation, Components)
+)

@@ -3,7 +3,7 @@
     before   autograph_replica/id (0)                x * id ──► autograph_replica/sum = Identity ──► loss
     after    id: own                                 x * id: own ──► contribution: partial(sum) ──► loss
 
-What they are for each replica is filled in behind the conversions (`fill_in`).
+What they are for each replica is filled in behind the conversions (`NUMBER_REPLICAS`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types import dtypes
@@ -41,24 +41,20 @@ from autograph_rewrite.plan.plan import Plan
 ADD_UP = "say what it comes to: ar.all_reduce(value, 'sum' or 'mean'), or ar.all_gather(value)"
 
 
-def has_marks(graph: Graph) -> bool:
+def _has_marks(rewrite: Rewrite) -> bool:
     """Return whether the program asks about replicas."""
-    return any(replica_mark(name) for name in graph.nodes)
+    return any(map(replica_mark, rewrite.graph.nodes))
 
 
-def mark_replicas(graph: Graph, plan: Plan) -> None:
-    """Let marks say what they stand for where there are replicas.
-
-    Args:
-        plan: how many there are.
-    """
-    for node in tuple(graph):
+def _mark_replicas(rewrite: Rewrite) -> None:
+    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    for node in tuple(rewrite.graph):
         asked = replica_mark(node.name) if node.op == "PlaceholderWithDefault" else ""
         if asked == ID:
             become(node, "Identity", node.inputs, {"T": dtypes.INT32})
             mark(node, OF_EACH, ID)
         elif asked == COUNT:
-            _state(node, np.asarray(plan.replicas, np.int32))
+            _state(node, np.asarray(rewrite.plan.replicas, np.int32))
 
 
 def _state(node: Node, content: np.ndarray) -> None:
@@ -70,10 +66,6 @@ def _state(node: Node, content: np.ndarray) -> None:
 
 def add_up(state: Propagation, plan: Plan) -> Propagation:
     """Let what `ar.all_reduce` marks be a sum over the replicas where it differs between them.
-
-    Args:
-        state: placements.
-        plan: how many replicas there are.
 
     Raises:
         GraphError: examples are gathered, of which each replica has others.
@@ -100,11 +92,7 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
 
 
 def read_with_own(state: Propagation) -> set[Node]:
-    """Return what a replica's own values are computed of, and meet: that made whole would not be each replica's.
-
-    Args:
-        state: placements.
-    """
+    """Return what a replica's own values are computed of, and meet: that made whole would not be each replica's."""
     if not any(replica_mark(node.name) or kind_of(node) == OF_EACH for node in state.order):
         return set()  # statistics of blocks are another kind of a block's own
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
@@ -130,12 +118,7 @@ def is_of_batch(state: Propagation, value: Value) -> bool:
 
 
 def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value:
-    """Return a value that counts once for each replica: of what all of its micro-batches have alike, the first's.
-
-    Args:
-        state: placements.
-        plan: how many micro-batches there are.
-    """
+    """Return a value that counts once for each replica: of what all of its micro-batches have alike, the first's."""
     if plan.microbatches == 1 or is_of_batch(state, value):
         return value
     return only_where(value, IS_FIRST_PART)
@@ -164,8 +147,6 @@ def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[
     """Refuse a value of each replica's own where one value counts for all.
 
     Args:
-        state: placements.
-        outputs: what the outside reads.
         owners: names of variables by the names of their handles.
 
     Raises:
@@ -209,28 +190,19 @@ def uses_of_ids(state: Propagation) -> list[Node]:
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
 
-def fill_in(rewrite: Rewrite) -> None:
-    """Give each instance what it is: the number of its replica, or whether it is the first."""
-    micro = rewrite.micro
+def _fill_in(rewrite: Rewrite) -> None:
+    """Give each replica its number where the program asks for it."""
+    micro, instances = rewrite.micro, range(rewrite.replicas)
     meant: dict[str, tuple[list[int], type]] = {
-        ID: ([i // micro for i in range(rewrite.replicas)], np.int32),
-        IS_FIRST: ([i == 0 for i in range(rewrite.replicas)], np.bool_),
-        IS_FIRST_PART: ([i % micro == 0 for i in range(rewrite.replicas)], np.bool_),
+        ID: ([i // micro for i in instances], np.int32),
+        IS_FIRST: ([i == 0 for i in instances], np.bool_),
+        IS_FIRST_PART: ([i % micro == 0 for i in instances], np.bool_),
     }
     for node in rewrite.state.order:
         what = marked(node, OF_EACH)
         if what in meant:
             contents, dtype = meant[what]
             node.set_input(0, rewrite.const_each(contents, dtype, name=f"{node.name}/of_each", near=node.inputs[0]))
-
-
-def _mark(rewrite: Rewrite) -> None:
-    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
-    mark_replicas(rewrite.graph, rewrite.plan)
-
-
-def _asks_about_replicas(rewrite: Rewrite) -> bool:
-    return has_marks(rewrite.graph)
 
 
 def _merge(rewrite: Rewrite) -> None:
@@ -242,18 +214,13 @@ def _merge(rewrite: Rewrite) -> None:
 
 
 def _may_vary(rewrite: Rewrite) -> bool:
-    return has_marks(rewrite.graph) or bool(rewrite.plan.policies)
-
-
-def _number(rewrite: Rewrite) -> None:
-    """Give each replica its number where the program asks for it."""
-    fill_in(rewrite)
+    return _has_marks(rewrite) or bool(rewrite.plan.policies)
 
 
 def _has_varying_values(rewrite: Rewrite) -> bool:
     return any(kind_of(node) == OF_EACH for node in rewrite.get(Propagation).order)
 
 
-MARK_REPLICAS = Pass("mark-replicas", _mark, _asks_about_replicas)
+MARK_REPLICAS = Pass("mark-replicas", _mark_replicas, _has_marks)
 MERGE_VARYING = Pass("merge-varying", _merge, _may_vary, (Propagation,), (Propagation,))
-NUMBER_REPLICAS = Pass("number-replicas", _number, _has_varying_values, (Homes,))
+NUMBER_REPLICAS = Pass("number-replicas", _fill_in, _has_varying_values, (Homes,))

@@ -38,7 +38,6 @@ def read_before_loops(graph: Graph, item: TrainingGraph, names: Iterable[str]) -
 
     Args:
         graph: edited; a flat graph.
-        item: whose variables are meant.
         names: of the variables that will be cut.
     """
     handles = {name: graph.nodes.get(item.variables[name].handle) for name in names if name in item.variables}
@@ -93,7 +92,6 @@ def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) 
 
     Args:
         graph: edited; a flat graph.
-        item: whose variables are meant.
         names: of the variables that will be cut.
     """
     for node, variable in _users(graph, item, names):
@@ -126,7 +124,6 @@ def read_whole_for_elements(graph: Graph, item: TrainingGraph, names: Iterable[s
 
     Args:
         graph: edited; a flat graph.
-        item: whose variables are meant.
         names: of the variables that will be cut.
     """
     for node, variable in _users(graph, item, names):

@@ -18,8 +18,6 @@ off, and TensorFlow refuses all later collectives of a process in which one has 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import ancestors
@@ -31,24 +29,17 @@ from autograph_rewrite.passes.collectives.block_bounds import Blocks
 from autograph_rewrite.plan.parts.messages import SIZES
 
 
-def exchange_digests(rewrite: Rewrite, blocks: Blocks, targets: Iterable[Node]) -> None:
-    """Keep both for the runtime, where there are several processes.
-
-    Args:
-        blocks: exchanges the digests with the sizes of parts.
-        targets: what a step may be asked to do.
-    """
-    if rewrite.processes == 1:
-        return
-    graph = rewrite.graph
-    graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
-    graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
+def _exchange_digests(rewrite: Rewrite) -> None:
+    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
+    blocks = rewrite.get(Blocks)
+    rewrite.graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
+    rewrite.graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
     if rewrite.plan.homes and not rewrite.plan.is_asynchronous:
         _hold_readers(rewrite, blocks.digests.node)
     if blocks.static is None:  # sizes are measured on what was drawn
         return
     row = next(use.node for use in blocks.digest.uses)
-    for draw in _drawn_by_all(rewrite, targets):
+    for draw in _drawn_by_all(rewrite):
         row.add_control(draw)
 
 
@@ -61,23 +52,17 @@ def _hold_readers(rewrite: Rewrite, exchanged: Node) -> None:
         node.add_control(exchanged)
 
 
-def _drawn_by_all(rewrite: Rewrite, targets: Iterable[Node]) -> list[Node]:
+def _drawn_by_all(rewrite: Rewrite) -> list[Node]:
     """Return what every target that takes elements of iterators takes: the digest makes no step draw more."""
     always = unconditional_nodes(rewrite.state.order)
-    drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in targets]
+    drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in rewrite.targets]
     common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
     return sorted(common & always, key=lambda node: node.name)
 
 
-def _run(rewrite: Rewrite) -> None:
-    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
-    exchange_digests(rewrite, rewrite.get(Blocks), rewrite.targets)
-
-
 def _is_in_a_job(rewrite: Rewrite) -> bool:
     """Return whether processes tell each other in each step what they were given."""
-    edges = rewrite.edges
-    return len(rewrite.plan.processes) > 1 and (rewrite.get(Blocks).source.name, SIZES) in edges
+    return rewrite.processes > 1 and (rewrite.get(Blocks).source.name, SIZES) in rewrite.edges
 
 
-EXCHANGE_DIGESTS = Pass("exchange-digests", _run, _is_in_a_job, (Homes, Blocks))
+EXCHANGE_DIGESTS = Pass("exchange-digests", _exchange_digests, _is_in_a_job, (Homes, Blocks))

@@ -206,8 +206,6 @@ class _Records:
     Args:
         common: the nodes that hold the same value on every replica.
         nodes: the EACH nodes to encode.
-        tails: encodes their attributes.
-        run: how they are run.
         waits: full names that nodes wait for besides their controls.
     """
 
@@ -293,8 +291,7 @@ def _copies(records: _Records, instances: Sequence[Instance]) -> list[bytes]:
         if key not in templates:
             own, *others = map(_token, ("name", "replica", "replica", "model", "model", "device"), key)
             token = Instance(own, own, *others)
-            is_clean = _is_clean(records, token)
-            templates[key] = (token, _block(records, token).split(own) if is_clean else [])
+            templates[key] = token, _block(records, token).split(own) if _is_clean(records, token) else []
         token, pieces = templates[key]
         if not pieces:
             parts.append(_block(records, instance))
@@ -367,9 +364,9 @@ def _one_by_one(
     controls = [b"^" + name for control in node._controls for name in read(control, Select.ALL)]
     controls += [b"^" + name.encode() for name in waits]
     if node.op == "AddN" and len(inputs) > INPUT_LIMIT and node.span == ONCE:
-        return in_chunks(node, inputs, controls)
+        return in_chunks(node, (node.name, node.device), inputs, controls)
     if node.op == "ConcatV2" and len(inputs) > INPUT_LIMIT + 1 and node.span == ONCE and node.selects:
-        return in_chunks(node, inputs[:-1], controls, axis=inputs[-1:])
+        return in_chunks(node, (node.name, node.device), inputs[:-1], controls, axis=inputs[-1:])
     if node.span == ONCE:
         name, device, tail = node.name, node.device, _of(tails(node, copied=False), 0)
     else:
@@ -387,7 +384,6 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     """Encode a sum over instances: those of each replica are added one by one, and then the replicas, if it runs once.
 
     Args:
-        node: the AddN.
         replica: the one whose micro-batches are added, if it runs on each.
         common: nodes whose instances hold one value.
     """
@@ -409,16 +405,9 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
         parts.append(wire.write_node(name, b"AddV2", inputs, place, wire.write_attrs(kept)))
         totals[-1] = name
     if len(totals) > 1:
-        whole = node if node.span == ONCE else Named(instance_name(node, replica, common), run.device(node, replica))
-        parts.append(in_chunks(node, totals, controls, of=whole))
+        own = instance_name(node, replica, common), node.device if node.span == ONCE else run.device(node, replica)
+        parts.append(in_chunks(node, own, totals, controls))
     return b"".join(parts)
-
-
-class Named(NamedTuple):
-    """What an instance is called, and where it is."""
-
-    name: str
-    device: str
 
 
 # Sums and gathers of very many replicas, in chunks of at most 200, as TensorFlow's TPU strategy takes them.
@@ -434,39 +423,35 @@ DROPPED = frozenset(("_class", "_output_shapes"))
 
 
 def in_chunks(
-    node: Node,
-    terms: Sequence[bytes],
-    controls: Sequence[bytes],
-    axis: Sequence[bytes] = (),
-    of: Node | Named | None = None,
+    node: Node, own: tuple[str, str], terms: Sequence[bytes], controls: Sequence[bytes], axis: Sequence[bytes] = ()
 ) -> bytes:
     """Encode an AddN or a ConcatV2 that runs once, of any number of values.
 
     Args:
         node: the AddN or ConcatV2.
+        own: the name and the device of the instance.
         terms: names of the values.
         controls: what it waits for.
         axis: of a ConcatV2, the name of its axis.
-        of: what says its name and device; None: itself.
     """
-    of = node if of is None else of
+    own_name, device = own
     op = node.op.encode()
     kept = {key: raw for key, raw in node._attrs.items() if key not in ("N", *DROPPED) and isinstance(raw, bytes)}
 
     def added(name: str, values: Sequence[bytes]) -> bytes:
         attrs = wire.write_attrs(kept | {"N": encode("int", len(values))})
-        return wire.write_node(name.encode(), op, [*values, *axis, *controls], of.device.encode(), attrs)
+        return wire.write_node(name.encode(), op, [*values, *axis, *controls], device.encode(), attrs)
 
     parts: list[bytes] = []
     level = 0
     while len(terms) > INPUT_LIMIT:
         chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
-        names = [f"{of.name}/chunk_{level + at}".encode() for at in range(len(chunks))]
+        names = [f"{own_name}/chunk_{level + at}".encode() for at in range(len(chunks))]
         if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
             names[-1] = chunks.pop()[0]
         parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
         terms, level = names, level + len(names)
-    return b"".join([*parts, added(of.name, terms)])
+    return b"".join([*parts, added(own_name, terms)])
 
 
 @dataclass(frozen=True)

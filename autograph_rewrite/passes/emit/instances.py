@@ -197,9 +197,6 @@ def order_collectives(graph: Graph) -> None:
     """Chain the collectives that ask for NCCL; those of loops stay as they are.
 
     One in a branch comes after all that do not depend on it: nothing else may wait for what a branch may not do.
-
-    Args:
-        graph: folded.
     """
     for node in [node for node in graph if is_collective(node.op) and uses_nccl(node)]:
         if node.span == ONCE and stays_on_host(node):

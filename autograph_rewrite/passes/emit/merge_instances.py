@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
@@ -39,22 +40,11 @@ INSTANCE_SUFFIX = "/instance"
 
 
 def merge_instances(rewrite: Rewrite, reshards: LoweredReshards, outputs: Iterable[Value]) -> None:
-    """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together.
-
-    Args:
-        reshards: makes conversions.
-        outputs: declared values, read from outside.
-    """
-    nodes: dict[Node, None] = {}
-    for value in outputs:
-        nodes[value.node] = None
-    for node in nodes:
-        if node.span != ONCE or any(value.node is node and _is_converted(rewrite, value) for value in outputs):
-            _merge(rewrite, reshards, node, [value for value in outputs if value.node is node])
-
-
-def _is_converted(rewrite: Rewrite, value: Value) -> bool:
-    return value in rewrite.state.reduced or rewrite.fact(value).placement.differs
+    """Merge the nodes of declared outputs; all outputs of a node that is read from outside are merged together."""
+    reduced = rewrite.state.reduced
+    for node, values in grouped((value.node, value) for value in outputs).items():
+        if node.span != ONCE or any(one in reduced or rewrite.fact(one).placement.differs for one in values):
+            _merge(rewrite, reshards, node, values)
 
 
 def _merge(rewrite: Rewrite, reshards: LoweredReshards, node: Node, declared: list[Value]) -> None:
@@ -67,7 +57,8 @@ def _merge(rewrite: Rewrite, reshards: LoweredReshards, node: Node, declared: li
     take_name(rewrite.graph, node, rewrite.graph.unique_name(name + INSTANCE_SUFFIX))
     selects = {i: Select.FIRST for i, value in enumerate(values) if value.node.span != ONCE}
     op = "Identity" if len(values) == 1 else "IdentityN"
-    merged = Builder(rewrite.graph, name, name, span=ONCE).node(op, *values, controls=_members(values), selects=selects)
+    members = dict.fromkeys(value.node for value in values if value.node.span != ONCE)  # all of their instances run
+    merged = Builder(rewrite.graph, name, name, span=ONCE).node(op, *values, controls=members, selects=selects)
     for anchor, value in rewrite.graph.anchors.items():
         if value in moved:
             rewrite.graph.set_anchor(anchor, merged.output(moved[value]))
@@ -79,18 +70,8 @@ def _readable(rewrite: Rewrite, reshards: LoweredReshards, value: Value) -> Valu
     return value if has_none else reshards.whole(value, value.node)
 
 
-def _members(values: Iterable[Value]) -> list[Node]:
-    """Return the nodes of which every instance has to run."""
-    return list(dict.fromkeys(value.node for value in values if value.node.span != ONCE))
-
-
 def merge_kept(rewrite: Rewrite, reshards: LoweredReshards, names: Iterable[str]) -> list[str]:
-    """Merge what the program fetches of all that is kept for it; return the names of what it only runs.
-
-    Args:
-        reshards: makes conversions.
-        names: nodes that are kept for the program.
-    """
+    """Merge what the program fetches of all that is kept for it; return the names of what it only runs."""
     found = [(name, rewrite.state.transfers.get(node)) for name in names if (node := rewrite.graph.nodes.get(name))]
     fetched = [name for name, transferred in found if transferred is not None and transferred.outputs]
     merge_instances(rewrite, reshards, [rewrite.graph.nodes[name].output() for name in fetched])
@@ -132,8 +113,7 @@ class Merged:
 def _run(rewrite: Rewrite) -> None:
     """Give outputs, train op and initialiser one node each, under their original names."""
     reshards, item = rewrite.get(LoweredReshards), rewrite.item
-    common = _common(rewrite)
-    spread = _spread(rewrite.state)
+    common, spread = _common(rewrite), _spread(rewrite.state)
     merge_instances(rewrite, reshards, rewrite.outputs)
     effects = merge_kept(rewrite, reshards, item.keep)
     moved = merge_targets(rewrite, [*item.targets, *effects, *([item.init_op] if item.init_op else [])])

@@ -67,7 +67,6 @@ def instance_name(node: Node, instance: int, common: Collection[Node], micro: in
     """Return the name of one instance of a node; nodes in `common` keep theirs for the first.
 
     Args:
-        node: of the folded graph.
         instance: counted over replicas, and over the micro-batches of each, if it has one for each of them.
         common: nodes whose instances all hold one value.
         micro: micro-batches per replica.
@@ -81,9 +80,7 @@ def sum_name(node: Node, instance: int, run: ReplicaLayout, common: Collection[N
     """Return the name of a running sum once it has an instance, which is not the first of its replica.
 
     Args:
-        node: the AddN of the folded graph.
         instance: the last that has been added.
-        run: how instances are run.
         common: nodes whose instances all hold one value.
     """
     replica, micro = divmod(instance, run.micro)

@@ -46,7 +46,6 @@ class Layout:
         common: nodes whose instances hold the same value.
         facts: of the original values, where instances differ.
         aliases: what took the place of original values.
-        mesh: the instances of this process.
         feeds: placeholders of the original graph, also those that no step needs.
         moved: new names of nodes whose own name only waits for them now.
         partial: whether there are replicas in other processes, so that values that differ are not all here.
@@ -155,9 +154,7 @@ class Layout:
     def instances(self, node_name: str) -> tuple[str, ...]:
         """Return the instances of a node."""
         node = self.graph.nodes.get(node_name)
-        if node is None:
-            return ()
-        return self._names(node)
+        return () if node is None else self._names(node)
 
     def _names(self, node: Node) -> tuple[str, ...]:
         count = self.mesh.count(node.span)

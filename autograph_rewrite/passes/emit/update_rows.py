@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.graph import Graph, Node, Value
+from autograph_rewrite.ir.graph import Node, Value
 from autograph_rewrite.ir.mesh import PerInstance
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.types import dtypes
@@ -39,18 +39,8 @@ OPERANDS = {"ResourceSparseApplyAdagrad": (2, 3, 4), "ResourceSparseApplyAdagrad
 """Positions of the rate, the rows and their indices, by the ops that can be replaced."""
 
 
-def row_updates(graph: Graph, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> list[Node]:
-    """Return the updates that can be made so.
-
-    Args:
-        graph: the folded graph; devices are assigned.
-        layout: of the instances.
-        nbytes: the sizes of variables by the name of the node that gives their handle.
-    """
-    return [node for node in graph if node.op in OPERANDS and _is_fit(node, layout, nbytes)]
-
-
 def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> bool:
+    """Return whether an update can be made so; sizes of variables are by the name of the node that gives the handle."""
     if node.attr("use_locking", False) or not node.attr("update_slots", True):
         return False
     if node in layout.order.roots or node in layout.order.sums:
@@ -98,7 +88,7 @@ def _selects(node: Node) -> bool:
     return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
 
 
-def update_by_rows(node: Node) -> None:
+def _update_by_rows(node: Node) -> None:
     """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all."""
     rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
     table, slot = node.inputs[:2]
@@ -113,8 +103,8 @@ def update_by_rows(node: Node) -> None:
         controls = [control for control in controls if control not in made]
         return build.node(op, *inputs, what=what, controls=controls, selects=selects, **attrs)
 
-    def value(what: str, op: str, *inputs: Value, controls: Iterable[Node] = (), **attrs: Any) -> Value:
-        return add(what, op, *inputs, controls=controls, **attrs).output()
+    def value(what: str, op: str, *inputs: Value, **how: Any) -> Value:
+        return add(what, op, *inputs, **how).output()
 
     old = value("old", "ResourceGather", slot, indices, controls=waits, dtype=rows.dtype)
     now = value("now", "ResourceGather", table, indices, controls=waits, dtype=rows.dtype)
@@ -142,8 +132,9 @@ def _makers(node: Node) -> Iterator[Node]:
 def _update_rows(rewrite: Rewrite) -> None:
     """Update rows of large tables on CPUs by ops that fetch many rows at a time."""
     nbytes = {variable.handle: variable.nbytes for variable in rewrite.item.variables.values()}
-    for node in row_updates(rewrite.graph, rewrite.get(ReplicaLayout), nbytes):
-        update_by_rows(node)
+    layout = rewrite.get(ReplicaLayout)
+    for node in [one for one in rewrite.graph if one.op in OPERANDS and _is_fit(one, layout, nbytes)]:
+        _update_by_rows(node)
 
 
 def _updates_rows(rewrite: Rewrite) -> bool:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.analysis.variable_uses import completions, variable_uses
 from autograph_rewrite.errors import GraphError
@@ -42,7 +43,6 @@ class Alone:
     """What replicas train by themselves.
 
     Attributes:
-        own: their steps.
         averages: where they meet.
         how: as the plan says.
     """
@@ -54,24 +54,23 @@ class Alone:
 
 def train_alone(rewrite: Rewrite) -> None:
     """Let each replica take steps with its part of the batch, and average variables every so many (`local_sgd`)."""
-    state, plan, variables = rewrite.get(Propagation), rewrite.plan, rewrite.item.variables
+    state, plan, variables = rewrite.state, rewrite.plan, rewrite.item.variables
     assert plan.local_sgd is not None
-    graph, outputs = rewrite.graph, rewrite.outputs
+    outputs, targets = set(rewrite.outputs), rewrite.targets
     slots = set() if plan.local_sgd.average_slots else _slots(state, rewrite)
     own = find_own_steps(state, variables)
-    let_out(state, set(outputs), own, plan.replicas)
+    let_out(state, outputs, own, plan.replicas)
     averaged = {name: variables[name] for name in own.variables if _has_mean(variables[name]) and name not in slots}
-    targets = rewrite.targets
     together = rewrite.item.binding is not None
-    groups: Sequence[Sequence[Node]] = [targets] if together else [[target] for target in targets]
+    groups = [targets] if together else [[target] for target in targets]
     averages = add_averages(state, plan.local_sgd, plan.replicas, averaged, groups)
     for waiting, done in averages.done:
         if together:  # a function runs all of its targets, by their names
             rewrite.item = replace(rewrite.item, targets=(*rewrite.item.targets, done.name))
         else:
-            wait_for(graph, waiting, done)
+            wait_for(rewrite.graph, waiting, done)
     rewrite.put(revise(state))
-    rewrite.put(access_order(graph, rewrite.targets))
+    rewrite.put(access_order(rewrite.graph, rewrite.targets))
     rewrite.put(Alone(own, averages, plan.local_sgd))
 
 
@@ -91,12 +90,7 @@ def _has_mean(variable: Variable) -> bool:
 
 
 def notes_of(alone: Alone, variables: Mapping[str, Variable]) -> Iterator[Note]:
-    """Yield what is not as on one device: each variable that replicas write by themselves.
-
-    Args:
-        alone: what they do.
-        variables: of the item.
-    """
+    """Yield what is not as on one device: each variable that replicas write by themselves."""
     how = alone.how
     first = f", and after each of the first {how.warmup_steps}" if how.warmup_steps else ""
     when = f"every {how.period} steps{first}" if how.period > 1 else "after each step"
@@ -124,17 +118,13 @@ TOO_FEW = (
 )
 
 
-def keep_counts(rewrite: Rewrite, blocks: Blocks, alone: Alone) -> None:
-    """Keep the counters of steps, and refuse a batch that leaves a replica without examples.
-
-    Args:
-        alone: what replicas train by themselves.
-    """
-    for counter in alone.averages.counters:
-        near = counter.before.output()
-        kept = AuxiliaryVariable(rewrite, f"{SCOPE}/steps", (), dtypes.INT64, near=near)
-        counter.before.set_input(0, kept.before)
-        kept.becomes(counter.after, counter.after)
+def _keep_counts(rewrite: Rewrite) -> None:
+    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
+    blocks, alone = rewrite.get(Blocks), rewrite.get(Alone)
+    for before, after in alone.averages.counters:
+        kept = AuxiliaryVariable(rewrite, f"{SCOPE}/steps", (), dtypes.INT64, near=before.output())
+        before.set_input(0, kept.before)
+        kept.becomes(after, after)
     parts = [node for node in alone.own.parts if node.name in rewrite.graph.nodes]
     if not parts:
         return
@@ -148,12 +138,7 @@ def keep_counts(rewrite: Rewrite, blocks: Blocks, alone: Alone) -> None:
         node.add_control(check)
 
 
-def _run(rewrite: Rewrite) -> None:
-    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
-    keep_counts(rewrite, rewrite.get(Blocks), rewrite.get(Alone))
-
-
-COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (Homes, Blocks))
+COUNT_STEPS = Pass("count-steps", _keep_counts, lambda rewrite: rewrite.has(Alone), (Homes, Blocks))
 
 
 # Averages: behind the updates of every so-many-th step, variables become their mean over the replicas.
@@ -171,14 +156,6 @@ COUNT_STEPS = Pass("count-steps", _run, lambda rewrite: rewrite.has(Alone), (Hom
 SCOPE = AVERAGES
 
 
-@dataclass(frozen=True)
-class Counter:
-    """The number of steps: what it is before a step, and once it is done; filled in when variables can be added."""
-
-    before: Node
-    after: Value
-
-
 class _Step(NamedTuple):
     """How many steps there were before this one, how many there are with it, and whether variables are averaged now."""
 
@@ -192,12 +169,13 @@ class Averages:
     """What has been added.
 
     Attributes:
-        counters: one for each group of targets; none where every step is averaged.
+        counters: of steps, as before one and once it is done, for each group of targets; none where every step is
+            averaged. They are kept from step to step once variables can be added.
         done: with each group of targets what runs once variables are averaged, or are not to be.
         averaged: names of the variables.
     """
 
-    counters: list[Counter] = field(default_factory=list)
+    counters: list[tuple[Node, Value]] = field(default_factory=list)
     done: list[tuple[Sequence[Node], Node]] = field(default_factory=list)
     averaged: dict[str, None] = field(default_factory=dict)
 
@@ -209,7 +187,6 @@ def add_averages(
 
     Args:
         state: placements; the graph is edited.
-        replicas: how many there are.
         groups: targets, those together that run together.
 
     Raises:
@@ -334,7 +311,7 @@ class _Group:
         ended = build.node("Merge", gate.output(0), averaged, what="ended")
         # A step that fails, for its data have ended, does not count.
         counted = build.op("Identity", step.after, what="counted", controls=[ended])
-        self._found.counters.append(Counter(step.before, counted))
+        self._found.counters.append((step.before, counted))
         return build.node("NoOp", what="done", controls=[counted.node])
 
 
@@ -371,7 +348,6 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
 
     Args:
         state: placements; the graph is edited.
-        variables: of the item.
 
     Raises:
         GraphError: something of it is one decision, or one value, for all replicas.
@@ -437,9 +413,7 @@ def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, repli
 
     Args:
         state: placements, as they are without local steps; the graph is edited.
-        outputs: declared values.
         own: what differs between replicas.
-        replicas: how many there are.
 
     Raises:
         GraphError: nothing makes one value of an output.
@@ -494,13 +468,10 @@ def _is_of_one_size(fact: Fact, own: OwnSteps) -> bool:
 
 def _is_mean(state: Propagation, value: Value) -> bool:
     """Return whether contributions to a value are shares of a mean over examples, so that they do not add up here."""
-    seen, pending = {value.node}, [value.node]
-    for node in pending:
-        if node.op == "Mean" and state.transfers[node].decompose:
-            return True
-        for operand in node.inputs:
-            fact = state.facts.get(operand)
-            if fact is not None and fact.placement.is_partial and operand.node not in seen:
-                seen.add(operand.node)
-                pending.append(operand.node)
-    return False
+
+    def contributions(node: Node) -> list[Node]:
+        known = [(operand.node, state.facts.get(operand)) for operand in node.inputs]
+        return [operand for operand, fact in known if fact is not None and fact.placement.is_partial]
+
+    made_of = reachable([value.node], contributions)
+    return any(node.op == "Mean" and state.transfers[node].decompose for node in made_of)

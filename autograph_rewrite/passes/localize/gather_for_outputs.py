@@ -9,8 +9,6 @@ of one: no update waits for it. It costs keeping `h` of all micro-batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.graph import Node
@@ -21,14 +19,10 @@ from autograph_rewrite.passes.base.pass_manager import Pass
 from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
-def gather_for_outputs(state: Propagation, targets: Iterable[Node]) -> int:
-    """Mark what is behind a meeting and leads to outputs only; return how many. The caller propagates again.
-
-    Args:
-        state: placements, with the values that are reduced.
-        targets: what a step runs besides outputs.
-    """
-    needed, late = ancestors(targets), late_nodes(state.order)
+def _gather_for_outputs(rewrite: Rewrite) -> None:
+    """Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches."""
+    state = rewrite.state
+    needed, late = ancestors(rewrite.targets), late_nodes(state.order)
     behind: set[Node] = set()
     marked = 0
     for node in state.order:
@@ -41,7 +35,8 @@ def gather_for_outputs(state: Propagation, targets: Iterable[Node]) -> int:
         behind.add(node)
         if any(fact.placement.differs for fact in state.transfers[node].outputs):
             marked += make_whole(node)
-    return marked
+    if marked:
+        rewrite.put(revise(state))
 
 
 def _meets(state: Propagation, node: Node, index: int) -> bool:
@@ -52,16 +47,9 @@ def _meets(state: Propagation, node: Node, index: int) -> bool:
     return value in state.reduced
 
 
-def _run(rewrite: Rewrite) -> None:
-    """Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches."""
-    state = rewrite.get(Propagation)
-    if gather_for_outputs(state, rewrite.targets):
-        rewrite.put(revise(state))
-
-
 def cannot_wait(rewrite: Rewrite) -> bool:
     """Return whether there is no place in between at which micro-batches may wait for each other."""
     return rewrite.plan.pipeline is not None or rewrite.plan.looped
 
 
-GATHER_FOR_OUTPUTS = Pass("gather-for-outputs", _run, cannot_wait, (Propagation,), (Propagation,))
+GATHER_FOR_OUTPUTS = Pass("gather-for-outputs", _gather_for_outputs, cannot_wait, (Propagation,), (Propagation,))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of
@@ -54,13 +55,9 @@ class Numbers(NamedTuple):
     rows: Dim
 
 
-def localize_indices(graph: Graph, state: Propagation) -> Propagation:
-    """Rewrite the look-ups that stay within an example; return placements as they are then.
-
-    Args:
-        graph: the graph of `state`, to be edited.
-    """
-    made: dict[Value, Value] = {}
+def _localize_indices(rewrite: Rewrite) -> None:
+    """Make row indices of look-ups that stay within an example relative to the local block, not the global batch."""
+    state, made = rewrite.state, dict[Value, Value]()
     found = 0
     for node in state.order:
         if node in state.looped or not _may_stay(state, node):
@@ -69,12 +66,13 @@ def localize_indices(graph: Graph, state: Propagation) -> Propagation:
         numbers = _numbers(state, node.inputs[at])
         if numbers is None or not _fits(state, node, numbers):
             continue
-        node.set_input(at, _of_block(graph, state, node.inputs[at], numbers, made))
+        node.set_input(at, _of_block(state, node.inputs[at], numbers, made))
         if has(node.op, "adds_rows"):
             node.set_input(2, _rows_of_block(node, made[numbers.sum.output()]))
         keep_in_block((node,), LOCAL_INDICES)
         found += 1
-    return revise(state) if found else state
+    if found:
+        rewrite.put(revise(state))
 
 
 def _may_stay(state: Propagation, node: Node) -> bool:
@@ -166,7 +164,7 @@ def _counts_examples(state: Propagation, node: Node) -> bool:
     return start == (0,) and step == (1,) and limit in ((EXAMPLES,), (everything,))
 
 
-def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, made: dict[Value, Value]) -> Value:
+def _of_block(state: Propagation, value: Value, numbers: Numbers, made: dict[Value, Value]) -> Value:
     """Return numbers of rows as they are in the block."""
     if value in made:
         return made[value]
@@ -174,12 +172,10 @@ def _of_block(graph: Graph, state: Propagation, value: Value, numbers: Numbers, 
         made[value] = _counted(state, numbers)
         return made[value]
     node = value.node
-    inner = _of_block(graph, state, node.inputs[0], numbers, made)
-    attrs = {
-        key: node.attr(key) for key in ("T", "Tshape", "Tdim", "DstT", "SrcT", "squeeze_dims") if key in node.attrs
-    }
-    copy = Builder.at(node).node(node.op, inner, *node.inputs[1:], what="own", **attrs)
-    made[value] = copy.output()
+    inner = _of_block(state, node.inputs[0], numbers, made)
+    kept = ("T", "Tshape", "Tdim", "DstT", "SrcT", "squeeze_dims")
+    attrs = {key: node.attr(key) for key in kept if key in node.attrs}
+    made[value] = Builder.at(node).op(node.op, inner, *node.inputs[1:], what="own", **attrs)
     return made[value]
 
 
@@ -201,35 +197,31 @@ def _counted(state: Propagation, numbers: Numbers) -> Value:
     def const(content: Any, what: str, of: Any = kind) -> Value:
         return build.const(np.asarray(content, of), what=what)
 
-    stride = numbers.stride
-    rows = const(numbers.rows, "rows") if stride is None else stride
+    rows = const(numbers.rows, "rows") if numbers.stride is None else numbers.stride
     rows = build.cast(rows, dtype, "rows_as_numbers")
     not_before = build.op("GreaterEqual", positions, const(0, "first"), what="not_before")
     not_behind = build.op("Less", positions, rows, what="not_behind")
     inside = build.op("LogicalAnd", not_before, not_behind, what="inside")
-    numbers_of_fault = const(0, "fine", np.float32), const(np.nan, "outside", np.float32)
-    fault = build.op("SelectV2", inside, *numbers_of_fault, what="fault")
+    fine, outside = const(0, "fine", np.float32), const(np.nan, "outside", np.float32)
+    fault = build.op("SelectV2", inside, fine, outside, what="fault")
     checked = build.op("CheckNumerics", fault, what="checked", message=OUTSIDE.encode())
     nothing = build.op("Cast", checked, what="nothing", DstT=dtype)
     shape = build.op("Shape", positions, what="shape", out_type=dtype)
     ends = [const([at], what, np.int32) for at, what in ((0, "at"), (1, "behind"), (1, "step"))]
     count = build.op("StridedSlice", shape, *ends, what="examples", shrink_axis_mask=1)
-    numbered = build.node("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
-    keep_in_block((numbered,), LOCAL_INDICES)
-    begins = build.op("Mul", numbered.output(), rows, what="begins")
+    numbered = build.op("Range", const(0, "start"), count, const(1, "delta"), what="numbered")
+    keep_in_block((numbered.node,), LOCAL_INDICES)
+    begins = build.op("Mul", numbered, rows, what="begins")
     rank = state.facts[positions].rank or 1
     column = build.op("Reshape", begins, const([-1] + [1] * (rank - 1), "as_column", np.int32), what="column")
     return build.op("AddV2", build.op("AddV2", positions, nothing, what="own_positions"), column, what="own")
 
 
-def _localize(rewrite: Rewrite) -> None:
-    """Make row indices relative to the local block instead of to the global batch."""
-    rewrite.put(localize_indices(rewrite.graph, rewrite.get(Propagation)))
+def _has_micro_batches(rewrite: Rewrite) -> bool:
+    return rewrite.plan.microbatches > 1
 
 
-LOCALIZE_INDICES = Pass(
-    "localize-indices", _localize, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
-)
+LOCALIZE_INDICES = Pass("localize-indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,))
 
 
 # Number the rows that a mask keeps within the local block, where they index blocks of the same rows only.
@@ -242,13 +234,9 @@ LOCALIZE_INDICES = Pass(
 # where somebody reads all of them there, numbers stay those of the whole.
 
 
-def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Propagation:
-    """Mark the masks whose rows stay in their block, and who looks up by them; return placements as they are then.
-
-    Args:
-        graph: the graph of `state`, to be edited.
-        ordered: whether rows of blocks, one behind the other, are in the order of the batch.
-    """
+def _localize_kept_rows(rewrite: Rewrite) -> None:
+    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    graph, state, ordered = rewrite.graph, rewrite.state, not rewrite.plan.interleaved
     found = {node: ends for node in state.order if (ends := _ends(graph, state, node))}
     found = _without_repeats(graph, found)
     for mask, ends in found.items():
@@ -261,7 +249,7 @@ def localize_kept_rows(graph: Graph, state: Propagation, *, ordered: bool) -> Pr
         for mask in lost:
             keep_in_block((mask, *found.pop(mask)), "")
         state = revise(state)
-    return state
+    rewrite.put(state)
 
 
 def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[Node, tuple[Node, ...]]:
@@ -282,7 +270,11 @@ def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[
 
 
 def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: bool) -> bool:
-    """Return whether all that look up by a mask do so in blocks, and nobody needs an order that is lost."""
+    """Return whether all that look up by a mask do so in blocks, and nobody needs an order that is lost.
+
+    Args:
+        ordered: whether rows of blocks, one behind the other, are in the order of the batch.
+    """
     if any(state.transfers[node].decompose for node in (mask, *ends)):
         return False
     size = state.facts[mask.output()].split_size
@@ -377,14 +369,7 @@ def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
     node.set_input(2, add("ConcatV2", "/shape", rows, rest, const(0, "/axis"), N=2))
 
 
-def _localize_kept(rewrite: Rewrite) -> None:
-    """Number the rows that a mask keeps within the local block instead of within the global batch."""
-    rewrite.put(localize_kept_rows(rewrite.graph, rewrite.get(Propagation), ordered=not rewrite.plan.interleaved))
-
-
-LOCALIZE_KEPT_ROWS = Pass(
-    "localize-kept-rows", _localize_kept, lambda rewrite: rewrite.plan.microbatches > 1, (Propagation,), (Propagation,)
-)
+LOCALIZE_KEPT_ROWS = Pass("localize-kept-rows", _localize_kept_rows, _has_micro_batches, (Propagation,), (Propagation,))
 
 
 # Mark pairs of ops that partition the rows of a batch and stitch them again, so that each replica runs them locally.
@@ -422,7 +407,7 @@ def _mark_cross(node: Node) -> None:
     shapes = [_shape(value) for value in columns]
     if node.attr("N") or not columns or any(shape is None or len(shape) != 2 for shape in shapes):
         return
-    widths = [shape[1] for shape in shapes if shape is not None]
+    widths = [shape[1] for shape in shapes]
     readers = {use.node for i in range(3) for use in node.output(i).uses}
     ends = [reader for reader in readers if reader.op == "SparseToDense"]
     outputs = [node.output(i) for i in (0, 2, 1)]
@@ -431,19 +416,15 @@ def _mark_cross(node: Node) -> None:
     if any(list(end.inputs[:3]) != outputs for end in ends):
         return
     for end in ends:
-        rows, width = _rows(end, columns[0]), Builder.at(end).const(_product(widths), dtypes.INT64, "size")
+        rows, width = _rows(end, columns[0]), Builder.at(end).const(math.prod(widths), dtypes.INT64, "size")
         shape = Builder.at(end).op("Pack", rows, width, what="shape", N=2)
         end.set_input(1, shape)
     keep_in_block((node, *ends), ROWS_APART)
 
 
-def _product(widths: list[int | None]) -> int:
-    return math.prod(width for width in widths if width is not None)
-
-
 def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
     """Words that end in rows of a stated width, each handled by itself on the way."""
-    if _shape(node.inputs[0]) is None or len(_shape(node.inputs[0]) or ()) != 1:
+    if len(_shape(node.inputs[0]) or ()) != 1:
         return
     ids = [use.node for use in node.output(0).uses]
     counts = [use.node for use in node.output(2).uses]
@@ -451,10 +432,10 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
         return
     ends = {use.node for reader in ids for use in reader.output().uses}
     words = _words(node.output(1), ends, anchored)
-    known = {*(r.output() for r in ids)}, {*(r.output() for r in counts)}
-    if words is None or not ends or any({reader.output() for reader in (*ids, *counts)} & anchored):
+    rows, numbers = ({reader.output() for reader in readers} for readers in (ids, counts))
+    if words is None or not ends or not anchored.isdisjoint(rows | numbers):
         return
-    if not all(_is_end(end, words, *known) for end in ends):
+    if not all(_is_end(end, words, rows, numbers) for end in ends):
         return
     if any(use.node not in ends for reader in counts for use in reader.output().uses):
         return
@@ -468,21 +449,13 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
 
 def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | None:
     """Return the words and what becomes of each; None if somebody else reads them."""
-    found, pending = {first}, [first]
-    while pending:
-        value = pending.pop()
-        if value in anchored:
-            return None
-        for use in value.uses:
-            node = use.node
-            if node in ends:
-                continue
-            if not _is_of(node.output(), first):
-                return None
-            if node.output() not in found:
-                found.add(node.output())
-                pending.append(node.output())
-    return found
+
+    def made_of(value: Value) -> list[Value]:
+        users = [use.node for use in value.uses] if _is_of(value, first) else []
+        return [user.output() for user in users if user not in ends]
+
+    found = set(reachable([first], made_of))
+    return found if anchored.isdisjoint(found) and all(_is_of(value, first) for value in found) else None
 
 
 def _is_of(value: Value, first: Value) -> bool:
@@ -496,7 +469,8 @@ def _is_single(value: Value) -> bool:
     """Return whether a value is one constant for all words, or the handle of a table."""
     if dtypes.base(value.dtype) == dtypes.RESOURCE:
         return True
-    return value.node.op == "Const" and _content(value) is not None and np.ndim(_content(value)) == 0
+    content = _content(value)
+    return content is not None and np.ndim(content) == 0
 
 
 def _content(value: Value) -> Any:

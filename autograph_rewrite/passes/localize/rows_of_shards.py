@@ -105,21 +105,16 @@ class RowsOfShards:
         if fact is None:
             return None
         levels: list[tuple[str, tuple[int, ...]]] = []
-        shape = fact.shape or ()
+        shape, lookups = fact.shape or (), blocks_of(self._rewrite).lookups
         if is_handle(node.inputs[0]) and (block := self._blocks.get(handle_node(node.inputs[0]).name)):
             levels += block.levels
             shape = block.shape
-        elif node.name in self._lookups:
-            levels += _rows(self._lookups[node.name])
+        elif node.name in lookups:
+            levels += _rows(lookups[node.name])
         size = fact.split_size
         if fact.placement == split(0) and isinstance(size, Sym) and shards_of(size):
             levels.append((REPLICA, tuple(one * size.coef for one in shards_of(size))))
         return Table(tuple(levels), tuple(dim for dim in shape[1:] if isinstance(dim, int))) if levels else None
-
-    @cached_property
-    def _lookups(self) -> Mapping[str, Levels]:
-        """The lookups in values of which each device of a replica has some rows."""
-        return blocks_of(self._rewrite).lookups
 
     @cached_property
     def _blocks(self) -> dict[str, Block]:

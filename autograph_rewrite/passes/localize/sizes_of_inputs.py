@@ -17,6 +17,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.barriers import late_nodes
 from autograph_rewrite.analysis.batch_groups import BatchGroups, batch_groups
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.propagate import Propagation, revise
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import Node, Value
@@ -35,12 +36,8 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.localize.gather_for_outputs import cannot_wait
 
 
-def take_sizes_from_inputs(state: Propagation) -> int:
-    """Rewrite what reads the sizes of activations in front of a meeting; return how many. The caller propagates again.
-
-    Args:
-        state: placements, with the graph that is edited.
-    """
+def take_sizes_from_inputs(state: Propagation) -> bool:
+    """Rewrite what reads the sizes of activations in front of a meeting; return whether anything does."""
     late, computed = late_nodes(state.order), _computed_of_variables(state)
     meetings = [node for node in state.order if node in late and node not in computed and _meets(state, node)]
     needed = ancestors(meetings) if meetings else set()
@@ -53,23 +50,19 @@ def take_sizes_from_inputs(state: Propagation) -> int:
         and node.inputs[0].node in computed
     ]
     if not readers:
-        return 0
+        return False
     sizes = _Sizes(state, computed, batch_groups(state))
-    return sum([sizes.give(node) for node in readers])
+    return any([sizes.give(node) for node in readers])
 
 
 def _computed_of_variables(state: Propagation) -> set[Node]:
     """Return what is computed from variables, or waits for what is, but for what asks for sizes alone."""
-    found = set(touching_nodes(state.order))
-    pending = list(found)
-    while pending:
-        node = pending.pop()
+
+    def computed(node: Node) -> list[Node]:
         waiting = node._control_users
-        for user in users(node):
-            if user not in found and (user in waiting or not has(user.op, "reads_size")):
-                found.add(user)
-                pending.append(user)
-    return found
+        return [user for user in users(node) if user in waiting or not has(user.op, "reads_size")]
+
+    return set(reachable(touching_nodes(state.order), computed))
 
 
 def _meets(state: Propagation, node: Node) -> bool:
@@ -172,9 +165,8 @@ def _entry(build: Builder, source: tuple[Value | None, int, int], dtype: int, wh
 
 def _run(rewrite: Rewrite) -> None:
     """Take sizes of activations from inputs, where all micro-batches need what is made of them alone."""
-    state = rewrite.get(Propagation)
-    if take_sizes_from_inputs(state):
-        rewrite.put(revise(state))
+    if take_sizes_from_inputs(rewrite.state):
+        rewrite.put(revise(rewrite.state))
 
 
 SIZES_OF_INPUTS = Pass("sizes-of-inputs", _run, cannot_wait, (Propagation,), (Propagation,))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,6 @@ def roll_micro_batches(graph: Graph, mesh: Mesh, slices: Mapping[Value, Value], 
 
     Args:
         graph: the folded graph, complete.
-        mesh: of this process.
         slices: by block, what it was cut out of.
         roots: what the outside needs.
 
@@ -145,7 +144,6 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
     """Rewrite what joins values of all blocks for the blocks themselves.
 
     Args:
-        graph: the folded graph.
         slices: by block, what it was cut out of.
 
     Raises:
@@ -167,16 +165,15 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
         if node.span == PER_REPLICA or node.inputs[0].node.span != EACH:
             continue  # a part of the whole; whoever needs it in a micro-batch is refused by name
         if not has(node.op, "joins"):
-            raise PassError(
-                f"{node.op} '{node.name}' reads all micro-batches before they begin",
-                node=node,
-                hint=UNROLL,
-            )
+            problem = f"{node.op} '{node.name}' reads all micro-batches before they begin"
+            raise PassError(problem, node=node, hint=UNROLL)
         try:
             whole = _whole(graph, node.inputs[0], slices, made)
         except PassError:
             continue  # whoever needs it in a micro-batch is refused by name
-        _stand_for(node, _as_only_row(node, whole) if node.op == "Pack" else whole)
+        if node.op == "Pack":  # of the parts' rows: there is one part
+            whole = Builder.at(node).op("Pack", whole, what="whole", N=1, axis=0)
+        _stand_for(node, whole)
 
 
 def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
@@ -195,11 +192,6 @@ def _stand_for(node: Node, value: Value) -> None:
         user.add_control(value.node)
 
 
-def _as_only_row(node: Node, whole: Value) -> Value:
-    """Return what a fold over the parts' rows gives back: there is one part."""
-    return Builder.at(node).op("Pack", whole, what="whole", N=1, axis=0)
-
-
 def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict[Value, Value]) -> Value:
     """Return a value as it is of the whole batch."""
     if value in slices:
@@ -211,11 +203,8 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
         if node.op in BACK_EDGES:
             raise PassError(f"'{node.name}' is in a loop of its own", node=node, hint=UNROLL)
         if any(isinstance(raw, PerInstance) for raw in node.attrs.values()):
-            raise PassError(
-                f"'{node.name}' differs between micro-batches, and all of them need it before they begin",
-                node=node,
-                hint=UNROLL,
-            )
+            problem = f"'{node.name}' differs between micro-batches, and all of them need it before they begin"
+            raise PassError(problem, node=node, hint=UNROLL)
         inputs = [_whole(graph, one, slices, made) for one in node.inputs]
         controls = [control for control in node.controls if control.span != EACH]
         copy = copy_node(graph, node, inputs, name=f"{node.name}/whole", controls=controls)
@@ -259,7 +248,6 @@ class LoopBodies:
     """Loops, and which of their clusters each node is in.
 
     Args:
-        graph: the folded graph.
         loops: by the kind of their clusters.
         turns: of each kind; none where all clusters run in every iteration.
 
@@ -284,7 +272,6 @@ class LoopBodies:
             order: the nodes, producers first.
             unconditional: nodes that run in every step.
             cluster_of: says where a node belongs.
-            mesh: of this process.
 
         Raises:
             PassError: something cannot be done in a loop; the message says what.
@@ -388,9 +375,8 @@ class LoopBodies:
             with self._at(source) as loop:
                 self._loops[BACKWARD].wait_for(loop.ran(control))
         elif self._distance(node, control, source, cluster) and not is_pure(control.op):
-            raise PassError(
-                f"'{node.name}' waits for '{control.name}', which is in another stage", node=node, hint=UNROLL
-            )
+            problem = f"'{node.name}' waits for '{control.name}', which is in another stage"
+            raise PassError(problem, node=node, hint=UNROLL)
 
     def _distance(self, node: Node, producer: Node, source: Cluster, cluster: Cluster) -> int:
         distance = cluster.part - source.part if cluster.kind == FORWARD else source.part - cluster.part
@@ -524,14 +510,8 @@ def _joined(node: Node) -> tuple[Callable[[Loop, Value], Value], str]:
     if node.op == "Pack" and not node.attr("axis", 0):
         return Loop.stacked, "ConcatV2"
     if node.op == "ConcatV2":
-        axis = _axis(node)
-        if axis:
+        if axis := node.inputs[1].node.attr("value") if node.inputs[1].node.op == "Const" else 1:
             problem = f"'{node.inputs[0].name}' is joined along dimension {axis}"
             raise PassError(problem, node=node, hint=UNROLL)
         return Loop.joined, "ConcatV2"
     raise PassError(f"{node.op} '{node.name}' reads all micro-batches", node=node, hint=UNROLL)
-
-
-def _axis(node: Node) -> int:
-    axis: Any = node.inputs[1].node.attr("value") if node.inputs[1].node.op == "Const" else 1
-    return int(axis)

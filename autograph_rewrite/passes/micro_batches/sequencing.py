@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from autograph_rewrite.analysis.barriers import barrier_depths, parameter_free_nodes, predecessors, successors
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.variable_uses import completions
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, is_inside, shared_frames_of, unconditional_nodes
@@ -24,7 +25,7 @@ from autograph_rewrite.ir.mesh import EACH
 from autograph_rewrite.ir.traversal import descendants, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
-from autograph_rewrite.ir.variable_ops import handle_node, is_update
+from autograph_rewrite.ir.variable_ops import handle_node, is_handle, is_update
 from autograph_rewrite.ops.traits import EXITS, READS
 from autograph_rewrite.passes.base.instance_order import (
     GATE,
@@ -39,21 +40,14 @@ Cluster = TypeVar("Cluster", bound=Hashable)
 
 
 def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
-    """Add the gates to a complete folded graph; return what waits for them.
-
-    Args:
-        micro: how many micro-batches each replica has.
-    """
+    """Add the gates to a complete folded graph; return what waits for them."""
     if micro == 1:
         return NO_ORDER
     relax_waits(graph)
     order = let_actors_wait(graph, count_first=True)
     shared, unconditional, early = shared_frames_of(order), unconditional_nodes(order), parameter_free_nodes(order)
     levels = barrier_depths(order, early)
-    members: dict[int, list[Node]] = {}
-    for node in runs_of(order):
-        if node not in shared and node not in early:
-            members.setdefault(levels[node], []).append(node)
+    members = grouped((levels[node], node) for node in runs_of(order) if node not in shared and node not in early)
     gates = gates_of(graph, members, unconditional)
     meetings = tuple(nodes[0] for level, nodes in sorted(members.items()) if level)
     tasks = [[(level, m) for m in range(micro)] for level in members]
@@ -76,7 +70,6 @@ def gates_of(
     """Add the gates of clusters.
 
     Args:
-        graph: the folded graph.
         clusters: nodes that run one behind the other for one micro-batch.
         unconditional: the nodes that run in any case.
     """
@@ -97,7 +90,6 @@ def in_order(
         clusters: nodes that run together for one micro-batch.
         gates: of the clusters: what waits for all that one computes.
         devices: of each, its tasks in their order: a cluster, and the number of the micro-batch.
-        micro: how many micro-batches there are.
     """
     waits: dict[Cluster, list[HappensAfter | None]] = {cluster: [None] * micro for cluster in clusters}
     for tasks in devices:
@@ -116,7 +108,6 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
     """Add the gate behind some nodes, and what passes it on.
 
     Args:
-        graph: the folded graph.
         nodes: those that run for one micro-batch.
         unconditional: the nodes that run in any case: what is in a branch not taken would never open the gate.
     """
@@ -287,11 +278,9 @@ def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) ->
         order: the nodes, producers first.
         unconditional: those that run in any case.
     """
-    of: dict[Node, list[Node]] = {}
-    for node in order:
-        if node.op in READS or is_update(node):
-            for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
-                of.setdefault(handle, []).append(node)
+    accesses = [node for node in order if node.op in READS or is_update(node)]
+    handles = {node: dict.fromkeys(map(handle_node, filter(is_handle, node.inputs))) for node in accesses}
+    of = grouped((handle, node) for node in accesses for handle in handles[node])
     groups = [nodes for nodes in of.values() if any(map(is_update, nodes))]
     ends = completions(order, unconditional, dict.fromkeys(node for nodes in groups for node in nodes))
     pairs = [
@@ -305,16 +294,14 @@ def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) ->
     return _in_order(order, pairs)
 
 
-def keep_order(graph: Graph, pairs: Iterable[Pair]) -> None:
+def keep_order(graph: Graph, pairs: Sequence[Pair]) -> None:
     """Let the later access wait for the earlier one where it no longer does.
 
     Args:
-        graph: the folded graph.
         pairs: what `accesses_in_order` has found in it.
     """
-    known = list(pairs)
-    kept = set(_in_order(topological_order(graph), known))
-    for pair in known:
+    kept = set(_in_order(topological_order(graph), pairs))
+    for pair in pairs:
         if pair not in kept:
             pair[1].add_control(pair[0])
 

@@ -52,8 +52,15 @@ class Update:
     reads: tuple[Node, ...]
 
 
-def batch_statistic_averages(rewrite: Rewrite) -> dict[Node, Value]:
-    """Return the averages of the blocks' own statistics, each with the statistic."""
+@dataclass(frozen=True)
+class Averages:
+    """The averages of the blocks' own statistics, each with the statistic, before anything was guarded."""
+
+    values: Mapping[Node, Value]
+
+
+def _find(rewrite: Rewrite) -> None:
+    """Find the averages of statistics of blocks, before empty blocks are padded."""
     found: dict[Node, Value] = {}
     for node in rewrite.state.order:
         if marked(node, OF_BLOCK) == AVERAGE:
@@ -61,29 +68,20 @@ def batch_statistic_averages(rewrite: Rewrite) -> dict[Node, Value]:
         elif node.op.startswith("FusedBatchNorm") and is_of_block(node) and "Grad" not in node.op:
             names = [(index, f"{node.name}/average_{index}") for index in (1, 2)]
             found |= {rewrite.graph.nodes[name]: node.output(i) for i, name in names if name in rewrite.graph.nodes}
-    return found
+    rewrite.put(Averages(found))
 
 
-def update_averages(
-    rewrite: Rewrite,
-    reshards: LoweredReshards,
-    averages: Mapping[Node, Value],
-    outputs: Iterable[Value],
-    named: Collection[str],
-) -> set[Node]:
-    """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves.
+def _update(rewrite: Rewrite) -> None:
+    """Apply moving-average updates sequentially, one per micro-batch."""
+    rewrite.put(Repeated(frozenset(_repeated(rewrite) if rewrite.micro > 1 and rewrite.processes == 1 else ())))
 
-    Args:
-        reshards: what has made averages of the statistics.
-        averages: from `batch_statistic_averages`.
-        outputs: values that the outside reads.
-        named: names of nodes that the outside runs.
-    """
-    if rewrite.micro == 1 or rewrite.processes > 1:
-        return set()
-    kept, repeated = {value.node for value in outputs}, set[Node]()
+
+def _repeated(rewrite: Rewrite) -> set[Node]:
+    """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves."""
+    reshards, named = rewrite.get(LoweredReshards), (*rewrite.item.targets, *rewrite.item.keep)
+    kept, repeated = {value.node for value in rewrite.outputs}, set[Node]()
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if rewrite.plan.looped else set()
-    for average, statistic in averages.items():
+    for average, statistic in rewrite.get(Averages).values.items():
         made = average.output()
         update = _update_by(made if average.span != EACH else reshards.whole(made, average), kept)
         if update is None:
@@ -154,9 +152,8 @@ def _statistics(rewrite: Rewrite, blocks: Blocks, value: Value) -> tuple[Value, 
     if not is_static:
         one = build.const(1, dtypes.INT32, "one")
         flags = build.common("Minimum", blocks.lengths, one, what="filled")
-        flags = build.common(
-            "Reshape", flags, build.const([replicas, micro, 1], dtypes.INT32, "flags"), what="flags_of"
-        )
+        by_replica = build.const([replicas, micro, 1], dtypes.INT32, "flags")
+        flags = build.common("Reshape", flags, by_replica, what="flags_of")
         count = build.common("Sum", flags, axis, what="count")
         filled = build.common("Greater", count, axis, what="is_filled")
         numbers = build.common("Cast", build.common("Maximum", count, one, what="at_least"), what="n", DstT=value.dtype)
@@ -165,16 +162,14 @@ def _statistics(rewrite: Rewrite, blocks: Blocks, value: Value) -> tuple[Value, 
 
 
 def _unpacked(rewrite: Rewrite, means: Value, filled: Value | None) -> list[tuple[Value, Value | None]]:
-    count, found = rewrite.micro, list[list[Value | None]]()
-    for table, what in ((means, "parts"), (filled, "is_there")):
-        if table is None:
-            found.append([None] * count)
-            continue
-        name = f"{means.node.name.rpartition('/')[0]}/{what}"
-        attrs = {"num": count, "axis": 0}
-        node = rewrite.add("Unpack", [table], Site(name, table.node.span, table.node), attrs=attrs)
-        found.append([node.output(i) for i in range(count)])
-    return [(part, flag) for part, flag in zip(*found, strict=True) if part is not None]
+    def rows(table: Value, what: str) -> list[Value]:
+        site = Site(f"{means.node.name.rpartition('/')[0]}/{what}", table.node.span, table.node)
+        node = rewrite.add("Unpack", [table], site, attrs={"num": rewrite.micro, "axis": 0})
+        return [node.output(i) for i in range(rewrite.micro)]
+
+    parts = rows(means, "parts")
+    flags = rows(filled, "is_there") if filled is not None else [None] * rewrite.micro
+    return list(zip(parts, flags, strict=True))
 
 
 def _unroll(rewrite: Rewrite, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
@@ -221,25 +216,6 @@ def _moved(value: Value, total: Value, statistic: Value, made: dict[Node, Node])
     return made[value.node].output(value.index) if value.node in made else value
 
 
-@dataclass(frozen=True)
-class Averages:
-    """The averages of statistics over blocks, by the node that makes them, as they were before anything was guarded."""
-
-    values: Mapping[Node, Value]
-
-
-def _find(rewrite: Rewrite) -> None:
-    """Find the averages of statistics of blocks, before empty blocks are padded."""
-    rewrite.put(Averages(batch_statistic_averages(rewrite)))
-
-
-def _update(rewrite: Rewrite) -> None:
-    """Apply moving-average updates sequentially, one per micro-batch."""
-    averages, named = rewrite.get(Averages).values, (*rewrite.item.targets, *rewrite.item.keep)
-    nodes = update_averages(rewrite, rewrite.get(LoweredReshards), averages, rewrite.outputs, named)
-    rewrite.put(Repeated(frozenset(nodes)))
-
-
 FIND_AVERAGES = Pass("find-averages", _find, needs=(Homes, LoweredReshards), gives=(Averages,))
 SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, LoweredReshards, Averages), gives=(Repeated,))
 
@@ -259,9 +235,7 @@ def update_averages_in_loop(
     """Move an update into a loop over the micro-batches.
 
     Args:
-        graph: the folded graph.
         update: what one statistic goes into.
-        micro: how many micro-batches there are.
         means: the statistic of each.
         filled: whether each has examples; None where all certainly have.
         named: names of nodes that the outside runs.
@@ -287,15 +261,8 @@ def update_averages_in_loop(
 
 
 def _inputs(loop: Loop, node: Node, update: Update, statistic: Value, made: dict[Node, Node]) -> list[Value]:
-    found: list[Value] = []
-    for value in node.inputs:
-        if value is update.total:
-            found.append(statistic)
-        elif value.node in made:
-            found.append(made[value.node].output(value.index))
-        else:
-            found.append(loop.constant(value))
-    return found
+    moved = [(value, _moved(value, update.total, statistic, made)) for value in node.inputs]
+    return [loop.constant(value) if new is value else new for value, new in moved]
 
 
 def _copy(graph: Graph, loop: Loop, node: Node, inputs: Iterable[Value], made: dict[Node, Node]) -> Node:

@@ -32,9 +32,7 @@ class Loop:
     """Adds a loop to a folded graph, and what passes through it.
 
     Args:
-        graph: the folded graph.
         prefixes: of the replicas' names, which tell their frames apart.
-        count: how many iterations there are.
         scope: begins the names of its nodes.
         span: ONCE for one loop that all replicas share.
         axis: along which the parts of its body stand; "": they stand nowhere.
@@ -61,7 +59,6 @@ class Loop:
         self._part = 0
         self._runs: Value | None = None
         self._turn: Value | None = None
-        self._own: set[Node] = set()
         self._constants: dict[tuple[Value, int], Value] = {}
         self._made: dict[tuple[str, Value], Value] = {}
         self._numbers: dict[tuple[str, str, int], Value] = {}
@@ -95,10 +92,6 @@ class Loop:
             yield
         finally:
             self._part, self._runs, self._turn = before
-
-    def has(self, node: Node) -> bool:
-        """Return whether a node belongs to the loop itself."""
-        return node in self._own
 
     def wait_for(self, node: Node) -> None:
         """Let the loop begin after a node outside of it."""
@@ -145,29 +138,16 @@ class Loop:
         return self._add("GatherV2", inputs, f"{name}/entry").output()
 
     def chosen(self, condition: Value, value: Value, other: Value, name: str) -> Value:
-        """Return one value where a condition holds, else the other.
-
-        Args:
-            condition: scalar bool.
-            value: taken where it holds.
-            other: taken where it does not; of the same shape and type.
-            name: of the node.
-        """
+        """Return one value where a scalar condition holds, else the other, of the same shape and type."""
         return self._add("SelectV2", [condition, value, other], name).output()
 
     def cast(self, value: Value, dtype: int, name: str) -> Value:
-        """Return a value as one of another type.
-
-        Args:
-            value: in the loop.
-            dtype: number of TensorFlow's type.
-            name: prefix of the node's name.
-        """
+        """Return a value, which is in the loop, as one of another type."""
         return value if value.dtype == dtype else self._add("Cast", [value], f"{name}/cast", {"DstT": dtype}).output()
 
     def total(self, value: Value) -> Value:
         """Return the sum of a value over all iterations."""
-        return self._once("total", value, self._zero(value, f"{value.node.name}/zero"))
+        return self._once("total", value, self._zero(value, f"{value.node.name}/zero"), "AddV2", "added")
 
     def first(self, value: Value) -> Value:
         """Return a value as it is of the first micro-batch, the last ones of a small batch being empty.
@@ -232,42 +212,34 @@ class Loop:
     def stacked(self, value: Value) -> Value:
         """Return the values of all iterations along a new first dimension."""
         handle, shape = self._list(value)
-        attrs = {"element_dtype": value.dtype}
-        return self._behind("TensorListStack", [handle, shape], f"{value.node.name}/stacked", attrs)
+        build = self._build(f"{value.node.name}/stacked")
+        return build.op("TensorListStack", handle, shape, element_dtype=value.dtype)
 
     def joined(self, value: Value) -> Value:
         """Return the values of all iterations, joined along their first dimension."""
         handle, shape = self._list(value)
         none = Builder(self._graph, self._named("lengths")).const(np.zeros(0), dtypes.INT64)
-        attrs = {"element_dtype": value.dtype}
-        return self._behind("TensorListConcatV2", [handle, shape, none], f"{value.node.name}/joined", attrs)
+        build = self._build(f"{value.node.name}/joined")
+        return build.op("TensorListConcatV2", handle, shape, none, element_dtype=value.dtype)
 
     def _list(self, value: Value) -> tuple[Value, Value]:
         shape = self._outside(np.int32(-1), "any_shape")
         if ("list", value) not in self._made:
             most = self._outside(np.int32(-1), "any_number")
-            attrs = {"element_dtype": value.dtype, "shape_type": dtypes.INT32}
-            empty = self._behind("EmptyTensorList", [shape, most], f"{value.node.name}/empty", attrs)
-            self._once("list", value, empty)
+            build = self._build(f"{value.node.name}/empty")
+            empty = build.op("EmptyTensorList", shape, most, element_dtype=value.dtype, shape_type=dtypes.INT32)
+            self._once("list", value, empty, "TensorListPushBack", "pushed", element_dtype=value.dtype)
         return self._made["list", value], shape
 
-    def _once(self, kind: str, value: Value, first: Value) -> Value:
-        """Carry something from iteration to iteration; return what it is at the end."""
-        if (kind, value) not in self._made:
-            self._made[kind, value] = self._carry(
-                f"{value.node.name}/{kind}", first, lambda old, name: self._grown(kind, old, value, name)
-            )[1]
-        return self._made[kind, value]
+    def _once(self, kind: str, value: Value, first: Value, op: str, what: str, **attrs: Any) -> Value:
+        """Carry something from iteration to iteration, to which an op adds the value; return what it is at the end."""
 
-    def _grown(self, kind: str, old: Value, value: Value, name: str) -> Value:
-        """Return what one iteration makes of what is carried."""
-        if kind == "total":
-            return self._add("AddV2", [old, value], f"{name}/added").output()
-        if kind == "list":
-            return self._add(
-                "TensorListPushBack", [old, value], f"{name}/pushed", {"element_dtype": value.dtype}
-            ).output()
-        return value
+        def grown(old: Value, name: str) -> Value:
+            return self._add(op, [old, value], f"{name}/{what}", attrs).output()
+
+        if (kind, value) not in self._made:
+            self._made[kind, value] = self._carry(f"{value.node.name}/{kind}", first, grown)[1]
+        return self._made[kind, value]
 
     def _carry(self, name: str, first: Value, grow: Callable[[Value, str], Value]) -> tuple[Value, Value]:
         """Add a loop variable; return its value in each iteration, and at the end."""
@@ -308,14 +280,10 @@ class Loop:
         if dtype == dtypes.STRING:
             return self._outside(np.asarray(b"", object), name)
         known = dtypes.numpy_dtype(dtype)
-        zero = self._outside(np.zeros((), np.float32 if known is None else known), name)
         if known is not None:
-            return zero
+            return self._outside(np.zeros((), known), name)
+        zero = self._outside(np.float32(0), name)
         return Builder(self._graph, self._named(f"{name}/cast")).op("Cast", zero, DstT=dtype)
-
-    def _behind(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any]) -> Value:
-        """Add a node outside of the loop, one for each replica."""
-        return self._build(name).op(op, *inputs, **attrs)
 
     def _build(self, name: str) -> Builder:
         """Return a builder of what runs as often as the loop does, where a part of its body stands."""
@@ -327,9 +295,7 @@ class Loop:
         return name if name.startswith(f"{self.scope}/") else f"{self.scope}/{name}"
 
     def _add(self, op: str, inputs: list[Value], name: str, attrs: dict[str, Any] | None = None) -> Node:
-        node = self._build(name).node(op, *inputs, **(attrs or {}))
-        self._own.add(node)
-        return node
+        return self._build(name).node(op, *inputs, **(attrs or {}))
 
 
 def _require_no_container(value: Value, types: Container[int] = (dtypes.VARIANT, dtypes.RESOURCE)) -> None:

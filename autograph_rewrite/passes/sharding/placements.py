@@ -111,7 +111,7 @@ def model_placements(
             marked.update(alone)
         elif mixing := [node for node, made in known.transfers.items() if made.decompose]:
             blocks = decompose.Blocks(len(cut.sizes), cut.units)
-            decompose.decompose(graph, mixing, facts=known.facts, looped=known.looped, blocks=blocks)
+            decompose.decompose(known, mixing, blocks)
         elif along := class_axis.cut_classes(known):
             for node, classes in along:
                 tensors |= class_axis.decompose_classes(graph, node, classes)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Use, Value
@@ -23,7 +25,6 @@ from autograph_rewrite.ir.variable_ops import variable_dependent_nodes
 from autograph_rewrite.ops.facts.placement import LOCAL
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.traits import has
-from autograph_rewrite.resolve.stages.flops import value_bytes
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class Activations:
     """What rematerialisation has to know about a graph.
 
     Attributes:
-        state: its placements.
         forward: the nodes that the loss depends on, producers first.
         backward: the nodes that only gradients depend on.
         repeatable: the forward nodes that may run again.
@@ -73,7 +73,6 @@ def find_activations(
     """Find what may be computed again, and for whom.
 
     Args:
-        state: the placements.
         forward: the nodes that the loss depends on.
         trained: the nodes that make the gradients of variables.
         exchanged: values that are converted: they are exchanged between replicas, or cut.
@@ -216,8 +215,6 @@ class Decision:
 
 def first_of_each(left: Sequence[Left]) -> tuple[Left, ...]:
     """Return one of those with one reason, with how many more there are."""
-    found: dict[str, list[Left]] = {}
-    for one in left:
-        found.setdefault(one.reason, []).append(one)
+    found = grouped((one.reason, one) for one in left)
     more = {reason: f" (and {len(same) - 1} more such segments)" for reason, same in found.items() if len(same) > 1}
     return tuple(Left(same[0].node, reason + more.get(reason, "")) for reason, same in found.items())

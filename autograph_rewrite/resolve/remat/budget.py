@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.errors import PlanError
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.resolve.remat.activations import Activations, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import CutPlace, Parts, candidates, chain_of, connected, crossing_bytes
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
-from autograph_rewrite.resolve.stages.flops import cost_of
 
 # A chain of cuts whose memory stays below a limit, with the least recomputation: where a search for a budget starts.
 #
@@ -105,7 +105,6 @@ def least_flops(costs: Costs, limit: float) -> list[ChainPart] | None:
     """Return what is computed again so that the fewest FLOPs are added; None where nothing fits.
 
     Args:
-        costs: the chain.
         limit: bytes that are kept, and made again, at a time.
     """
     limit = limit * (1 + 1e-9)  # sums of the same bytes in another order may differ in the last bit
@@ -265,7 +264,6 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
     """Return the cheapest way to fit.
 
     Args:
-        acts: what may be computed again.
         limit: bytes of a device.
         policy: as the configuration names it.
         before: bytes of the step as it was given; 0: as it is without what is chosen here.
@@ -293,7 +291,6 @@ class BudgetSearch:
     """Choices that have been looked at.
 
     Attributes:
-        acts: what may be computed again.
         memory: tells the peak of a choice.
         limit: bytes of a device.
         seen: by the nodes of its segments.

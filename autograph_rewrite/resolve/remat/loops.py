@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from autograph_rewrite.analysis.op_work import trips_of
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import cost_of, trips_of, value_bytes
 from autograph_rewrite.ir.control_flow import Frame, Guards, frames_of, guards_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import constant
@@ -31,7 +32,6 @@ from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, may_repeat, root_of
 from autograph_rewrite.resolve.remat.policies import parts_of
 from autograph_rewrite.resolve.remat.segments import SAVES_NOTHING, worth_repeating
-from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 
 WHOLE = ("sqrt", "hierarchical", "every", "budget")
 """Policies that compute the whole cell again."""
@@ -101,9 +101,7 @@ def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> t
         return [], []
     frames = frames_of(order)
     guards = guards_of(order, frames)
-    lists: dict[tuple[Frame, Frame], list[SavedList]] = {}
-    for one in saved_lists(acts.state.graph, frames, guards):
-        lists.setdefault(one.frames, []).append(one)
+    lists = grouped((one.frames, one) for one in saved_lists(acts.state.graph, frames, guards))
     known = {one.pop for saved in lists.values() for one in saved}
     others = [node for node in order if has(node.op, "pops") and node in frames and node not in known]
     wanted = _wanted(acts, remat, frames, {value.node for value in exchanged})
@@ -241,11 +239,8 @@ def _needed(
 def _can_hold(one: SavedList, value: Value) -> bool:
     """Return whether a list can hold another value: of its type, and taken out of it whatever its shape is."""
     shape = constant(one.pop.inputs[1])
-    return _dtype(one.value) == _dtype(value) and shape is not None and shape.ndim == 0
-
-
-def _dtype(value: Value) -> int:
-    return dtypes.base(value.node.output_dtypes[value.index])
+    is_alike = dtypes.base(one.value.dtype) == dtypes.base(value.dtype)
+    return is_alike and shape is not None and shape.ndim == 0
 
 
 def saved_lists(graph: Graph, frames: Mapping[Node, Frame], guards: Mapping[Node, Guards]) -> list[SavedList]:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autograph_rewrite.analysis.networks import groups
+from autograph_rewrite.analysis.networks import grouped, groups
 from autograph_rewrite.diagnostics.faults import did_you_mean
 from autograph_rewrite.diagnostics.limits import first_match, matches
 from autograph_rewrite.errors import PlanError
@@ -57,10 +57,6 @@ def parts_of(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
 def _every(acts: Activations, remat: Remat) -> Parts:
     number = int(remat.policy.partition(":")[2])
     return _between(acts, [place.at for place in single_cuts(chain_of(acts))[number - 1 :: number]])
-
-
-def _sqrt(acts: Activations, remat: Remat) -> Parts:
-    return _between(acts, balanced_cuts(chain_of(acts)))
 
 
 def _hierarchical(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
@@ -113,11 +109,6 @@ def _in_scopes(acts: Activations, scopes: Sequence[str]) -> tuple[Parts, set[int
 def _scopes_of(name: str) -> Iterator[str]:
     """Yield the scopes around a node, the outermost first."""
     return (name[:i] for i, letter in enumerate(name) if letter == "/")
-
-
-def _names(acts: Activations, remat: Remat) -> Parts:
-    """Make a segment of each connected part of what is left when the named nodes are kept."""
-    return connected(acts, named_nodes(acts, remat))
 
 
 def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
@@ -175,11 +166,11 @@ def connected(acts: Activations, kept: Collection[Node]) -> Parts:
 POLICIES: Mapping[str, Callable[[Activations, Remat], Parts | tuple[Parts, Parts]]] = {
     "none": lambda acts, remat: {},
     "every": _every,
-    "sqrt": _sqrt,
+    "sqrt": lambda acts, remat: _between(acts, balanced_cuts(chain_of(acts))),
     "hierarchical": _hierarchical,
     "save_matmuls": _save_matmuls,
     "scopes": _scopes,
-    "names": _names,
+    "names": lambda acts, remat: connected(acts, named_nodes(acts, remat)),
     "collection": _collection,
     "marked": _marked,
 }
@@ -192,13 +183,13 @@ def values_to_offload(acts: Activations, remat: Remat, segments: Sequence[Segmen
         PlanError: a name of the plan matches nothing.
     """
     if remat.offload == "names":
-        wanted = set(named_nodes(acts, remat))
+        wanted = named_nodes(acts, remat)
     elif segments:
         kept = {name.partition(":")[0] for segment in segments for name in segment.kept}
-        wanted = {node for node in acts.forward if node.name in kept}
+        wanted = [node for node in acts.forward if node.name in kept]
     else:
-        wanted = {node for node in acts.forward if acts.is_kept_today(node)}
-    return [node for node in acts.forward if node in wanted and _can_move(acts, node)]
+        wanted = [node for node in acts.forward if acts.is_kept_today(node)]
+    return [node for node in wanted if _can_move(acts, node)]
 
 
 def _can_move(acts: Activations, node: Node) -> bool:
@@ -283,9 +274,7 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
             counted.add(root)
             kept[number[root] + 1] += nbytes(root)
     before = np.cumsum(kept).tolist()
-    closes: dict[int, list[Node]] = {}
-    for root, end in ends.items():
-        closes.setdefault(end, []).append(root)
+    closes = grouped((end, root) for root, end in ends.items())
     open_: dict[Node, CrossingNode] = {}
     places = []
     for i, node in enumerate(acts.forward):
@@ -301,7 +290,7 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
 
 def single_cuts(chain: Chain) -> list[CutPlace]:
     """Return where one value alone crosses: of those between which gradients need nothing, the lightest."""
-    return _lightest(place for place in chain.places if len(place.crossing) == 1)
+    return _lightest((place for place in chain.places if len(place.crossing) == 1), _kept_before)
 
 
 def balanced_cuts(chain: Chain) -> list[int]:
@@ -363,31 +352,26 @@ def _limits(before: Any) -> list[float]:
     return [before[-1] / count for count in counts]
 
 
-def _lightest(places: Iterable[CutPlace]) -> list[CutPlace]:
-    """Return, of the places before which the same is kept today, the one that the fewest bytes cross."""
+def _kept_before(place: CutPlace) -> float:
+    return place.before
+
+
+def _lightest(places: Iterable[CutPlace], stretch_of: Callable[[CutPlace], float]) -> list[CutPlace]:
+    """Return, of the places in each stretch before which anything is kept, the one that the fewest bytes cross."""
     found: dict[float, CutPlace] = {}
     for place in places:
-        if place.before and (place.before not in found or place.nbytes < found[place.before].nbytes):
-            found[place.before] = place
+        stretch = stretch_of(place)
+        if place.before and (stretch not in found or place.nbytes < found[stretch].nbytes):
+            found[stretch] = place
     return list(found.values())
 
 
 def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[CutPlace]:
-    """Return where a chain had best be cut: in each stretch of it, where the fewest bytes cross.
-
-    Args:
-        chain: the forward.
-        most: how many places there are to be, at most.
-    """
-    places, total = _lightest(chain.places), chain.total
+    """Return where a chain had best be cut, in at most so many places: where the fewest bytes cross."""
+    places = _lightest(chain.places, _kept_before)
     if len(places) <= most:
         return places
-    found: dict[int, CutPlace] = {}
-    for place in places:
-        stretch = int(place.before / total * most)
-        if stretch not in found or place.nbytes < found[stretch].nbytes:
-            found[stretch] = place
-    return list(found.values())
+    return _lightest(places, lambda place: int(place.before / chain.total * most))
 
 
 def crossing_bytes(places: Sequence[CutPlace]) -> Any:

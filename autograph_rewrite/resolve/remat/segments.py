@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from autograph_rewrite.analysis.networks import grouped, reachable
+from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.traversal import descendants, topological_order
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import Parts
-from autograph_rewrite.resolve.stages.flops import cost_of
 
 SAVES_NOTHING = "computing it again would keep as much as it saves"
 
@@ -32,18 +33,10 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
     """Return the segments of a policy, those of later parts of the forward last, and what it had better keep.
 
     Args:
-        acts: what may be computed again.
-        parts: what the policy says.
         only_saving: leave out the segments without which less would be kept.
     """
     inside = worth_repeating(acts, parts)
-    parts = {node: part for node, part in parts.items() if node in inside}
-    kept = _kept_between(acts, parts)
-    members: dict[int, list[Node]] = {}
-    for node in acts.forward:
-        if node in parts and node not in kept:
-            members.setdefault(parts[node], []).append(node)
-    found = [segment for nodes in members.values() if (segment := _segment(acts, nodes)) is not None]
+    found = _made(acts, acts.forward, {node: part for node, part in parts.items() if node in inside})
     wasted = [segment for segment in found if only_saving and segment.saved_bytes <= 0]
     return [one for one in found if one not in wasted], [Left(one.nodes[0], SAVES_NOTHING) for one in wasted]
 
@@ -52,20 +45,20 @@ def nested_segments(acts: Activations, segment: Segment, inner: Parts) -> list[S
     """Return the segments within a segment: all but its last part, which gradients read as soon as it is there.
 
     Args:
-        acts: what may be computed again.
         segment: what is, together.
         inner: the numbers of its parts.
     """
     inside = [acts.state.graph.nodes[name] for name in segment.nodes]
     parts = {node: inner[node] for node in inside if node in inner}
-    if not parts:
-        return []
-    last, kept = max(parts.values()), _kept_between(acts, parts)
-    members: dict[int, list[Node]] = {}
-    for node in inside:
-        if node in parts and node not in kept and parts[node] != last:
-            members.setdefault(parts[node], []).append(node)
-    return [one for nodes in members.values() if (one := _segment(acts, nodes)) is not None]
+    return _made(acts, inside, parts, without=max(parts.values(), default=None))
+
+
+def _made(acts: Activations, nodes: Iterable[Node], parts: Parts, *, without: int | None = None) -> list[Segment]:
+    """Return a segment for each part of some nodes, but for one of them: what another part reads is kept."""
+    kept = _kept_between(acts, parts)
+    wanted = (node for node in nodes if node in parts and node not in kept and parts[node] != without)
+    members = grouped((parts[node], node) for node in wanted)
+    return [segment for own in members.values() if (segment := _segment(acts, own)) is not None]
 
 
 def worth_repeating(acts: Activations, nodes: Collection[Node]) -> frozenset[Node]:
@@ -104,15 +97,11 @@ def _segment(acts: Activations, nodes: Iterable[Node]) -> Segment | None:
     read = dict.fromkeys(value for node in chosen for value in node.inputs if value.node not in needed)
     kept = [value for value in read if acts.state.source(value).placement.differs]
     own = {root_of(node) for node in chosen if acts.is_kept_today(node)} & needed
-    more = {root for value in kept if not _is_held(acts, root := root_of(value.node))}
+    roots = {root_of(value.node) for value in kept}
+    more = {root for root in roots if root.inputs and not acts.is_kept_today(root)}  # inputs are kept in any case
     saved = sum(acts.nbytes(root) for root in own) - sum(acts.nbytes(root) for root in more)
     flops = sum(cost_of(acts.state, node) for node in chosen)
     return Segment(tuple(n.name for n in chosen), tuple(v.name for v in kept), float(saved), flops)
-
-
-def _is_held(acts: Activations, root: Node) -> bool:
-    """Return whether the memory of a node is kept in any case: a gradient reads it, or it is an input."""
-    return acts.is_kept_today(root) or not root.inputs
 
 
 def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node]) -> list[Node]:
@@ -140,17 +129,14 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
     return list(found)
 
 
-def _made_of(nodes: Iterable[Node]) -> set[Node]:
+def _made_of(nodes: Iterable[Node]) -> Collection[Node]:
     """Return what is computed from the values of some nodes, and not from their sizes alone."""
-    seen = set(nodes)
-    pending = list(seen)
-    while pending:
-        for value in pending.pop().read_outputs:
-            for use in value.uses:
-                if use.node not in seen and not has(use.node.op, "reads_size"):
-                    seen.add(use.node)
-                    pending.append(use.node)
-    return seen
+
+    def readers(node: Node) -> list[Node]:
+        users = [use.node for value in node.read_outputs for use in value.uses]
+        return [user for user in users if not has(user.op, "reads_size")]
+
+    return reachable(nodes, readers)
 
 
 def _is_gradient(acts: Activations, node: Node) -> bool:

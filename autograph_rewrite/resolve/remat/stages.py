@@ -40,11 +40,7 @@ def stages_of(acts: Activations, resolved: Plan) -> dict[Node, int]:
 
 
 def needs_of(
-    acts: Activations,
-    variables: Mapping[str, Variable],
-    resolved: Plan,
-    step: StepRun,
-    stages: Mapping[Node, int],
+    acts: Activations, variables: Mapping[str, Variable], resolved: Plan, step: StepRun, stages: Mapping[Node, int]
 ) -> list[StageNeeds]:
     """Return what each stage holds: its variables with what is kept for them, and the sums of their gradients."""
     pipeline, graph = resolved.pipeline, acts.state.graph
@@ -54,10 +50,8 @@ def needs_of(
         handle = graph.nodes.get(variable.handle)
         if handle is None:
             continue
-        read = [
-            stages[use.node] for value in _reads(owners.get(handle, handle)) for use in value.uses if use.node in stages
-        ]
-        if read:
+        values = _reads(owners.get(handle, handle))
+        if read := [stages[use.node] for value in values for use in value.uses if use.node in stages]:
             kept[min(read)] += variable.nbytes
         else:
             everywhere += variable.nbytes
@@ -86,8 +80,6 @@ class StageNeeds:
     """What a stage holds besides the values of its nodes.
 
     Attributes:
-        number: of the stage.
-        device: where it is.
         under_way: how many micro-batches are between its forward and its backward, at most.
         kept: bytes of its variables, and of the sums of their gradients.
         is_last: no stage comes behind it.
@@ -153,8 +145,6 @@ class StageChoice:
     """What is computed again in one stage.
 
     Attributes:
-        needs: of the stage.
-        memory: tells its peaks.
         choice: the cheapest that fits.
     """
 
@@ -169,7 +159,6 @@ def choose_by_stage(
     """Return the cheapest way to fit each device; stages of one device share it as they would use it.
 
     Args:
-        acts: what may be computed again.
         step: a micro-batch of the whole model.
         stages: of the nodes.
         given: the stages, and what they hold.
@@ -187,7 +176,8 @@ def choose_by_stage(
         room = remat.limit - sum(memories[j].kept for j in beside)
         wanted = sum(plain[j] - memories[j].kept for j in beside)
         share = memories[i].kept + (room * (plain[i] - memories[i].kept) // wanted if wanted > room else room)
-        part = _of_stage(acts, stages, needs.number)
+        forward = tuple(node for node in acts.forward if stages.get(node) == needs.number)
+        part = replace(acts, forward=forward, repeatable=acts.repeatable & frozenset(forward))
         if not part.repeatable or (remat.stages and needs.number not in remat.stages):
             found.append(StageChoice(needs, memories[i], RematChoice((), 0.0, plain[i])))
             continue
@@ -197,11 +187,6 @@ def choose_by_stage(
             raise PlanError(f"stage {needs.number} on {needs.device}: {error.problem}", hint=error.hint) from error
         found.append(StageChoice(needs, memories[i], choice))
     return found
-
-
-def _of_stage(acts: Activations, stages: Mapping[Node, int], stage: int) -> Activations:
-    forward = tuple(node for node in acts.forward if stages.get(node) == stage)
-    return replace(acts, forward=forward, repeatable=acts.repeatable & frozenset(forward))
 
 
 def device_peaks(
@@ -224,7 +209,6 @@ def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) 
     """Return the parts, cut where a stage begins: what crosses is kept, by the stage that sends it.
 
     Args:
-        parts: what a policy says.
         stages: of the forward nodes.
         wanted: those in which something is computed again; empty: all.
     """

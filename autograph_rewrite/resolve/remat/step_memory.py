@@ -19,6 +19,7 @@ import numpy as np
 
 from autograph_rewrite.analysis.list_elements import future_splits
 from autograph_rewrite.analysis.liveness import Buffers, Lives, buffers_of
+from autograph_rewrite.analysis.networks import reachable
 from autograph_rewrite.analysis.op_work import executed
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import frames_of
@@ -42,7 +43,6 @@ class StepRun:
 
     Attributes:
         roots: the nodes that it is run for: updates, and what makes its outputs.
-        outputs: what the outside reads.
         sizes: the numbers behind symbols, of one device.
         kept: bytes that are there all the time: variables, sums of micro-batches.
         together: how many replicas are on one device, each with values of its own.
@@ -229,14 +229,9 @@ def _early_readers(acts: Activations, late: Mapping[Node, float]) -> dict[Node, 
     """Return, by forward node, the gradients that could run beside the forward, and read it or what is made of it."""
     found: dict[Node, set[Node]] = {}
     for node in late:
-        pending, seen = [node], {node}
-        while pending:
-            for value in pending.pop().inputs:
-                if value.node in acts.repeatable:
-                    found.setdefault(value.node, set()).add(node)
-                elif value.node in late and value.node not in seen:
-                    seen.add(value.node)
-                    pending.append(value.node)
+        made_of = reachable([node], lambda one: [value.node for value in one.inputs if value.node in late])
+        for value in (value for one in made_of for value in one.inputs if value.node in acts.repeatable):
+            found.setdefault(value.node, set()).add(node)
     return found
 
 

@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autograph_rewrite.analysis.barriers import predecessors
 from autograph_rewrite.analysis.list_elements import future_splits
-from autograph_rewrite.analysis.op_work import runs, trips_of
+from autograph_rewrite.analysis.networks import grouped
+from autograph_rewrite.analysis.op_work import cost_of, runs, trips_of, value_bytes
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.diagnostics.faults import did_you_mean
@@ -42,7 +44,6 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP, Pipeline
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.spans import differs_by_replica, own_loops
-from autograph_rewrite.resolve.stages.flops import cost_of, value_bytes
 from autograph_rewrite.training_graph import Variable
 
 # Balanced cut of a chain into stages: minimise the heaviest stage, then the bytes that cross.
@@ -143,8 +144,6 @@ def assign_stages(
 
     Args:
         plan: resolved.
-        state: the placements.
-        outputs: the declared outputs.
         variables: those whose optimizer slots follow them, by name.
 
     Raises:
@@ -167,7 +166,6 @@ def stages_of_each(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> 
 
     Args:
         plan: with its edges.
-        outputs: the declared outputs.
 
     Raises:
         PlanError: the division that the plan asks for is impossible on this graph.
@@ -191,7 +189,6 @@ def divide(
 
     Args:
         plan: resolved; it has stages.
-        state: the placements.
         each: the nodes, producers first.
         forward: those that make the loss, among others.
         needed: what the gradients are made of, among others.
@@ -232,7 +229,6 @@ def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable])
 
     Args:
         plan: resolved, whose edges say which gradient is whose.
-        variables: of the item, by name.
     """
     graph = state.graph
     edges = [edge for edge in plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
@@ -260,9 +256,7 @@ def _forward_stages(
 def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
     """Begin a new stage behind each boundary."""
     inside = set(work)
-    parts: dict[str, list[Node]] = {}
-    for node in work:
-        parts.setdefault(name_of_whole(node), []).append(node)
+    parts = grouped((name_of_whole(node), node) for node in work)
     cuts = [parts.get(name.partition(":")[0]) or [_boundary(graph, name)] for name in boundaries]
     # What devices of a model axis add up crosses as the sum: none of them waits for the next stage to have it.
     cuts = [[*cut, *(user for node in cut for user, _ in node.output().uses if axis_along(user))] for cut in cuts]
@@ -315,7 +309,7 @@ def _following(work: Sequence[Node], said: Mapping[Node, int], *, strict: bool =
     """
     stages: dict[Node, int] = {}
     for node in work:
-        before = [producer for producer in _producers(node) if producer in stages]
+        before = [producer for producer in predecessors(node) if producer in stages]
         at_least = max([stages[producer] for producer in before], default=0)
         stage = said.get(node, at_least)
         if stage < at_least and strict:
@@ -359,10 +353,9 @@ def _units(work: Sequence[Node], order: Sequence[Node], loops: Mapping[Node, str
     """Return what has to be in one stage, in order: single nodes, and loops."""
     if loops.keys().isdisjoint(work):
         return [[node] for node in work]
-    wanted, units = set(work), dict[object, list[Node]]()
-    for node in (node for run in by_loops(order) for node in run if node in wanted):
-        units.setdefault(loops.get(node, node), []).append(node)
-    return list(units.values())
+    wanted = set(work)
+    nodes = (node for run in by_loops(order) for node in run if node in wanted)
+    return list(grouped((loops.get(node, node), node) for node in nodes).values())
 
 
 def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
@@ -378,14 +371,13 @@ def _late_as_possible(
     """Move what needs no variable (labels, masks) to the stage that reads it first; loops stay in one."""
     learnt, inside = variable_dependent_nodes(state.order), set(work)
     for node in reversed(work):
-        readers = [stages[user] for user in _users(node) if user in inside]
+        readers = [stages[use.node] for value in node.read_outputs for use in value.uses if use.node in inside]
         if node not in learnt and readers and node not in loops:
             stages[node] = min(readers)
 
 
 def _require_every_stage(stages: Mapping[Node, int], count: int) -> None:
-    empty = sorted(set(range(count)) - set(stages.values()))
-    if empty:
+    if empty := sorted(set(range(count)) - set(stages.values())):
         listed = ", ".join(map(str, empty))
         raise PlanError(
             f"no node of the model is in stage {listed} of {count}",
@@ -422,16 +414,13 @@ def _add_backward(
         rest: what runs for each block, and is not forward, producers first.
         stages: of the forward nodes; those of the rest are added.
         backward: the nodes that compute gradients; more are added.
-        count: how many stages there are.
         loops: of the nodes that belong to one: all of it is where its first stage of the backward part is.
     """
     held: dict[str, int] = {}
     while True:
-        found, of_loops = dict(stages), dict[str, list[Node]]()
+        found = dict(stages)
         _place_rest(rest, found, backward, count, {node: held[loop] for node, loop in loops.items() if loop in held})
-        for node in rest:
-            if node in loops:
-                of_loops.setdefault(loops[node], []).append(node)
+        of_loops = grouped((loops[node], node) for node in rest if node in loops)
         for nodes in of_loops.values():
             backward.update(nodes if not backward.isdisjoint(nodes) else ())
         limits = {
@@ -449,7 +438,7 @@ def _place_rest(
 ) -> None:
     named = {node.name: stage for node, stage in stages.items()}
     for node in rest:
-        known = [producer for producer in _producers(node) if producer in stages]
+        known = [producer for producer in predecessors(node) if producer in stages]
         upstream = min([stages[producer] for producer in known if producer in backward], default=None)
         consumed = max([stages[producer] for producer in known if producer not in backward], default=None)
         if node not in backward and upstream is None:
@@ -461,14 +450,6 @@ def _place_rest(
         if hint is None:
             hint = consumed if consumed is not None else latest
         stages[node] = min(hint, latest, held.get(node, latest))
-
-
-def _producers(node: Node) -> list[Node]:
-    return [*[value.node for value in node.inputs], *node.controls]
-
-
-def _users(node: Node) -> list[Node]:
-    return [use.node for value in node.read_outputs for use in value.uses]
 
 
 # Stages of what runs once: a variable, its slots and its update are where it is first read.
@@ -501,7 +482,8 @@ def stages_of_once(
             found[node] = handles.get(touched[0] if touched else node, 0)
         elif producers:
             found[node], choices[node] = max(producers), producers
-        if captured and (touched or _gives_handle(node)):
+        gives_handle = any(value.dtype == dtypes.RESOURCE for value in node.read_outputs) and not node.inputs
+        if captured and (touched or gives_handle):
             found[node] = 0
     for node in reversed(order):
         if node.span == EACH:
@@ -512,10 +494,6 @@ def stages_of_once(
         elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
             found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
     return {node: stage for node, stage in found.items() if node.span != EACH}
-
-
-def _gives_handle(node: Node) -> bool:
-    return any(value.dtype == dtypes.RESOURCE for value in node.read_outputs) and not node.inputs
 
 
 def _of_handles(order: Sequence[Node], given: Mapping[Node, int], owners: Mapping[Node, Node]) -> dict[Node, int]:
@@ -540,10 +518,9 @@ def _of_handles(order: Sequence[Node], given: Mapping[Node, int], owners: Mappin
     for node in order:
         if node.span == EACH:
             continue
-        predecessors = [given[v.node] for v in node.inputs if v.node in given]
-        predecessors += [reached[v.node] for v in node.inputs if v.node in reached]
-        if predecessors:
-            reached[node] = max(predecessors)
+        before = [stages[v.node] for stages in (given, reached) for v in node.inputs if v.node in stages]
+        if before:
+            reached[node] = max(before)
         if not is_update(node):
             continue
         touched = [handle_node(value) for value in node.inputs if value.dtype == dtypes.RESOURCE]
@@ -566,7 +543,6 @@ def repeated_layers(signs: Sequence[Hashable], crossing: Sequence[float], stages
     Args:
         signs: what each unit does, in order.
         crossing: what would have to be sent if a stage began at a unit, by unit.
-        stages: how many.
     """
     known: dict[Hashable, int] = {}
     numbers = np.asarray([known.setdefault(sign, len(known)) for sign in signs])
@@ -616,22 +592,12 @@ class _Stage(NamedTuple):
     inside: Collection[Node]
 
 
-@dataclass
-class _Matched:
-    """What has been found to correspond, and the first difference."""
-
-    pairs: dict[Value, Value] = field(default_factory=dict)
-    difference: str = ""
-
-
 def require_isomorphic_stages(state: Propagation, work: Sequence[Node], of: Mapping[Node, int], count: int) -> None:
     """Refuse stages that differ.
 
     Args:
-        state: the placements of the original graph.
         work: its forward nodes, in order.
         of: their stages.
-        count: how many stages there are.
 
     Raises:
         PlanError: two stages differ; the message says in what.
@@ -644,8 +610,8 @@ def require_isomorphic_stages(state: Propagation, work: Sequence[Node], of: Mapp
         if not stage.exits:
             nothing = f"stage {stage.number} hands on nothing that a variable has gone into"
             _refuse(stage.number, stage.number + 1, nothing)
+    first, last = stages[0], stages[-1]
     if count == 2:
-        first, last = stages
         _require_one(state, last, first, [(a, b) for b in first.exits for a in _made_by(last, b)], exact=False)
         return
     second = stages[1]
@@ -654,8 +620,9 @@ def require_isomorphic_stages(state: Propagation, work: Sequence[Node], of: Mapp
             handed = (", ".join(f"'{value.name}'" for value in one.exits) for one in (stage, second))
             _refuse(stage.number, 1, "the one hands on {}, the other {}".format(*handed))
         for mine, other in zip(second.exits, stage.exits, strict=True):
-            _require_pair(state, second, stage, mine, other, exact=True)
-    first, last = stages[0], stages[-1]
+            _, difference = _match(state, second, stage, mine, other, exact=True)
+            if difference:
+                _refuse(stage.number, 1, difference)
     _require_one(state, second, first, [(mine, other) for mine in second.exits for other in first.exits], exact=False)
     made = [(mine, _made_by(last, mine)) for mine in second.exits]
     _require_one(state, second, last, [(mine, other) for mine, found in made for other in found], exact=True)
@@ -684,30 +651,22 @@ def _require_one(
 ) -> None:
     """Find a layer that both stages have: what one hands on besides, such as a loss of its own, may be missing."""
     matches = [_match(state, mine, other, a, b, exact=exact) for a, b in pairs]
-    if not any(_is_complete(match, mine) for match in matches):
+    if not any(_is_complete(*match, mine) for match in matches):
         _refuse_best(matches, mine, other)
 
 
-def _require_pair(
-    state: Propagation, mine: _Stage, other: _Stage, value: Value, candidate: Value, *, exact: bool
-) -> None:
-    difference = _match(state, mine, other, value, candidate, exact=exact).difference
-    if difference:
-        _refuse(other.number, mine.number, difference)
-
-
-def _is_complete(match: _Matched, stage: _Stage) -> bool:
+def _is_complete(pairs: Mapping[Value, Value], difference: str, stage: _Stage) -> bool:
     """Return whether stages correspond, and not just in what they do to a value without any variable."""
-    outside = (value for value in match.pairs if value.node not in stage.inside and not has(value.node.op, "constant"))
-    return not match.difference and len(list(outside)) > 1
+    outside = (value for value in pairs if value.node not in stage.inside and not has(value.node.op, "constant"))
+    return not difference and len(list(outside)) > 1
 
 
-def _refuse_best(matches: Sequence[_Matched], *stages: _Stage) -> None:
+def _refuse_best(matches: Sequence[tuple[Mapping[Value, Value], str]], *stages: _Stage) -> None:
     """Name the difference that is farthest away from where the comparison began."""
     early, late = sorted(stages, key=lambda stage: stage.number)
     if matches:
-        best = max(matches, key=lambda match: len(match.pairs))
-        _refuse(early.number, late.number, best.difference or "they have no layer with a variable in common")
+        _, difference = max(matches, key=lambda match: len(match[0]))
+        _refuse(early.number, late.number, difference or "they have no layer with a variable in common")
     value = early.exits[0]
     what = f"there is no {value.node.op} in stage {late.number} like '{value.name}' of stage {early.number}"
     _refuse(early.number, late.number, what)
@@ -721,37 +680,35 @@ def _refuse(stage: int, other: int, difference: str) -> None:
     )
 
 
-def _match(state: Propagation, mine: _Stage, other: _Stage, first: Value, second: Value, *, exact: bool) -> _Matched:
-    """Walk back from two values at once.
+def _match(
+    state: Propagation, mine: _Stage, other: _Stage, first: Value, second: Value, *, exact: bool
+) -> tuple[dict[Value, Value], str]:
+    """Walk back from two values at once; return what corresponds, and the first difference.
 
     Args:
-        state: the placements.
         mine: the stage that is walked through completely.
         other: the one that is compared with it.
         first: of the former.
         second: of the latter.
         exact: what `mine` is handed, `other` must be handed too; else it may have made it.
     """
-    found, pending = _Matched(), [(first, second, "")]
+    pairs: dict[Value, Value] = {}
+    pending = [(first, second, "")]
     while pending:
         a, b, reader = pending.pop()
-        if a in found.pairs:
-            if found.pairs[a] is not b:
-                found.difference = (
-                    f"'{a.name}' and '{found.pairs[a].name}' correspond, but not where '{b.name}' is read"
-                )
-                return found
+        if a in pairs:
+            if pairs[a] is not b:
+                return pairs, f"'{a.name}' and '{pairs[a].name}' correspond, but not where '{b.name}' is read"
             continue
-        found.pairs[a] = b
+        pairs[a] = b
         inner = a.node in mine.inside, b.node in other.inside
-        found.difference = next(
-            _differences(state, a, b, inner, exact=exact, seeded=reader.startswith("Stateless")), ""
-        )
-        if found.difference:
-            return found
+        seeded = reader.startswith("Stateless")
+        difference = next(_differences(state, a, b, inner, exact=exact, seeded=seeded), "")
+        if difference:
+            return pairs, difference
         if inner[0]:
             pending += zip(a.node.inputs, b.node.inputs, [a.node.op] * len(a.node.inputs), strict=True)
-    return found
+    return pairs, ""
 
 
 def _differences(
@@ -774,17 +731,10 @@ def _differences(
         if len(a.node.inputs) != len(b.node.inputs) or a.index != b.index:
             yield f"{one} has {len(a.node.inputs)} inputs, {two} in its place {len(b.node.inputs)}"
         yield from _attributes(a.node, b.node)
-    elif (
-        has(a.node.op, "constant")
-        and not seeded
-        and (has(b.node.op, "constant") or exact)
-        and not _equal_constants(a, b)
-    ):
-        yield f"the constants {one} and {two} in its place differ"
-
-
-def _equal_constants(a: Value, b: Value) -> bool:
-    return has(b.node.op, "constant") and np.array_equal(a.node.attr("value"), b.node.attr("value"))
+    elif has(a.node.op, "constant") and not seeded:
+        both = has(b.node.op, "constant")
+        if (both or exact) and not (both and np.array_equal(a.node.attr("value"), b.node.attr("value"))):
+            yield f"the constants {one} and {two} in its place differ"
 
 
 def _may_be_equal(a: Sequence[object] | None, b: Sequence[object] | None) -> bool:

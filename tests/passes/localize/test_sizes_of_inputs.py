@@ -61,7 +61,7 @@ def test_a_loss_that_counts_what_a_mask_keeps_trains_as_on_one_device(
 
 @WAYS
 def test_without_the_pass_it_is_refused(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes_of_inputs, "take_sizes_from_inputs", lambda state: 0)
+    monkeypatch.setattr(sizes_of_inputs, "take_sizes_from_inputs", lambda state: False)
     with pytest.raises(ar.PassError, match="of the whole batch"):
         fitted(left_out, config)
 
