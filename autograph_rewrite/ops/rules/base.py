@@ -201,6 +201,11 @@ def others_whole(n: Op, *kept: int) -> dict[int, Reshard]:
     return {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
 
 
+def made_whole(n: Op, index: int) -> dict[int, Reshard]:
+    """Return the conversion that makes one input whole, if it needs one."""
+    return {index: REPLICATED} if n.placement(index).differs else {}
+
+
 Values = tuple[tuple[Dim, ...] | None, ...]
 """Contents of small integers, for each output."""
 
