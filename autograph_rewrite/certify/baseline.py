@@ -129,9 +129,8 @@ def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Ma
         if read.kind != "split":
             continue
         value, rows = nodes[name].inputs[index].name, sum(read.segments) or read.unit
-        shape = values[value].shape if values[value].shape is not None else (None,) * (read.dim + 1)
-        if shape is None:
-            continue
+        known = values[value].shape
+        shape = (None,) * (read.dim + 1) if known is None else known
         size = shape[read.dim]
         if size is None:
             whole = (*shape[: read.dim], (rows, ("B",)), *shape[read.dim + 1 :])

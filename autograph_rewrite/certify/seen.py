@@ -51,20 +51,14 @@ def is_open(dim: Dim) -> bool:
     return isinstance(dim, tuple) and any(factor.startswith(OPEN) for factor in dim[1])
 
 
-def line_up(one: Dim, other: Dim) -> bool:
+def line_up(one: Dim, other: Dim, example: str = BLOCK) -> bool:
     """Return whether blocks of two sizes have the same rows wherever the whole values have equally many.
 
     Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T` that may be a single row.
+
+    Args:
+        example: what counts the examples: `BATCH` in the sizes of whole values.
     """
-    return _line_up(one, other, BLOCK)
-
-
-def line_up_whole(one: Dim, other: Dim) -> bool:
-    """Return the same of the sizes of whole values."""
-    return _line_up(one, other, BATCH)
-
-
-def _line_up(one: Dim, other: Dim, example: str) -> bool:
     if one is None or other is None:
         return False
     if one == other:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autograph_rewrite.ops.rules.base import Op, Rule, stated, whole
-from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, shapes
+from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, signed
 
 _REST = "..."
 _WORD = re.compile(r"-?[A-Za-z_]\w*|\.\.\.|[.*#]")
@@ -145,10 +145,10 @@ def factors(
 
     if not isinstance(text, str):
         describe.__doc__ = text.__doc__
-        return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
+        return signed(describe)
     spreads = any(_REST in (term or ()) for term in (*read(text).operands, *read(text).results))
     constant = None if spreads else read(text).signature((), like)
-    return Rule(Placer(describe, constant, text), lambda n: shapes(n, describe(n)))
+    return signed(describe)._replace(place=Placer(describe, constant, text))
 
 
 WHOLE, ONCE = Rule(whole, stated), Rule(whole, stated, pinned=True)

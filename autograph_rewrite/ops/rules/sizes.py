@@ -80,10 +80,6 @@ def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
     return Axes(sure, sure | open_)
 
 
-def _global(sizes: Sequence[Dim] | None, batch: int | None) -> tuple[Dim, ...] | None:
-    return None if sizes is None else tuple(to_global(size, batch) for size in sizes)
-
-
 def value_broadcast_gradient_args(n: Op) -> Values | None:
     """Interpret BroadcastGradientArgs."""
     found = [axes for axes in axes_of_broadcast_gradient(n) if axes is not None]
@@ -94,9 +90,9 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
     """Tell which dimensions BroadcastGradientArgs names for each operand."""
-    a, b = (_global(n.value(i), n.semantics.extent.units) for i in (0, 1))
-    if a is None or b is None:
+    if n.value(0) is None or n.value(1) is None:
         return (None, None)
+    a, b = (tuple(to_global(size, n.semantics.extent.units) for size in n.value(i) or ()) for i in (0, 1))
     nothing = Axes(frozenset(), frozenset())
     return (nothing, nothing) if a == b and None not in a else broadcast_gradient_axes(a, b)  # as the kernel does
 
@@ -128,9 +124,7 @@ def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
 def value_broadcast_args(n: Op) -> Values | None:
     """Interpret BroadcastArgs: the broadcast of two shape vectors."""
     a, b = n.value(0), n.value(1)
-    if a is None or b is None:
-        return None
-    return (broadcast([a, b]),)
+    return None if a is None or b is None else (broadcast([a, b]),)
 
 
 def shape_longest(n: Op) -> tuple[Shape | None, ...]:
@@ -192,11 +186,7 @@ RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("
     "Size": Rule(place_shape, shape_of_shape, value_size),
     "Rank": Rule(place_shape, shape_of_shape, value_rank),
     "BroadcastGradientArgs": Rule(
-        place_broadcast_gradient_args,
-        shape_of_axes,
-        value_broadcast_gradient_args,
-        "sizes",
-        axes=axes_of_broadcast_gradient,
+        place_broadcast_gradient_args, shape_of_axes, value_broadcast_gradient_args, axes=axes_of_broadcast_gradient
     ),
     "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args),
     "Range": Rule(whole, shape_range, by_kernel),
