@@ -15,8 +15,9 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, Place, Select, Span
+from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import Shape, encode
+from autograph_rewrite.ir.types.attrs import Shape
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Builder:
         for mark, raw in (marks or {}).items():
             made.set_raw_attr(mark, raw)
         if recorded is not None:
-            made.set_raw_attr("_output_shapes", encode("list(shape)", recorded))
+            record_shapes(made, recorded)
         return made
 
     def op(self, op: str, *inputs: Value, what: str = "", **how: Any) -> Value:

@@ -25,7 +25,7 @@ from autograph_rewrite.ir.format import literals
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, word
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
@@ -224,18 +224,12 @@ def _result(node: Node, shapes: Shapes | None, stated: Mapping[int, Annotation])
 
 
 def _inputs(node: Node) -> str:
-    names = [f"%{_value(value)}" for value in node._inputs]
-    if not node.selects:
-        return ", ".join(names)
-    return ", ".join(_selected(name, node.selects.get(i)) for i, name in enumerate(names))
+    names, selects = (f"%{_value(value)}" for value in node._inputs), node.selects
+    return ", ".join(f"{selects[i].value}({name})" if i in selects else name for i, name in enumerate(names))
 
 
 def _value(value: Value) -> str:
     return quoted(value.node.name) + (f":{value.index}" if value.index else "")
-
-
-def _selected(name: str, select: Select | None) -> str:
-    return name if select is None else f"{select.value}({name})"
 
 
 def shown_attrs(node: Node) -> dict[str, str]:

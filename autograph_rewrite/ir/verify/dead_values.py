@@ -49,9 +49,9 @@ def values_arrive(graph: Graph, known: Collection[str], apart: Apart) -> Iterato
     if any(node.op in OPENS for node in graph):
         order = topological_order(graph)
         frames = frames_of(order)
-        yield from (
-            fault for node, fault in _behind_both_branches(order, frames) if common_name(node.name) not in known
-        )
+        for node, fault in _behind_both_branches(order, frames):
+            if common_name(node.name) not in known:
+                yield fault
         yield from _awaited_again(order, frames, apart)
 
 
