@@ -35,8 +35,6 @@ class Baseline:
     """The graph that placements are claimed of, by name, with its claims.
 
     Attributes:
-        nodes: by name.
-        claims: of its values.
         types: of elements, by value name.
         same: by value name, the value that it is only another name of.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.

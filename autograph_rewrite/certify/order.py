@@ -144,7 +144,6 @@ def check_order(
     """Check the accesses to every variable, or to every shard of it.
 
     Args:
-        original: the accesses as they were.
         shards: the handles of the rewritten graph that are looked at.
         names: by access of the rewritten graph, the original access.
         reads_are_ordered: whether reads already wait where they come before writes; else a later pass sees to it.

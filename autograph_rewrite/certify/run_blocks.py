@@ -43,7 +43,6 @@ class Trial(Sample):
     """Data for one node.
 
     Args:
-        seen: the node, with its claims.
         number: of the trial; each draws other sizes.
     """
 

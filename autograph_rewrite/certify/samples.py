@@ -47,10 +47,8 @@ class Sample:
     """Data for one size of the batch.
 
     Args:
-        claims: of all values.
         types: element types by value name.
         same: by value name, the value that it is only another name of.
-        batch: number of examples.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
         of_replicas: values of which there is one on each replica, for all of its micro-batches.
     """
@@ -79,7 +77,6 @@ class Sample:
         """Return a size on one instance, or over the whole batch.
 
         Args:
-            dim: a symbolic size.
             instance: on which one; None: of the global batch.
             near: names the dimension where nothing is known of it.
         """
@@ -190,8 +187,6 @@ class Sample:
         """Return the rows of a whole value that an instance has.
 
         Args:
-            whole: the global value.
-            claim: which says how it is split.
             name: of the value, for sizes of which nothing is known.
         """
         if self.has_rows_of_its_own(claim):
@@ -217,8 +212,6 @@ class Sample:
         """Return the rows of a whole value that belong to the examples of an instance.
 
         Args:
-            dim: the dimension that is cut.
-            unit: how many each example has.
             segments: how many each example has in each part of the whole, instead.
         """
         which, before = [], 0

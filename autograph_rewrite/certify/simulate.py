@@ -68,8 +68,6 @@ class Simulation:
     """One walk over a folded graph, with one sample.
 
     Args:
-        baseline: what it should do.
-        sample: data.
         order: the nodes, producers first.
         looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
         device: which of the devices of each replica is simulated, where they run one program.
@@ -144,7 +142,6 @@ class Simulation:
         """Return what an original node gives.
 
         Args:
-            index: of its output.
             instance: on which replica, or for which micro-batch of a replica; None: on each.
         """
         found, claims = self.matches[node], self._baseline.claims
@@ -202,10 +199,6 @@ class Simulation:
 
     def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
         """Return what a node of a loop that is not original makes of what is held of its operands.
-
-        Args:
-            node: of the loop's body.
-            copy: which instance of the loop.
 
         Raises:
             VerifyError: it cannot compute with that.
@@ -476,12 +469,6 @@ def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list
 
 class Loop:
     """One loop, which every replica runs for itself.
-
-    Args:
-        outside: the simulation that it is part of.
-        nodes: of the loop, producers first.
-        copies: how many replicas there are.
-        micro: how many micro-batches each of them has.
 
     Attributes:
         read: by original node, what each instance holds of each of its operands.

@@ -25,10 +25,8 @@ class Builder:
     """Adds nodes to a graph.
 
     Attributes:
-        graph: which they are added to.
         scope: what their names begin with.
         origin: the node that they serve, or its name (provenance).
-        span: how often they run.
         device: where; empty for nowhere yet.
         tied: constants wait for this one: without an input they would run outside of its loop or branch.
         place: where, on axes on which they have no instances.
@@ -63,10 +61,7 @@ class Builder:
         """Add a node.
 
         Args:
-            op: op type.
-            *inputs: its operands.
             what: its name below the scope; "": it has the scope's name.
-            controls: nodes to wait for.
             selects: which instances it reads, by the number of the input.
             marks: encoded attributes that the op does not declare.
             recorded: shapes of its outputs, where they are not to be inferred.

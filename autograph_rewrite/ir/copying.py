@@ -22,9 +22,7 @@ def copy_node(
     """Add a copy of a node.
 
     Args:
-        graph: where it goes.
         node: what is copied; it may be of another graph.
-        name: wanted name; made unique.
         op: another op type that takes the same attributes; empty for the same.
         without: attributes that it does not get.
     """

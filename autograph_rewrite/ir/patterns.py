@@ -52,7 +52,6 @@ def match(pattern: Op | str, value: Value, known: Mapping[str, Value] | None = N
     """Return the values that a pattern names, or None where it does not match; one name is one value.
 
     Args:
-        pattern: what to look for.
         known: values that are named already.
     """
     names = dict(known or {})

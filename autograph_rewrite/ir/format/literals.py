@@ -19,15 +19,7 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.mesh import PerInstance
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import (
-    FunctionName,
-    Shape,
-    decode,
-    decode_tensor,
-    encode,
-    is_splat,
-    splat_element,
-)
+from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_tensor, encode, is_splat, splat_element
 from autograph_rewrite.ir.types.protos import proto
 
 LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
@@ -131,12 +123,7 @@ def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
 
 
 class Literals:
-    """Reads values from a text, one after another.
-
-    Args:
-        text: the text.
-        at: where to begin.
-    """
+    """Reads values from a text, one after another."""
 
     def __init__(self, text: str, at: int = 0) -> None:
         self.text = text

@@ -61,7 +61,6 @@ def render(
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
     Args:
-        graph: a graph, folded or not.
         nodes: which of its nodes; None for all.
         shapes: what tells the static shapes of values; None for what nodes state themselves.
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
@@ -94,8 +93,6 @@ def line(
     """Return the line of one node.
 
     Args:
-        node: of any graph.
-        shapes: what tells static shapes; None for what the node states itself.
         placements: as for `render`; what every replica has is left out.
         remark: what a comment says beside the provenance.
         places: as for `render`.
@@ -114,13 +111,7 @@ def line(
 
 
 def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
-    """Return the line of one node with all that it holds.
-
-    Args:
-        node: of any graph.
-        shapes: what tells static shapes; None for what the node states itself.
-        placements: as for `render`.
-    """
+    """Return the line of one node with all that it holds."""
     result = _result(node, shapes, _of_results(node, placements))
     parts = [f"%{quoted(node.name)}{result} = {node.op}({_inputs(node)})"]
     if node.attrs:

@@ -249,7 +249,6 @@ def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tup
     """Return the dtypes of the inputs and of the outputs of a node.
 
     Args:
-        name: the op type.
         attrs: raw attribute values; per-instance ones never decide a dtype.
 
     Raises:

@@ -68,12 +68,7 @@ def check_folded(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> None:
 
 
 def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list[Fault]:
-    """Return every broken invariant of a graph between two passes.
-
-    Args:
-        mesh: of the process.
-        devices: canonical names of all that may be used; none: not checked.
-    """
+    """Return every broken invariant of a graph between two passes."""
     view = View(graph, tuple(graph), mesh, tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 

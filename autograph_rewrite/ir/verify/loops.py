@@ -71,10 +71,8 @@ def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) ->
             entered = [frame[:depth] for depth in range(1, len(frame) + 1) if outside[:depth] != frame[:depth]]
             for loop in entered:
                 if bits[loop] & earlier.get(producer, 0):
-                    yield (
-                        node,
-                        f"'{node.name}' in the loop '{loop[-1]}' needs '{producer.name}', which waits for its end",
-                    )
+                    needs = f"needs '{producer.name}', which waits for its end"
+                    yield node, f"'{node.name}' in the loop '{loop[-1]}' {needs}"
 
 
 def _standing_still(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:

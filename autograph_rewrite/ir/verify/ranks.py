@@ -207,13 +207,7 @@ def check_ranks(
 def verify_ranks(
     graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
 ) -> list[Fault]:
-    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`.
-
-    Args:
-        graphs: finished, in the order of ranks.
-        original: what they were made of; without it, what a step runs is not known.
-        servers: canonical devices of parameter servers.
-    """
+    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:

@@ -21,11 +21,6 @@ from autograph_rewrite.ops.traits import BACK_EDGES
 def check_runs(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> None:
     """Check that what is run by its name leaves no member of a collective waiting.
 
-    Args:
-        graph: folded.
-        mesh: of the process.
-        roots: what can be run by its name.
-
     Raises:
         VerifyError: names every root that would hang.
     """

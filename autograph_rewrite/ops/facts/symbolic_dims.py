@@ -161,7 +161,6 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
     """Return the size over the whole batch of a size per block.
 
     Args:
-        dim: a size, local or not.
         batch: the number of examples, where it is static.
     """
     if not isinstance(dim, Sym) or not is_local(dim):

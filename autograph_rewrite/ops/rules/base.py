@@ -53,7 +53,6 @@ class Op(NamedTuple):
     """A node as a rule sees it.
 
     Attributes:
-        op: op type.
         attr: reads a decoded attribute by name, with the op's own default.
         inputs: facts of the inputs. `shape` and `value` functions get them as they are after conversion.
         output_dtypes: element type of each output.

@@ -39,8 +39,6 @@ def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int
     """Return how many elements of patches the gradient of the filter holds; 0 where a shape is not known.
 
     Args:
-        inputs: the shapes of its operands.
-        outputs: the shape of its result.
         width: bytes of an element.
         threads: that share the work of one op.
     """

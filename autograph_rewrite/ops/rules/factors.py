@@ -31,8 +31,6 @@ class Factors(NamedTuple):
     """A text, read.
 
     Attributes:
-        operands: the names of each.
-        results: the names of each.
         summed: names over which a result without them is a sum.
         sizes: operands that state sizes.
     """
@@ -61,7 +59,6 @@ class Factors(NamedTuple):
         """Return the same with a label for each dimension; None where it is not known how many there are.
 
         Args:
-            ranks: of the operands.
             like: whose traits it has; where it has labels, they are names of this text.
         """
         known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]
@@ -129,7 +126,6 @@ def factors(
     """Return the rule of an op whose factors are a text.
 
     Args:
-        text: in the notation of this module.
         linear: operands in each of which the op is linear while the others stay fixed.
         fragile: names along which the kernel refuses a block without rows.
         additive: the op is linear in all its operands together.

@@ -30,7 +30,6 @@ def axis_of(n: Op, index: int, rank: int) -> int | None:
     """Return the dimension that a scalar input names, counted from the front.
 
     Args:
-        index: of the scalar operand.
         rank: of the tensor whose dimension it names.
     """
     value = n.ints(index)

@@ -258,8 +258,6 @@ def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int,
     """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
 
     Args:
-        pieces: operands of equal shapes.
-        dim: the dimension to split.
         size: of the block along it.
     """
     block = block_of(dim, size)

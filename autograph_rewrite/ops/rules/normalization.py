@@ -53,7 +53,6 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
     """Place an op that works on each channel by itself.
 
     Args:
-        n: the node.
         images: how many of its operands are images; the others are vectors of channels.
         outputs: placements of what it returns behind images.
     """

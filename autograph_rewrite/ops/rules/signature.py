@@ -16,14 +16,7 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.types.dtypes import INEXACT
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import (
-    Dim,
-    any_local,
-    are_rows,
-    broadcast_dim,
-    is_whole_of,
-    to_global,
-)
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, others_whole, whole
 
 Labels = tuple[str, ...]

@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.ops.facts.placement import Axes, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import (
-    Dim,
-    are_rows,
-    broadcast,
-    divide,
-    is_local,
-    product,
-    to_global,
-)
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, divide, is_local, product, to_global
 from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, whole
 from autograph_rewrite.ops.rules.kernels import add, by_kernel
 from autograph_rewrite.ops.traits import ops_with

@@ -121,7 +121,6 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
 
     Args:
         rank: of the operand that is sliced.
-        first: operand `begin`; `end` and `strides` follow.
     """
     spec = [_bounds(n, first + i) for i in range(3)]
     if any(part is None for part in spec):

@@ -113,11 +113,7 @@ def _problem(n: Op, window: Window | None, other: Window | None) -> str:
 
 
 def window_of(n: Op, operands: tuple[str, ...], dim: int) -> Window | None:
-    """Return the window of a node along a dimension, None where a size is not known.
-
-    Args:
-        dim: a dimension of the images.
-    """
+    """Return the window of a node along a dimension, None where a size is not known."""
     rows, size = _known(n, operands, X, X_SIZES, dim), _size(n, operands, dim)
     if rows is None or size is None or n.attr("padding") not in (b"SAME", b"VALID", b"EXPLICIT"):
         return None

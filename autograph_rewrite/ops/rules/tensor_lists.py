@@ -45,11 +45,7 @@ def without_leading(fact: Fact) -> Fact | None:
 
 
 def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None:
-    """Return what the operand that states the elements' shape needs; None where nothing makes it fit.
-
-    Args:
-        element: fact of the list's elements.
-    """
+    """Return what the operand that states the elements' shape needs; None where nothing makes it fit."""
     operand = n.inputs[index]
     if not element.placement.is_split:
         return made_whole(n, index)
@@ -136,7 +132,6 @@ def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
     """Read elements (zeros, of an empty list); None where the element shape cannot be made to fit.
 
     Args:
-        n: the op; operand 0 is the list.
         operand: which states the elements' shape.
         stacked: all elements along a new dimension 0, instead of one of them.
     """
