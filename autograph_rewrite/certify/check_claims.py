@@ -482,26 +482,17 @@ def _judge_axes(seen: Seen, *, folded: bool) -> str | None:
             continue
         if not is_known:
             return f"it is claimed to name {sorted(map(str, axes[1]))}, and a shape is not known"
+        sure, possible = axes
         names_ones = not folded and not (mine == others and None not in mine)
-        if problem := _problem(axes[0], axes[1], mine, others) or (names_ones and _ones(axes[1], mine, others)):
-            return problem
-    return None
-
-
-def _problem(sure: frozenset[Dim], possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
-    for axis, (size, other) in enumerate(zip(mine, others, strict=True)):
-        if axis in sure and size != 1:
-            return f"it is claimed to name {axis}, where {size} is not known to be stretched to {other}"
-        never = other == 1 or (isinstance(size, int) and size != 1) or line_up(size, other, BATCH)
-        if axis not in possible and not never:
-            return f"it is claimed not to name {axis}, where {size} may be stretched to {other}"
-    return None
-
-
-def _ones(possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
-    for axis, pair in enumerate(zip(mine, others, strict=True)):
-        if axis not in possible and all(not isinstance(size, int) or size == 1 for size in pair):
-            return f"it is claimed not to name {axis}, where {pair[0]} and {pair[1]} may both be 1"
+        for axis, (size, other) in enumerate(zip(mine, others, strict=True)):
+            if axis in sure and size != 1:
+                return f"it is claimed to name {axis}, where {size} is not known to be stretched to {other}"
+            if axis in possible:
+                continue
+            if not (other == 1 or (isinstance(size, int) and size != 1) or line_up(size, other, BATCH)):
+                return f"it is claimed not to name {axis}, where {size} may be stretched to {other}"
+            if names_ones and all(not isinstance(one, int) or one == 1 for one in (size, other)):
+                return f"it is claimed not to name {axis}, where {size} and {other} may both be 1"
     return None
 
 

@@ -220,10 +220,10 @@ def place_broadcast_to(n: Op) -> Placed | None:
     return None
 
 
-def shape_value(n: Op, index: int) -> tuple[Shape | None, ...]:
-    """Return the contents of a shape operand as a shape; -1 stands for unknown."""
+def stated_shape(n: Op, index: int) -> Shape | None:
+    """Return the contents of a shape operand, with None for an unknown size; None where the rank is unknown."""
     value = n.value(index)
-    return (None if value is None else tuple(None if d == -1 else d for d in value),)
+    return None if value is None or n.shape(index) == () else tuple(None if dim == -1 else dim for dim in value)
 
 
 def place_tile(n: Op) -> Placed | None:
@@ -291,7 +291,7 @@ RULES: dict[str, Rule] = {
     "ConjugateTranspose": Rule(_moving(place_transpose), shape_transpose),
     "ExpandDims": Rule(_moving(place_expand_dims), shape_expand_dims, first_value),
     "Squeeze": Rule(_moving(place_squeeze), shape_squeeze, first_value),
-    "BroadcastTo": Rule(_moving(place_broadcast_to), lambda n: shape_value(n, 1)),
+    "BroadcastTo": Rule(_moving(place_broadcast_to), lambda n: (stated_shape(n, 1),)),
     "Tile": Rule(_moving(place_tile), shape_tile),
-    "Fill": Rule(place_fill, lambda n: shape_value(n, 0), by_kernel),
+    "Fill": Rule(place_fill, lambda n: (stated_shape(n, 0),), by_kernel),
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autograph_rewrite.ops.facts.placement import Axes, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, divide, is_local, product, to_global
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, scalar, whole
 from autograph_rewrite.ops.rules.kernels import add, by_kernel
 from autograph_rewrite.ops.traits import ops_with
 
@@ -26,17 +26,9 @@ def value_size(n: Op) -> Values | None:
     return None if shape is None else ((product(shape),),)
 
 
-def value_rank(n: Op) -> Values | None:
-    """Rank: a plain integer whatever the sizes."""
-    rank = n.rank(0)
-    return None if rank is None else ((rank,),)
-
-
 def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
-    """Vectors as long as the rank; scalars for Size and Rank."""
-    if n.op in ("Size", "Rank"):
-        return ((),)
-    return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
+    """Vectors as long as the rank."""
+    return tuple(None if fact.rank is None else (fact.rank,) for fact in n.inputs)
 
 
 def place_shape(n: Op) -> Placed:
@@ -55,13 +47,9 @@ def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, A
     found = _stretched(left, right), _stretched(right, left)
     if all(axes.sure == axes.possible for axes in found):
         return found
-    both = frozenset(i for i, pair in enumerate(zip(left, right, strict=True)) if not any(map(_is_more, pair)))
+    pairs = enumerate(zip(left, right, strict=True))
+    both = frozenset(i for i, pair in pairs if all(not isinstance(size, int) or size == 1 for size in pair))
     return found[0]._replace(possible=found[0].possible | both), found[1]._replace(possible=found[1].possible | both)
-
-
-def _is_more(size: Dim) -> bool:
-    """Return whether a size is known not to be 1."""
-    return isinstance(size, int) and size != 1
 
 
 def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
@@ -169,14 +157,9 @@ def _are_alike(shapes: Sequence[Sequence[Dim]], at: int) -> bool:
     return all(len(set(column)) == 1 for column in columns if any(map(is_local, column)))
 
 
-def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
-    """Vectors like the given shapes."""
-    return tuple(n.shape(i) for i in range(1, len(n.inputs)))
-
-
 RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
-    "Size": Rule(place_shape, shape_of_shape, value_size),
-    "Rank": Rule(place_shape, shape_of_shape, value_rank),
+    "Size": Rule(place_shape, scalar, value_size),
+    "Rank": Rule(place_shape, scalar, lambda n: None if n.rank(0) is None else ((n.rank(0),),)),
     "BroadcastGradientArgs": Rule(
         place_broadcast_gradient_args, shape_of_axes, value_broadcast_gradient_args, axes=axes_of_broadcast_gradient
     ),
@@ -185,5 +168,5 @@ RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("
     "InvertPermutation": Rule(whole, like_first, by_kernel),
     "DynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
     "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
-    "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset),
+    "ConcatOffset": Rule(whole, lambda n: tuple(fact.shape for fact in n.inputs[1:]), value_concat_offset),
 }

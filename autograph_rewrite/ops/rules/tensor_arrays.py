@@ -12,7 +12,7 @@ from autograph_rewrite.ops.facts.placement import ANY, PARTIAL, REPLICATED, UNKN
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, others_whole, scalar
 from autograph_rewrite.ops.rules.join import MISFIT, conform
 from autograph_rewrite.ops.rules.signature import every
-from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, with_leading, without_leading
+from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, element_of, stacked, with_leading, without_leading
 
 EMPTY = Fact(ANY, 0)
 
@@ -58,8 +58,7 @@ def _lift(op: str, content: Fact) -> Fact:
     """Return the fact that the written value must have for its elements to be like the container's."""
     if op != "TensorArrayScatterV3":
         return content
-    shape = None if content.shape is None else (None, *content.shape)
-    return content._replace(placement=with_leading(content.placement), shape=shape)
+    return content._replace(placement=with_leading(content.placement), shape=stacked(content.shape))
 
 
 def place_make(n: Op) -> Placed:
@@ -121,16 +120,6 @@ def _element_shape(n: Op) -> tuple[Shape | None, ...]:
     return (_content(n).shape,)
 
 
-def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, indices = _content(n).shape, n.shape(1)
-    return (None if shape is None else (indices[0] if indices else None, *shape),)
-
-
-def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = _content(n).shape
-    return (None if not shape else (None, *shape[1:]), (None,))
-
-
 def _handle_and_flow(n: Op) -> tuple[Shape | None, ...]:
     return (None, ())[: len(n.output_dtypes)]
 
@@ -152,8 +141,8 @@ RULES: dict[str, Rule] = {
     **every(Rule(place_gradient, _handle_and_flow), "TensorArrayGradV3 TensorArrayGradWithShape"),
     **every(Rule(place_write, scalar), "TensorArrayWriteV3 TensorArrayScatterV3 TensorArraySplitV3"),
     "TensorArrayReadV3": Rule(place_read, _element_shape),
-    "TensorArrayGatherV3": Rule(place_read, _stacked_shape),
-    "TensorArrayConcatV3": Rule(place_concat, _joined_shape),
+    "TensorArrayGatherV3": Rule(place_read, lambda n: (stacked(_content(n).shape, (n.shape(1) or (None,))[0]),)),
+    "TensorArrayConcatV3": Rule(place_concat, lambda n: (stacked(element_of(_content(n).shape)), (None,))),
     "TensorArraySizeV3": Rule(place_size, scalar),
     "TensorArrayCloseV3": Rule(place_close),
     "StackV2": Rule(place_make, _handle_and_flow),

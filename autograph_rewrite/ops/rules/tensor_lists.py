@@ -8,7 +8,7 @@ nothing was put into is `ANY`.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import any_local, is_settled, local_entry
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, is_settled, local_entry
 from autograph_rewrite.ops.rules.base import (
     LocalEntry,
     Op,
@@ -24,7 +24,9 @@ from autograph_rewrite.ops.rules.base import (
     whole,
 )
 from autograph_rewrite.ops.rules.join import MISFIT, conform, join, join_shapes
+from autograph_rewrite.ops.rules.layout import stated_shape
 from autograph_rewrite.ops.rules.signature import every
+from autograph_rewrite.ops.rules.sizes import shape_of_shape
 
 
 def with_leading(placement: Placement) -> Placement:
@@ -40,8 +42,17 @@ def without_leading(fact: Fact) -> Fact | None:
     if fact.placement == split(0):
         return None
     placement = split(fact.placement.dim - 1) if fact.placement.is_split else fact.placement
-    shape = None if not fact.shape else fact.shape[1:]
-    return fact._replace(placement=placement, shape=shape, value=None)
+    return fact._replace(placement=placement, shape=element_of(fact.shape), value=None)
+
+
+def element_of(rows: Shape | None) -> Shape | None:
+    """Return the shape of one row of a tensor."""
+    return rows[1:] if rows else None
+
+
+def stacked(element: Shape | None, count: Dim = None) -> Shape | None:
+    """Return the shape of so many elements on top of each other."""
+    return None if element is None else (count, *element)
 
 
 def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None:
@@ -57,14 +68,6 @@ def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None
     if operand.shape == () or (operand.value is not None and operand.value[dim : dim + 1] == (-1,)):
         return {}  # unknown rank, or unknown size
     return None if size is None or operand.shape is None else {index: LocalEntry(dim, size)}
-
-
-def stated_shape(n: Op, index: int) -> Shape | None:
-    """Return the contents of a shape operand; None where the rank is unknown."""
-    value, shape = n.value(index), n.shape(index)
-    if value is None or shape == ():
-        return None
-    return tuple(None if dim == -1 else dim for dim in value)
 
 
 def place_make(n: Op) -> Placed:
@@ -177,13 +180,8 @@ def _item_shape(n: Op, operand: int) -> Shape | None:
 
 
 def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, count = _item_shape(n, 1), n.attr("num_elements", -1)
-    return (None if shape is None else (None if count < 0 else count, *shape),)
-
-
-def _gathered_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, indices = _item_shape(n, 2), n.shape(1)
-    return (None if shape is None else (indices[0] if indices else None, *shape),)
+    count = n.attr("num_elements", -1)
+    return (stacked(_item_shape(n, 1), None if count < 0 else count),)
 
 
 def place_unstack(n: Op) -> Placed:
@@ -196,11 +194,6 @@ def place_unstack(n: Op) -> Placed:
     if stated is None or element.is_local:
         return whole(n)
     return Placed((element.placement,), others_whole(n, 0, operand) | stated, zero=(n.inputs[0].zero,))
-
-
-def _unstacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else shape[1:],)
 
 
 def place_scatter_into(n: Op) -> Placed:
@@ -220,11 +213,6 @@ def _follow(n: Op, container: Fact) -> Placed:
     return Placed((REPLICATED,), others_whole(n, 0))
 
 
-def _scattered_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(1)
-    return (_element_or_list(n, shape[1:] if shape else None),)
-
-
 def place_concat(n: Op) -> Placed:
     """Concatenate the elements along their first dimension, which must not be the split one."""
     if n.placement(0) == split(0):
@@ -235,11 +223,6 @@ def place_concat(n: Op) -> Placed:
     return whole(n) if taken is None else taken._replace(outputs=(*taken.outputs, REPLICATED), zero=())
 
 
-def _concatenated_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else (None, *shape[1:]), (None,))
-
-
 def place_split(n: Op) -> Placed:
     """Make a list of pieces along the first dimension."""
     tensor = n.inputs[0]
@@ -247,9 +230,8 @@ def place_split(n: Op) -> Placed:
     return whole(n) if stated is None else Placed((tensor.placement,), made_whole(n, 2) | stated)
 
 
-def _piece_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else (None, *shape[1:]),)
+def _piece_shape(n: Op) -> Shape | None:
+    return stacked(element_of(n.shape(0)))
 
 
 def place_join(n: Op) -> Placed:
@@ -270,10 +252,6 @@ def place_element_shape(n: Op) -> Placed:
     return Placed((LOCAL if any_local(n.shape(0)) else REPLICATED,))
 
 
-def _vector(n: Op) -> tuple[Shape | None, ...]:
-    return (None if n.shape(0) is None else (n.rank(0),),)
-
-
 def _place_push(n: Op) -> Placed:
     """Append an element, converted to the placement of those that are there."""
     return _put(n, 1)
@@ -292,13 +270,18 @@ RULES: dict[str, Rule] = {
     "TensorListGetItem": Rule(place_get, lambda n: (_item_shape(n, 2),), first_value),
     "TensorListPopBack": Rule(place_pop, lambda n: (n.shape(0), _item_shape(n, 1)), first_value),
     "TensorListStack": Rule(place_stack, _stacked_shape),
-    "TensorListGather": Rule(place_gather, _gathered_shape),
-    **every(Rule(place_unstack, _unstacked_shape), "TensorListFromTensor TensorListScatter TensorListScatterV2"),
-    "TensorListScatterIntoExistingList": Rule(place_scatter_into, _scattered_shape),
-    **every(Rule(place_concat, _concatenated_shape), "TensorListConcat TensorListConcatV2"),
-    "TensorListSplit": Rule(place_split, _piece_shape),
+    "TensorListGather": Rule(place_gather, lambda n: (stacked(_item_shape(n, 2), (n.shape(1) or (None,))[0]),)),
+    **every(
+        Rule(place_unstack, lambda n: (element_of(n.shape(0)),)),
+        "TensorListFromTensor TensorListScatter TensorListScatterV2",
+    ),
+    "TensorListScatterIntoExistingList": Rule(
+        place_scatter_into, lambda n: (_element_or_list(n, element_of(n.shape(1))),)
+    ),
+    **every(Rule(place_concat, lambda n: (_piece_shape(n), (None,))), "TensorListConcat TensorListConcatV2"),
+    "TensorListSplit": Rule(place_split, lambda n: (_piece_shape(n),)),
     "TensorListConcatLists": Rule(place_join, lambda n: (join(n.inputs, n.semantics.extent.units).shape,)),
     "TensorListLength": Rule(place_length, scalar),
-    "TensorListElementShape": Rule(place_element_shape, _vector, lambda n: (n.shape(0),)),
+    "TensorListElementShape": Rule(place_element_shape, shape_of_shape, lambda n: (n.shape(0),)),
     "TensorListPushBackBatch": Rule(whole),
 }
