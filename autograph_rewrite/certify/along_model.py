@@ -14,10 +14,10 @@ import numpy as np
 
 from autograph_rewrite.certify import kernels
 from autograph_rewrite.certify.samples import COMBINE, draw
-from autograph_rewrite.certify.seen import Seen, said
+from autograph_rewrite.certify.seen import Seen, is_local, said
 from autograph_rewrite.certify.windows import own_rows, unpadded
 from autograph_rewrite.errors import VerifyError
-from autograph_rewrite.ir.claims import OWN, Claim, Claims, Dim, Read
+from autograph_rewrite.ir.claims import OWN, Claim, Claims, Read
 from autograph_rewrite.ir.format.annotations import placements_of
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MODEL, Mesh, PerInstance
@@ -123,7 +123,8 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
     sources = list(dict.fromkeys(read for one in order for read in one.inputs if read.node not in inside))
     if len(sources) != 1:
         raise VerifyError(f"'{node.name}' reads {len(sources)} values, where '{reshard.name}' reads one", node=node)
-    groups = [at for at in _coordinates(node, mesh) if at.get(MODEL, 0) == 0]
+    coordinates = (mesh.coordinates(node.span, i) for i in range(mesh.count(node.span)))
+    groups = [at for at in coordinates if at.get(MODEL, 0) == 0]
     for number, (first, shape) in enumerate(zip(groups, shapes, strict=True)):
         data = [draw(f"{value.name}/{number}/{device}", tuple(shape), value.dtype) for device in devices]
         held: dict[Value, list[Any]] = {sources[0]: data}
@@ -139,10 +140,6 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
                 problem = f"device {device} of a replica gets something else of '{node.name}' than its reshard promises"
                 raise VerifyError(problem, node=node)
     return sources[0]
-
-
-def _coordinates(node: Node, mesh: Mesh) -> list[dict[str, int]]:
-    return [mesh.coordinates(node.span, i) for i in range(mesh.count(node.span))]
 
 
 def _between(node: Node, below: str) -> list[Node]:
@@ -277,13 +274,13 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node 
         value = value.node.inputs[0]
     if value.name not in (wanted.name, block):
         return f"reads '{value.name}', and not '{wanted.name}'"
-    at = _said(claim)
+    at = _as(claim)
     for step in reversed(steps):
         before, after = _kinds(step)
         if _as(before) != at:
             return f"converts '{wanted.name}' from {before!r}, and it is {said(claim)}"
         at = (*_as(after), *step.attr("rows"), *([step.attr("lowest")] if step.attr("rows") else []))
-    goal = _said(claim) if read == OWN else (read.kind, *((read.dim,) if read.kind == "split" else ()), *_sum(read))
+    goal = _as(claim if read == OWN else Claim(read.kind, read.dim, "sum"))
     goal += (*read.rows, *([read.lowest] if read.rows else []))
     return None if at == goal else f"reads '{wanted.name}' {at}, and should read it {goal}"
 
@@ -297,7 +294,7 @@ def _are_sizes(value: Value, wanted: Value, known: Sequence[str], read: Read, cl
     """
     claim, made, count = claims.values[wanted.name], value.node, claims.instances
     entries = claim.value or ()
-    chosen = [i == read.dim if read.kind == "entry" else _is_of_block(entry) for i, entry in enumerate(entries)]
+    chosen = [i == read.dim if read.kind == "entry" else is_local(entry) for i, entry in enumerate(entries)]
     if made.op == "Const":
         sizes = [entry // count if one else entry for one, entry in zip(chosen, entries, strict=True)
                  if isinstance(entry, int)]  # fmt: skip
@@ -308,22 +305,7 @@ def _are_sizes(value: Value, wanted: Value, known: Sequence[str], read: Read, cl
     return list(np.ravel(made.inputs[1].node.attr("value"))) == [count if one else 1 for one in chosen]
 
 
-def _is_of_block(size: Dim) -> bool:
-    """Return whether a size counts the elements of one block."""
-    return isinstance(size, tuple) and any(factor.startswith("b") for factor in size[1])
-
-
-def _sum(read: Read) -> tuple[str, ...]:
-    return ("sum",) if read.kind == "partial" else ()
-
-
-def _said(claim: Claim) -> tuple[Any, ...]:
-    if claim.kind == "split":
-        return claim.kind, claim.dim
-    return (claim.kind, claim.op) if claim.kind == "partial" else ("replicated",)
-
-
-def _as(placement: Placement) -> tuple[Any, ...]:
-    if placement.is_split:
-        return "split", placement.dim
-    return ("partial", placement.op) if placement.is_partial else ("replicated",)
+def _as(placed: Claim | Placement) -> tuple[Any, ...]:
+    if placed.kind == "split":
+        return placed.kind, placed.dim
+    return (placed.kind, placed.op) if placed.kind == "partial" else ("replicated",)

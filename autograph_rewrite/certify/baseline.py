@@ -35,8 +35,6 @@ class Baseline:
     """The graph that placements are claimed of, by name, with its claims.
 
     Attributes:
-        nodes: by name.
-        claims: of its values.
         types: of elements, by value name.
         same: by value name, the value that it is only another name of.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
@@ -129,9 +127,8 @@ def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Ma
         if read.kind != "split":
             continue
         value, rows = nodes[name].inputs[index].name, sum(read.segments) or read.unit
-        shape = values[value].shape if values[value].shape is not None else (None,) * (read.dim + 1)
-        if shape is None:
-            continue
+        known = values[value].shape
+        shape = (None,) * (read.dim + 1) if known is None else known
         size = shape[read.dim]
         if size is None:
             whole = (*shape[: read.dim], (rows, ("B",)), *shape[read.dim + 1 :])

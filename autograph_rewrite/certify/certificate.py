@@ -142,18 +142,14 @@ def _original(before: Graph, copy: Node) -> Node:
     Raises:
         VerifyError: there is none, or it has an effect.
     """
+    copied = copy.name.split("/", 2)[-1]  # `remat/<segment>/<name>`: another pass may have made it
     name = copy.attr(ORIGIN_ATTR, b"").decode()  # of a part, that of the whole, which another node may have by now
-    original = before.nodes.get(_copied_name(copy)) or before.nodes.get(name)
+    original = before.nodes.get(copied) or before.nodes.get(name)
     if original is None:
         raise VerifyError(f"'{copy.name}' is a copy of nothing", node=copy)
     if get_op(copy.op).is_stateful:
         raise VerifyError(f"'{copy.name}' ({copy.op}) has a state or an effect, and runs a second time", node=copy)
     return original
-
-
-def _copied_name(copy: Node) -> str:
-    """Return the name of what a copy is of, which another pass may have made: `remat/<segment>/<name>`."""
-    return copy.name.split("/", 2)[-1]
 
 
 def _attrs(node: Node) -> dict[str, object]:
@@ -279,39 +275,33 @@ class Certificate:
             check_recomputed(self._before_copies, graph)
         if self._baseline is None or self._claimed is None:
             return
-        claims = self._baseline.claims
-        if claims.processes > 1:
+        if self._baseline.claims.processes > 1:
             self.not_covered["what several processes exchange (ir.verify_ranks checks that)"] = None
             return
         if after in NOT_COMPARED:
             return
         self._looped = self._looped or after == "roll-loop"
         with self._noting(f"after pass '{after}'", f"the graph after '{after}'"):
-            self._check(after, graph, claims)
+            self._check(after, graph, self._baseline, self._claimed)
 
-    def _check(self, after: str, graph: Graph, claims: Claims) -> None:
-        assert self._baseline is not None
-        order = topological_order(graph)
-        self._check_accesses(after, graph)
-        spans(self._baseline, order)
+    def _check(self, after: str, graph: Graph, baseline: Baseline, claimed: Accesses) -> None:
+        order, claims = topological_order(graph), baseline.claims
+        self._check_accesses(after, graph, baseline, claimed)
+        spans(baseline, order)
         _check_storage(graph)
         if "compressors" in self.inexact:
             self.not_covered["values, where compressors send something else (ar.verify bounds the difference)"] = None
             return
         for batch in batches(claims):
-            known = self._baseline
-            sample = Sample(claims, known.types, known.same, batch, known.lengths, known.of_replicas)
+            sample = Sample(claims, baseline.types, baseline.same, batch, baseline.lengths, baseline.of_replicas)
             for device in range(claims.model):
-                simulation = Simulation(self._baseline, sample, order, looped=self._looped, device=device)
+                simulation = Simulation(baseline, sample, order, looped=self._looped, device=device)
                 simulation.run()
                 if after not in UNMERGED:
                     simulation.outputs(graph.anchors)
                 self.not_covered |= simulation.not_covered
 
-    def _check_accesses(self, after: str, graph: Graph) -> None:
-        baseline, claimed = self._baseline, self._claimed
-        assert baseline is not None
-        assert claimed is not None
+    def _check_accesses(self, after: str, graph: Graph, baseline: Baseline, claimed: Accesses) -> None:
         now = accesses_of(graph)
         matches = {node: found.name for node in graph if (found := baseline.match(node)) is not None}
         local = any(text.startswith(("batch_norm", "local_sgd")) for text in self.inexact)
@@ -332,28 +322,22 @@ class Certificate:
         if in_turn:
             return
         for name in self._targets:
-            self._check_effects(graph, name, matches)
+            self._check_effects(graph, name, baseline, matches)
 
-    def _check_effects(self, graph: Graph, name: str, matches: Mapping[Node, str]) -> None:
+    def _check_effects(self, graph: Graph, name: str, baseline: Baseline, matches: Mapping[Node, str]) -> None:
         """Check that a target brings about what it brought about; what it asks a size of, some target of the step."""
-        baseline = self._baseline
-        assert baseline is not None
         was, now = baseline.nodes.get(name), graph.nodes.get(name)
         if was is None:
             return
         if now is None:
             raise VerifyError(f"the target '{name}' is gone")
         needed, sizes_asked = ({node.name for node in nodes} for nodes in effects_needed([was]))
-        missing = needed - self._brought_about([now], matches)
+        missing = needed - {matches.get(node) for node in effects_before([now])}
         if sizes_asked:
             step = [graph.nodes[target] for target in self._targets if target in graph]
-            missing |= sizes_asked - self._brought_about(step, matches)
+            missing |= sizes_asked - {matches.get(node) for node in effects_before(step)}
         if missing:
             raise VerifyError(f"'{name}' no longer runs '{min(missing)}'", node=now)
-
-    @staticmethod
-    def _brought_about(roots: Sequence[Node], matches: Mapping[Node, str]) -> set[str]:
-        return {matches[node] for node in effects_before(roots) if node in matches}
 
 
 def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:

@@ -24,12 +24,13 @@ from autograph_rewrite.certify.kernels import KERNELS
 from autograph_rewrite.certify.run_blocks import judge_by_running
 from autograph_rewrite.certify.samples import TooLargeError
 from autograph_rewrite.certify.seen import (
+    BATCH,
     BLOCK,
     Seen,
     is_local,
     is_named_after,
     is_own,
-    line_up_whole,
+    line_up,
     product,
     said,
     see,
@@ -175,31 +176,28 @@ def check_claims(nodes: Sequence[Node], claims: Claims) -> list[str]:
             containers.append(seen)
             continue
         if local_indices.why_in_block(node) == local_indices.LOCAL_INDICES:
-            if (wrong := local_indices.judge_local_indices(node, claims)) is not None:
-                raise _refusal(node, wrong)
-            continue
-        if reads_windows(node, claims):
-            if (wrong := judge_windows(seen, claims)) is not None:
-                raise _refusal(node, wrong)
-            continue
-        folded = node.name in claims.folded
-        key = (*_key(seen), folded)
-        if key not in judged:
-            try:
-                judged[key] = judge_node(seen, folded=folded)
-            except TooLargeError:
-                judged[key] = None
-                left_out.append(f"'{node.name}' ({node.op}), which is too large to be run on samples")
-        if judged[key]:
-            raise _refusal(node, judged[key])
-    found = judge_containers(containers)
-    if found is not None:
+            wrong = local_indices.judge_local_indices(node, claims)
+        elif reads_windows(node, claims):
+            wrong = judge_windows(seen, claims)
+        else:
+            folded = node.name in claims.folded
+            key = (*_key(seen), folded)
+            if key not in judged:
+                try:
+                    judged[key] = judge_node(seen, folded=folded)
+                except TooLargeError:
+                    judged[key] = None
+                    left_out.append(f"'{node.name}' ({node.op}), which is too large to be run on samples")
+            wrong = judged[key]
+        if wrong:
+            raise _refusal(node, wrong)
+    if (found := judge_containers(containers)) is not None:
         raise _refusal(found[0].node, found[1])
     apart = (node for node in nodes if local_indices.why_in_block(node) == local_indices.ROWS_APART)
     return [*left_out, *(f"'{node.name}', which counts the rows of its block" for node in apart)]
 
 
-def _refusal(node: Node, problem: str | None) -> VerifyError:
+def _refusal(node: Node, problem: str) -> VerifyError:
     return VerifyError(f"the placement of '{node.name}' ({node.op}) is wrong: {problem}", node=node)
 
 
@@ -484,26 +482,17 @@ def _judge_axes(seen: Seen, *, folded: bool) -> str | None:
             continue
         if not is_known:
             return f"it is claimed to name {sorted(map(str, axes[1]))}, and a shape is not known"
+        sure, possible = axes
         names_ones = not folded and not (mine == others and None not in mine)
-        if problem := _problem(axes[0], axes[1], mine, others) or (names_ones and _ones(axes[1], mine, others)):
-            return problem
-    return None
-
-
-def _problem(sure: frozenset[Dim], possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
-    for axis, (size, other) in enumerate(zip(mine, others, strict=True)):
-        if axis in sure and size != 1:
-            return f"it is claimed to name {axis}, where {size} is not known to be stretched to {other}"
-        never = other == 1 or (isinstance(size, int) and size != 1) or line_up_whole(size, other)
-        if axis not in possible and not never:
-            return f"it is claimed not to name {axis}, where {size} may be stretched to {other}"
-    return None
-
-
-def _ones(possible: frozenset[Dim], mine: Sequence[Dim], others: Sequence[Dim]) -> str | None:
-    for axis, pair in enumerate(zip(mine, others, strict=True)):
-        if axis not in possible and all(not isinstance(size, int) or size == 1 for size in pair):
-            return f"it is claimed not to name {axis}, where {pair[0]} and {pair[1]} may both be 1"
+        for axis, (size, other) in enumerate(zip(mine, others, strict=True)):
+            if axis in sure and size != 1:
+                return f"it is claimed to name {axis}, where {size} is not known to be stretched to {other}"
+            if axis in possible:
+                continue
+            if not (other == 1 or (isinstance(size, int) and size != 1) or line_up(size, other, BATCH)):
+                return f"it is claimed not to name {axis}, where {size} may be stretched to {other}"
+            if names_ones and all(not isinstance(one, int) or one == 1 for one in (size, other)):
+                return f"it is claimed not to name {axis}, where {size} and {other} may both be 1"
     return None
 
 

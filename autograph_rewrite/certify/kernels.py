@@ -174,19 +174,16 @@ def _broadcast_gradient_args(node: Node, *shapes: Any) -> list[Any]:
     return [np.array([i for i in range(rank) if one[i] == 1 and not same], kind) for one in padded]
 
 
-def _broadcast_args(node: Node, *shapes: Any) -> Any:
-    return np.array(np.broadcast_shapes(*(tuple(_ints(shape)) for shape in shapes)), np.asarray(shapes[0]).dtype)
+def _broadcast_args(*shapes: Any) -> Any:
+    return np.broadcast_shapes(*(tuple(_ints(shape)) for shape in shapes))
 
 
 def _concat_offset(node: Node, axis: Any, *shapes: Any) -> list[Any]:
     if any(np.delete(shape, axis).tolist() != np.delete(shapes[0], axis).tolist() for shape in shapes):
         raise ValueError("blocks are cut along other dimensions, which its kernel compares")
-    along = np.arange(len(shapes[0])) == axis % len(shapes[0])
-    ends = np.cumsum([shape[axis] for shape in shapes])
-    return [
-        np.where(along, end - shape[axis], 0).astype(np.asarray(shape).dtype)
-        for end, shape in zip(ends, shapes, strict=True)
-    ]
+    along, kind = np.arange(len(shapes[0])) == axis % len(shapes[0]), np.asarray(shapes[0]).dtype
+    begins = np.cumsum([0, *(shape[axis] for shape in shapes[:-1])])
+    return [np.where(along, begin, 0).astype(kind) for begin in begins]
 
 
 def _dynamic_stitch(node: Node, *inputs: Any) -> Any:
@@ -197,10 +194,6 @@ def _dynamic_stitch(node: Node, *inputs: Any) -> Any:
     for where, rows in zip(places, inputs[half:], strict=True):
         joined[where.reshape(-1)] = np.reshape(rows, (-1, *row))
     return joined
-
-
-def _squeeze(node: Node, x: Any) -> Any:
-    return np.squeeze(x, tuple(node.attr("squeeze_dims") or ()) or None)
 
 
 def _ensure_shape(node: Node, x: Any) -> Any:
@@ -244,10 +237,6 @@ def _norm(x: Any, axis: Any, keepdims: bool) -> Any:
     return np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=keepdims))
 
 
-def _forward(node: Node, *inputs: Any) -> list[Any]:
-    return list(inputs)
-
-
 ELEMENTWISE = """
 AddV2 add | Add add | Sub subtract | FloorDiv floor_divide | FloorMod mod | Minimum minimum | Maximum maximum
 Neg negative | Less less | LessEqual less_equal | Greater greater | GreaterEqual greater_equal | Equal equal
@@ -260,7 +249,7 @@ KERNELS: Mapping[str, Kernel] = {
     **{
         op: _of(getattr(np, name)) for op, name in map(str.split, ELEMENTWISE.strip().replace("\n", " | ").split(" | "))
     },
-    **dict.fromkeys(("Identity", "IdentityN", "Enter", "StopGradient"), _forward),
+    **dict.fromkeys(("Identity", "IdentityN", "Enter", "StopGradient"), lambda node, *inputs: inputs),
     "EnsureShape": _ensure_shape,
     "Bitcast": _bitcast,
     "ArgMax": _extreme(np.argmax),
@@ -303,7 +292,7 @@ KERNELS: Mapping[str, Kernel] = {
     "Split": lambda node, axis, x: np.split(x, node.attr("num_split"), int(axis)),
     "SplitV": _split,
     "ExpandDims": lambda node, x, axis: np.expand_dims(x, int(axis)),
-    "Squeeze": _squeeze,
+    "Squeeze": lambda node, x: np.squeeze(x, tuple(node.attr("squeeze_dims") or ()) or None),
     "Transpose": lambda node, x, order: np.transpose(x, _ints(order)),
     "ConjugateTranspose": lambda node, x, order: np.conj(np.transpose(x, _ints(order))),
     "Pad": _pad,
@@ -312,7 +301,7 @@ KERNELS: Mapping[str, Kernel] = {
     "InvertPermutation": lambda node, x: np.argsort(x, kind="stable").astype(np.asarray(x).dtype),
     "Where": lambda node, x: np.argwhere(x).astype(np.int64),
     "BroadcastGradientArgs": _broadcast_gradient_args,
-    "BroadcastArgs": _broadcast_args,
+    "BroadcastArgs": _kept(_broadcast_args),
     "ConcatOffset": _concat_offset,
     "DynamicStitch": _dynamic_stitch,
     "ReverseV2": lambda node, x, axes: np.flip(x, tuple(_ints(axes))),

@@ -25,12 +25,12 @@ from autograph_rewrite.ir.traversal import ancestors, dependencies, marks_before
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import find_op, get_op
 
-MEASURES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs"))
 ENTERS = frozenset(("Enter", "RefEnter"))
 EXITS = frozenset(("Exit", "RefExit"))
 BACK_EDGES = frozenset(("NextIteration", "RefNextIteration"))
 READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd"))
 _OF_THE_PROGRAM = re.compile(r"Iterator|Dataset|PyFunc|Queue|Reader|Save|Restore|ReadFile|WriteFile|Summary|^Print")
+"""Files, input, Python code or a console: those of the process whose program runs."""
 _WRITES = re.compile(
     r"Assign(Add|Sub|)VariableOp|Resource(Sparse)?Apply\w+|ResourceCountUpTo"
     r"|ResourceScatter\w+|ResourceStridedSliceAssign"
@@ -38,7 +38,7 @@ _WRITES = re.compile(
     r"|Assign(Add|Sub|)|(Sparse)?Apply(Adam?|Ada\w+|AddSign|CenteredRMSProp|Ftrl\w*|GradientDescent|Momentum|PowerSign"
     r"|Proximal\w+|RMSProp)|Scatter(Nd)?(Add|Sub|Mul|Div|Min|Max|Update)|CountUpTo|StridedSliceAssign"
 )
-_SIZES = MEASURES | {"ZerosLike", "OnesLike"}
+_SIZES = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "ZerosLike", "OnesLike"))
 """Ops that ask nothing of a value but how large it is."""
 HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 
@@ -46,11 +46,6 @@ HANDLES = frozenset(("VarHandleOp", "Placeholder", "VariableV2", "Variable"))
 def writes_variable(op: str) -> bool:
     """Return whether an op changes a variable, a legacy reference variable included."""
     return _WRITES.fullmatch(op) is not None
-
-
-def is_of_the_program(op: str) -> bool:
-    """Return whether an op is about files, input, Python code or a console: those of the process whose program runs."""
-    return _OF_THE_PROGRAM.search(op) is not None
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,6 @@ def check_order(
     """Check the accesses to every variable, or to every shard of it.
 
     Args:
-        original: the accesses as they were.
         shards: the handles of the rewritten graph that are looked at.
         names: by access of the rewritten graph, the original access.
         reads_are_ordered: whether reads already wait where they come before writes; else a later pass sees to it.
@@ -216,7 +210,7 @@ def effects_needed(roots: Iterable[Node]) -> tuple[set[Node], set[Node]]:
 
 def _only_draws(node: Node) -> bool:
     op = find_op(node.op)
-    return op is not None and "seed2" in op.attrs and not is_of_the_program(node.op)
+    return op is not None and "seed2" in op.attrs and _OF_THE_PROGRAM.search(node.op) is None
 
 
 def has_effect(node: Node) -> bool:
@@ -249,13 +243,12 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
         found = baseline.match(node)
         if found is None:
             continue
-        claims = [baseline.claims.values.get(found.output(i).name) for i in range(len(found.output_dtypes))]
-        differs = (
-            any(claim is not None and claim.differs for claim in claims) and found.name not in baseline.claims.folded
-        )
+        names = [found.output(i).name for i in range(len(found.output_dtypes))]
+        claims = [baseline.claims.values[name] for name in names if name in baseline.claims.values]
+        differs = found.name not in baseline.claims.folded and any(claim.differs for claim in claims)
         if differs and node.span == ONCE:
             raise VerifyError(f"'{node.name}' runs once, but each replica holds a value of its own", node=node)
-        of_replicas = any(found.output(i).name in baseline.of_replicas for i in range(len(found.output_dtypes)))
+        of_replicas = not baseline.of_replicas.isdisjoint(names)
         if of_replicas and node.span == EACH and baseline.claims.micro > 1:
             raise VerifyError(
                 f"'{node.name}' runs for every micro-batch, and is made of a shard of the replica", node=node

@@ -43,7 +43,6 @@ class Trial(Sample):
     """Data for one node.
 
     Args:
-        seen: the node, with its claims.
         number: of the trial; each draws other sizes.
     """
 
@@ -91,16 +90,10 @@ class Trial(Sample):
 
 def _with_shape(claim: Claim) -> Claim:
     """Return a claim of which the shape is known if the contents are."""
-    if claim.value is None or (
-        claim.shape is not None and None not in claim.shape and len(claim.value) == _count(claim)
-    ):
+    is_known = claim.shape is not None and all(isinstance(dim, int) for dim in claim.shape)
+    if claim.value is None or (is_known and len(claim.value) == prod(claim.shape or ())):
         return claim
     return claim._replace(shape=(len(claim.value),))
-
-
-def _count(claim: Claim) -> int:
-    dims = claim.shape or ()
-    return prod(dims) if all(isinstance(dim, int) for dim in dims) else -1
 
 
 def _places(seen: Seen) -> list[str]:
@@ -181,11 +174,10 @@ def _misfit(seen: Seen, whole: Sequence[Array]) -> str | None:
 
 def _fits(seen: Seen, trial: Trial) -> bool:
     """Return whether the op can be run on the whole."""
-    try:
+    with suppress(ArithmeticError, LookupError, TypeError, ValueError):
         _run(seen, trial, None)
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _wrong(seen: Seen, trial: Trial, index: int, whole: Array, own: Sequence[Array]) -> str | None:

@@ -47,10 +47,8 @@ class Sample:
     """Data for one size of the batch.
 
     Args:
-        claims: of all values.
         types: element types by value name.
         same: by value name, the value that it is only another name of.
-        batch: number of examples.
         lengths: by symbol of a size that has to be that of the batch, how many rows each example has.
         of_replicas: values of which there is one on each replica, for all of its micro-batches.
     """
@@ -79,7 +77,6 @@ class Sample:
         """Return a size on one instance, or over the whole batch.
 
         Args:
-            dim: a symbolic size.
             instance: on which one; None: of the global batch.
             near: names the dimension where nothing is known of it.
         """
@@ -109,7 +106,6 @@ class Sample:
         return 1 + zlib.crc32(f"{name}/{instance}".encode()) % 3
 
     def _drawn(self, key: str, shape: tuple[int, ...], dtype: int) -> Any:
-        """Return data."""
         return draw(key, shape, dtype)
 
     def free(self, key: str) -> int:
@@ -149,9 +145,8 @@ class Sample:
         if claim.kind == "split" and self.has_rows_of_its_own(claim):
             parts = [self._draw(name, claim, r) for r in range(self.count(name))]
             return np.concatenate(parts, claim.dim)
-        if claim.zero:
-            return np.zeros_like(self._draw(name, claim, None))
-        return self._draw(name, claim, None)
+        drawn = self._draw(name, claim, None)
+        return np.zeros_like(drawn) if claim.zero else drawn
 
     def _sizes(self, claim: Claim, dtype: int, instance: int | None, name: str) -> Array:
         entries = [self.size(entry, instance, f"{name}/{i}") for i, entry in enumerate(claim.value or ())]
@@ -181,7 +176,7 @@ class Sample:
         if claim.kind == "local":
             if claim.value is not None and claim.shape is not None:
                 return self._sizes(claim, self._types[name], instance, name)
-            return self._draw(f"{name}", claim, None) + instance
+            return self._draw(name, claim, None) + instance
         if claim.kind == "split":
             return self.block(self.whole(name), claim, instance, name)
         if claim.kind == "partial":
@@ -192,8 +187,6 @@ class Sample:
         """Return the rows of a whole value that an instance has.
 
         Args:
-            whole: the global value.
-            claim: which says how it is split.
             name: of the value, for sizes of which nothing is known.
         """
         if self.has_rows_of_its_own(claim):
@@ -219,8 +212,6 @@ class Sample:
         """Return the rows of a whole value that belong to the examples of an instance.
 
         Args:
-            dim: the dimension that is cut.
-            unit: how many each example has.
             segments: how many each example has in each part of the whole, instead.
         """
         which, before = [], 0
@@ -232,15 +223,13 @@ class Sample:
     def _contribution(self, name: str, claim: Claim, instance: int) -> Any:
         whole, key = self.whole(name), self._same.get(name, name)
         shape, dtype = np.shape(whole), self._types[name]
-        if claim.op not in COMBINE and claim.op != "any":  # each has its own, and nobody combines them
+        if claim.op not in COMBINE:  # each has its own, and nobody combines them
             return self._drawn(f"{key}/own/{instance}", shape, dtype)
         if claim.op == "sum":
-            if instance:
-                return (
-                    np.zeros_like(whole) if claim.zero else self._drawn(f"{key}/{instance}/{self.batch}", shape, dtype)
-                )
-            others = [self.own(name, r) for r in range(1, self.count(name))]
-            return reduce(np.subtract, others, whole)
+            if not instance:
+                others = [self.own(name, r) for r in range(1, self.count(name))]
+                return reduce(np.subtract, others, whole)
+            return np.zeros_like(whole) if claim.zero else self._drawn(f"{key}/{instance}/{self.batch}", shape, dtype)
         holds = self._drawn(f"{key}/holds/{self.batch}", shape, dtypes.INT32) % self.count(name) == instance
         if claim.op in ("all", "any"):
             neutral = np.full(shape, claim.op == "all")
@@ -253,13 +242,7 @@ class Sample:
 
 
 def draw(key: str, shape: tuple[int, ...], dtype: int) -> Any:
-    """Return whole numbers that depend on the key only.
-
-    Args:
-        key: the seed.
-        shape: of the result.
-        dtype: number of TensorFlow's type.
-    """
+    """Return whole numbers that depend on the key only, the seed."""
     rng = np.random.default_rng(zlib.crc32(key.encode()))
     if dtype == dtypes.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
@@ -278,10 +261,5 @@ def _examples(batch: int, claims: Claims) -> list[Array]:
     limits = [r * size + min(r, extra) for r in range(claims.instances + 1)]
     if not claims.interleaved:
         return [np.arange(a, b) for a, b in pairwise(limits)]
-    found = []
-    for instance in range(claims.instances):
-        replica, part = divmod(instance, claims.micro)
-        found.append(
-            np.arange(limits[replica * claims.micro] + part, limits[(replica + 1) * claims.micro], claims.micro)
-        )
-    return found
+    of_replicas = pairwise(limits[:: claims.micro])
+    return [np.arange(begin + part, end, claims.micro) for begin, end in of_replicas for part in range(claims.micro)]

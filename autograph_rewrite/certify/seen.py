@@ -37,11 +37,7 @@ def is_own(dim: Dim) -> bool:
 
 
 def is_named_after(dim: Dim, node: Node, index: int) -> bool:
-    """Return whether a size is only a name for a dimension of this very result, so that it says nothing.
-
-    Args:
-        dim: a symbolic size.
-    """
+    """Return whether a size is only a name for a dimension of this very result, so that it says nothing."""
     own, opened = f"#{node.name}:{index}", f"{OPEN}{node.output(index).name}/"
     return isinstance(dim, tuple) and any(own in factor or factor.startswith(opened) for factor in dim[1])
 
@@ -51,20 +47,14 @@ def is_open(dim: Dim) -> bool:
     return isinstance(dim, tuple) and any(factor.startswith(OPEN) for factor in dim[1])
 
 
-def line_up(one: Dim, other: Dim) -> bool:
+def line_up(one: Dim, other: Dim, example: str = BLOCK) -> bool:
     """Return whether blocks of two sizes have the same rows wherever the whole values have equally many.
 
     Blocks of `b*T` and `b*U` rows do, since `B*T` is `B*U` only if T is U; of `b` and `b*T` that may be a single row.
+
+    Args:
+        example: what counts the examples: `BATCH` in the sizes of whole values.
     """
-    return _line_up(one, other, BLOCK)
-
-
-def line_up_whole(one: Dim, other: Dim) -> bool:
-    """Return the same of the sizes of whole values."""
-    return _line_up(one, other, BATCH)
-
-
-def _line_up(one: Dim, other: Dim, example: str) -> bool:
     if one is None or other is None:
         return False
     if one == other:
@@ -116,8 +106,6 @@ class Seen:
     Attributes:
         node: of which op, attributes and element types are looked at.
         operands: claims of what it reads, as it reads it.
-        results: claims of what it makes.
-        batch: the static size of the batch, or None.
         inexact: what the configuration lets differ from one device.
         guessed: operands and dimensions cut into blocks of a whole that may have other rows, or a single one.
         stated: what the user says of the op, where it is one of his own.

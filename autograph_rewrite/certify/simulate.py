@@ -41,6 +41,7 @@ from autograph_rewrite.certify.kernels import NoKernelError, UnknownError
 from autograph_rewrite.certify.local_indices import kind_of
 from autograph_rewrite.certify.order import BACK_EDGES, ENTERS, EXITS, writes_variable
 from autograph_rewrite.certify.samples import Sample, Token
+from autograph_rewrite.certify.seen import WHOLE
 from autograph_rewrite.errors import VerifyError
 from autograph_rewrite.ir.claims import OWN, Read
 from autograph_rewrite.ir.control_flow import by_loops, frames_of
@@ -50,7 +51,6 @@ from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.attrs import decode
 from autograph_rewrite.ir.types.opdefs import is_pure
 
-WHOLE = Read("replicated")
 SAID = {
     "own": "its own instance of",
     "replicated": "the whole of",
@@ -68,8 +68,6 @@ class Simulation:
     """One walk over a folded graph, with one sample.
 
     Args:
-        baseline: what it should do.
-        sample: data.
         order: the nodes, producers first.
         looped: a loop on each replica runs its micro-batches; else each node has an instance for each of them.
         device: which of the devices of each replica is simulated, where they run one program.
@@ -118,8 +116,7 @@ class Simulation:
         for node in nodes:
             found = self.matches[node]
             if found is not None:
-                for value in node.read_outputs:
-                    self._held[value] = Leaf(found.output(value.index).name, self._form(node, found, value.index))
+                self._held |= {value: self.leaf(node, value.index) for value in node.read_outputs}
                 self._check_runs(node)
             elif not any(value in self._held for value in node.read_outputs):  # else a loop gives it
                 made = self._guarded(node, partial(self._results, node))
@@ -141,25 +138,18 @@ class Simulation:
         self._held |= loop.given
         self._loops |= dict.fromkeys(loop.read, loop)
 
-    def _form(self, node: Node, found: Node, index: int) -> str:
-        if node in self._of_all:
-            return "whole"
-        claims = self._baseline.claims
-        claim = claims.values.get(found.output(index).name)
-        return "own" if claim is not None and claim.differs and found.name not in claims.folded else "whole"
-
-    def leaf(self, node: Node, index: int, instance: int) -> Leaf:
-        """Return what an instance of an original node gives.
+    def leaf(self, node: Node, index: int, instance: int | None = None) -> Leaf:
+        """Return what an original node gives.
 
         Args:
-            node: of the rewritten graph.
-            index: of its output.
-            instance: which replica, or micro-batch of a replica.
+            instance: on which replica, or for which micro-batch of a replica; None: on each.
         """
-        found = self.matches[node]
+        found, claims = self.matches[node], self._baseline.claims
         assert found is not None
-        form = self._form(node, found, index)
-        return Leaf(found.output(index).name, form, instance if form == "own" else None)
+        name = found.output(index).name
+        claim = claims.values.get(name)
+        differs = claim is not None and claim.differs and found.name not in claims.folded
+        return Leaf(name, "own", instance) if differs and node not in self._of_all else Leaf(name, "whole")
 
     def outputs(self, anchors: Mapping[str, Value]) -> None:
         """Check that declared outputs are whole.
@@ -201,7 +191,7 @@ class Simulation:
             return [self._collective(node)]
         if node.op == "NoOp":
             return ()
-        instances = range(self._count(node))
+        instances = range(self._mesh.count(node.span))
         per_instance = [self._of_instance(node, instance, self._operands(node, instance)) for instance in instances]
         if not node.span & EACH:
             return per_instance[0]
@@ -209,10 +199,6 @@ class Simulation:
 
     def computed(self, node: Node, copy: int, items: Sequence[Any]) -> Sequence[Any]:
         """Return what a node of a loop that is not original makes of what is held of its operands.
-
-        Args:
-            node: of the loop's body.
-            copy: which instance of the loop.
 
         Raises:
             VerifyError: it cannot compute with that.
@@ -239,10 +225,6 @@ class Simulation:
                 value = value.node.output(value.index + self._mesh.coordinates(node.span, instance)[REPLICA])
             found += [self._at(value, i) for i in which]
         return found
-
-    def _count(self, node: Node) -> int:
-        """Return how many instances a node has."""
-        return self._mesh.count(node.span)
 
     def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> list[int]:
         """Return which instances of a value an instance of a node reads."""
@@ -274,10 +256,10 @@ class Simulation:
         return self._sample.own(item.name, instance if item.instance is None else item.instance)
 
     def _collective(self, node: Node) -> Any:
-        if not node.span & EACH:  # the only member of its process
-            return self._at(node.inputs[0], 0)
         value = node.inputs[0]
-        own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._count(node))]
+        if not node.span & EACH:  # the only member of its process
+            return self._at(value, 0)
+        own = [self._at(value, self._taken(node, r, value, None)[0]) for r in range(self._mesh.count(node.span))]
         members = int(self._at(node.inputs[1], 0))
         if members != len(own):
             raise ValueError(f"{members} members of {len(own)}")
@@ -315,7 +297,7 @@ class Simulation:
         held = self._held.get(value)
         if not isinstance(held, list) or value.node.span == node.span:
             return held
-        return [held[self._taken(node, i, value, select)[0]] for i in range(self._count(node))]
+        return [held[self._taken(node, i, value, select)[0]] for i in range(self._mesh.count(node.span))]
 
     def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
         """Return the original value that may be read as it is."""
@@ -336,7 +318,7 @@ class Simulation:
 
     def _instances_of(self, node: Node) -> range:
         """Return the numbers of the instances that a node has, of those that run for each micro-batch."""
-        return range(0, self._copies, self._copies // self._count(node))
+        return range(0, self._copies, self._copies // self._mesh.count(node.span))
 
     def _check_lowered(self, node: Node, reshard: Node) -> None:
         """Check what the devices of a replica make of a value that they convert."""
@@ -378,8 +360,7 @@ class Simulation:
     def _same_data(self, node: Node, what: str, held: Any, name: str, read: Read) -> None:
         if held is None:
             held = UnknownError("a value that the rewrite carries round a loop")
-        of_all = self._sample.instances if node in self._loops else self._copies
-        instances = range(0, of_all, of_all // self._count(node) if node not in self._loops else 1)
+        instances = range(self._sample.instances) if node in self._loops else self._instances_of(node)
         try:
             items = held if isinstance(held, list) else [held] * len(instances)
             actual = [
@@ -489,12 +470,6 @@ def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list
 class Loop:
     """One loop, which every replica runs for itself.
 
-    Args:
-        outside: the simulation that it is part of.
-        nodes: of the loop, producers first.
-        copies: how many replicas there are.
-        micro: how many micro-batches each of them has.
-
     Attributes:
         read: by original node, what each instance holds of each of its operands.
         given: by value that leaves the loop, what each replica holds of it.
@@ -502,10 +477,9 @@ class Loop:
 
     def __init__(self, outside: Simulation, nodes: Sequence[Node], copies: int, micro: int) -> None:
         self._outside, self._nodes, self._copies, self._micro = outside, nodes, copies, micro
-        inside = set(nodes)
-        self._exits = [use.node for node in nodes for value in node.read_outputs for use in value.uses]
-        self._exits = [node for node in dict.fromkeys(self._exits) if node.op in EXITS]
-        if any(node.span != EACH for node in inside):
+        readers = dict.fromkeys(use.node for node in nodes for value in node.read_outputs for use in value.uses)
+        self._exits = [node for node in readers if node.op in EXITS]
+        if any(node.span != EACH for node in nodes):
             raise UnknownError("replicas share a part of it")
         if sum(node.op == "LoopCond" for node in nodes) != 1:
             raise UnknownError("it is not one loop")
@@ -563,10 +537,11 @@ class Loop:
             self._iteration()
             for node in self._exits:
                 item = self._now.get(node.inputs[0], DEAD)
-                if item is not DEAD and node in given:
+                if item is DEAD:
+                    continue
+                if node in given:
                     raise VerifyError(f"'{node.name}' leaves its loop twice", node=node)
-                if item is not DEAD:
-                    given[node] = item
+                given[node] = item
             carried = {v: item for v, item in self._now.items() if v.node.op in BACK_EDGES and item is not DEAD}
             if not self._goes_on and carried:
                 raise UnknownError("something goes on after its last iteration")

@@ -34,8 +34,6 @@ class _Window(NamedTuple):
         taps: the rows that it reads, counted from its first.
         stride: rows from one to the next.
         before: rows of padding in front of the input.
-        rows: of the input.
-        outputs: of the output.
     """
 
     taps: tuple[int, ...]

@@ -28,7 +28,6 @@ def provenance(current_pass: str, origin: Node | str | None) -> dict[str, bytes]
     """Return the attributes that say which pass made a node, and for which original one.
 
     Args:
-        current_pass: its name.
         origin: what the node stands for or serves; of one that a pass has made, what that one serves.
     """
     made_by = {PASS_ATTR: encode("string", current_pass)}
@@ -52,9 +51,7 @@ def raw_attrs(
     """Return the encoded attributes of a new node; what decides its types may be left out.
 
     Args:
-        op_name: type of the op.
         inputs: its operands, those of a list one by one.
-        attrs: values by name, decoded.
         selects: by operand position, how it reads a value of several instances.
 
     Raises:
@@ -74,9 +71,7 @@ def raw_attr(op: OpDef, key: str, value: Any) -> bytes | PerInstance:
     """Return one encoded attribute.
 
     Args:
-        op: the op's definition.
         key: name of the attribute; one that begins with `_` needs no declaration.
-        value: decoded, or one per instance.
 
     Raises:
         GraphError: the op has no such attribute, or one of another kind.
@@ -97,8 +92,6 @@ def infer(op: OpDef, inputs: Sequence[Value], raw: dict[str, Any], selects: Mapp
     """Fill in type and count attributes from the inputs, as TensorFlow's own op builders do.
 
     Args:
-        op: the op's definition.
-        inputs: the operands.
         raw: encoded attributes by name, completed in place.
         selects: operands that read all instances count once for each.
 

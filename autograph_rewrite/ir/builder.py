@@ -15,8 +15,9 @@ import numpy as np
 
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import ANYWHERE, ONCE, Place, Select, Span
+from autograph_rewrite.ir.recorded_shapes import record_shapes
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import Shape, encode
+from autograph_rewrite.ir.types.attrs import Shape
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,8 @@ class Builder:
     """Adds nodes to a graph.
 
     Attributes:
-        graph: which they are added to.
         scope: what their names begin with.
         origin: the node that they serve, or its name (provenance).
-        span: how often they run.
         device: where; empty for nowhere yet.
         tied: constants wait for this one: without an input they would run outside of its loop or branch.
         place: where, on axes on which they have no instances.
@@ -62,10 +61,7 @@ class Builder:
         """Add a node.
 
         Args:
-            op: op type.
-            *inputs: its operands.
             what: its name below the scope; "": it has the scope's name.
-            controls: nodes to wait for.
             selects: which instances it reads, by the number of the input.
             marks: encoded attributes that the op does not declare.
             recorded: shapes of its outputs, where they are not to be inferred.
@@ -87,7 +83,7 @@ class Builder:
         for mark, raw in (marks or {}).items():
             made.set_raw_attr(mark, raw)
         if recorded is not None:
-            made.set_raw_attr("_output_shapes", encode("list(shape)", recorded))
+            record_shapes(made, recorded)
         return made
 
     def op(self, op: str, *inputs: Value, what: str = "", **how: Any) -> Value:

@@ -127,7 +127,6 @@ def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Gu
 
     Args:
         order: the nodes, producers first.
-        frames: of the nodes.
     """
     nodes = list(order)
     found: dict[Node, Guards] = {}
@@ -158,9 +157,7 @@ def opened(value: Value, frames: dict[Node, Frame], guards: Guards) -> Guards:
     """Return under which guards a value is alive: a Switch forwards to one of its outputs only.
 
     Args:
-        value: an output of any node.
         frames: the loops around each node; a node without an entry is in none.
-        guards: those of the value's node.
     """
     node = value.node
     if node.op not in SWITCHES or len(node._inputs) < 2:
@@ -193,20 +190,10 @@ def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
 
 
 def awaited(value: Value, copied: Callable[[Value], Node]) -> Node:
-    """Return a node that runs where a value is there; waiting for a Switch would not tell which way it went.
-
-    Args:
-        value: an output of any node.
-        copied: makes a copy of a value.
-    """
+    """Return a node that runs where a value is there; waiting for a Switch would not tell which way it went."""
     return copied(value) if value.node.op in SWITCHES else value.node
 
 
 def is_there(value: Value, unconditional: Container[Node]) -> bool:
-    """Return whether a value certainly is there: a Switch always runs, but each of its outputs only sometimes is.
-
-    Args:
-        value: an output of any node.
-        unconditional: the nodes that certainly run.
-    """
+    """Return whether a value certainly is there: a Switch always runs, but each of its outputs only sometimes is."""
     return value.node in unconditional and value.node.op not in SWITCHES

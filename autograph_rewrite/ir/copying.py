@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from autograph_rewrite.ir.attr_inference import provenance
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import Select, is_rarer
-
-
-@dataclass(frozen=True)
-class Variant:
-    """In what the type of a copy differs.
-
-    Attributes:
-        op: another op type that takes the same attributes; empty for the same.
-        without: attributes that it does not get.
-    """
-
-    op: str = ""
-    without: Collection[str] = ()
-
-
-SAME = Variant()
 
 
 def copy_node(
@@ -33,22 +16,20 @@ def copy_node(
     *,
     name: str,
     controls: Iterable[Node] = (),
-    variant: Variant = SAME,
+    op: str = "",
+    without: Collection[str] = (),
 ) -> Node:
     """Add a copy of a node.
 
     Args:
-        graph: where it goes.
         node: what is copied; it may be of another graph.
-        inputs: the values that the copy reads.
-        name: wanted name; made unique.
-        controls: nodes that must run before it.
-        variant: in what its type differs.
+        op: another op type that takes the same attributes; empty for the same.
+        without: attributes that it does not get.
     """
-    attrs = {key: raw for key, raw in node.attrs.items() if key not in variant.without}
+    attrs = {key: raw for key, raw in node.attrs.items() if key not in without}
     if graph.current_pass:
         attrs |= provenance(graph.current_pass, node)
-    copy = Node(graph, graph.unique_name(name), variant.op or node.op, node.device, attrs, node.rest)
+    copy = Node(graph, graph.unique_name(name), op or node.op, node.device, attrs, node.rest)
     copy.span, copy.place = node.span, node.place
     return graph.insert(copy, inputs, controls)
 

@@ -37,7 +37,6 @@ class Node:
 
     Args:
         graph: where the node will be; `Graph.insert` puts it there.
-        name: unique in the graph.
         op: op type.
         device: as the graph says it, "" for none.
         attrs: encoded values by name.
@@ -201,8 +200,6 @@ class Node:
         """Replace one input, and its selector.
 
         Args:
-            index: position of the operand.
-            value: what it reads from now on.
             select: which instance of a value of several; None: its own.
 
         Raises:
@@ -323,8 +320,6 @@ class Graph:
 
         Args:
             node: made, but not in the graph yet.
-            inputs: its operands.
-            controls: nodes that it runs after.
 
         Raises:
             GraphError: the name is taken.
@@ -354,12 +349,9 @@ class Graph:
         """Add a node; dtype and count attributes that `attrs` leaves out are inferred from the inputs.
 
         Args:
-            op: a registered op type.
-            inputs: the values it reads.
             name: wanted name; made unique.
             attrs: Python values by attribute name, encoded by the kind that the op declares.
             device: device string, empty for none yet.
-            controls: nodes that must run before it.
             span: how often it runs.
             place: where it stands, on axes on which it has no instances.
             selects: which instances it reads, by input index.
@@ -469,7 +461,6 @@ def clone_into(graph: Graph, target: Graph, prefix: str) -> dict[Node, Node]:
     """Copy every node into `target`, which may be `graph` itself, under `prefix`; return old -> new.
 
     Args:
-        graph: what is copied.
         prefix: of the copies' names, with its separator.
     """
     copies: dict[Node, Node] = {}  # no recursion: graphs are deeper than its limit

@@ -7,37 +7,24 @@ find(..., graph) ──► Found(%scaled_twice, {"x": %x, "a": %a, "b": %b})
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from autograph_rewrite.ir.graph import Graph, Value
 from autograph_rewrite.ir.traversal import topological_order
 
 
-@dataclass(frozen=True, init=False)
 class Op:
     """Output 0 of a node of some op type.
 
-    Attributes:
+    Args:
         types: op types, with blanks between them.
-        inputs: a pattern for each operand, or the name by which the match calls its value; none: whatever it reads.
+        *inputs: a pattern for each operand, or the name by which the match calls its value; none: whatever it reads.
         commutes: the two operands may stand the other way round.
         sole: nobody else reads the value, so that its node is not needed any more once it is replaced.
     """
 
-    types: tuple[str, ...]
-    inputs: tuple[Op | str, ...]
-    commutes: bool
-    sole: bool
-
     def __init__(self, types: str, *inputs: Op | str, commutes: bool = False, sole: bool = False) -> None:
-        for name, value in (
-            ("types", tuple(types.split())),
-            ("inputs", inputs),
-            ("commutes", commutes),
-            ("sole", sole),
-        ):
-            object.__setattr__(self, name, value)
+        self.types, self.inputs, self.commutes, self.sole = types.split(), inputs, commutes, sole
 
 
 class Found(NamedTuple):
@@ -65,7 +52,6 @@ def match(pattern: Op | str, value: Value, known: Mapping[str, Value] | None = N
     """Return the values that a pattern names, or None where it does not match; one name is one value.
 
     Args:
-        pattern: what to look for.
         known: values that are named already.
     """
     names = dict(known or {})

@@ -14,11 +14,6 @@ def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any
     """Change op, inputs and attributes of a node; control edges, device and `_x` attributes stay.
 
     Raw bytes in `attrs` are taken as they are; what the new op does not declare is dropped.
-
-    Args:
-        op: its new op type.
-        inputs: its new operands.
-        attrs: by name, decoded or raw.
     """
     declared = get_op(op).attrs
     node.op = op
@@ -36,10 +31,6 @@ def become(node: Node, op: str, inputs: Sequence[Value], attrs: Mapping[str, Any
 def take_name(graph: Graph, node: Node, name: str) -> None:
     """Rename `node`.
 
-    Args:
-        node: what is renamed.
-        name: free in the graph.
-
     Raises:
         GraphError: another node has the name.
     """
@@ -55,7 +46,6 @@ def replace_outputs(graph: Graph, node: Node, results: Mapping[int, Value]) -> N
     """Let `results` stand for the outputs of `node`, and drop it; a single result also takes its name.
 
     Args:
-        node: which is erased.
         results: by the number of the output.
     """
     for control in node.controls:

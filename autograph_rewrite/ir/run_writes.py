@@ -30,7 +30,6 @@ class RunWrites:
     """What runs write in the original graph, and where that has changed.
 
     Attributes:
-        original: of the nodes of the original.
         changed: of nodes that write something else in the rewritten graph.
     """
 
@@ -80,7 +79,6 @@ def compared(original: Written, nodes: Collection[str], graph: Graph, elsewhere:
     Args:
         original: of the graph before the first pass.
         nodes: the names of its nodes.
-        graph: what became of it.
         elsewhere: handles of variables that another process may write for this one.
     """
     handles = _NONE.union(*original.values())

@@ -117,9 +117,7 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
     for node in order:
         mask = 0
         for producer in dependencies(node):
-            mask |= before.get(producer, 0)
-            if producer in marks:
-                mask |= marks[producer]
+            mask |= before.get(producer, 0) | marks.get(producer, 0)
         before[node] = mask
     return before
 
@@ -155,18 +153,3 @@ def descendants(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
                 seen.add(reader)
                 stack.append(reader)
     return seen
-
-
-def depends_on_any(roots: Iterable[Node], sources: Collection[Node]) -> bool:
-    """Return whether one of the roots is, or needs, one of the sources; stops at the first one found."""
-    stack = list(roots)
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if node in sources:
-            return True
-        for producer in (*[value.node for value in node._inputs], *node._controls):
-            if producer not in seen:
-                seen.add(producer)
-                stack.append(producer)
-    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
 
 from autograph_rewrite.ir.graph import Node, Use, Value
 from autograph_rewrite.ir.traversal import descendants
@@ -71,15 +70,10 @@ def handle_uses(handle: Node) -> Iterator[Use]:
 
 def written(node: Node) -> list[Node]:
     """Return where the handles come from that a node writes: a variable and its slots, or a store of gradients."""
-    if not _writes(node.op) or find_op(node.op) is None:
+    if not (has(node.op, "writes") or node.op == "ResourceAccumulatorApplyGradient") or find_op(node.op) is None:
         return []
     typed = zip(node.inputs, node.input_dtypes, strict=False)
     return [handle_node(value) for value, dtype in typed if dtype == dtypes.RESOURCE or dtype > dtypes.REF_OFFSET]
-
-
-@cache
-def _writes(op: str) -> bool:
-    return has(op, "writes") or op == "ResourceAccumulatorApplyGradient"
 
 
 def updates(nodes: Iterable[Node]) -> dict[Node, list[Node]]:

@@ -16,7 +16,7 @@ from autograph_rewrite.diagnostics.limits import limit
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import OPENS
-from autograph_rewrite.ir.copying import Variant, copy_node
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.format.function_library import Function, Library, called
 from autograph_rewrite.ir.graph import Graph, Node, Value, unique_among
 from autograph_rewrite.ir.recorded_shapes import Shape, record_shapes, static_shape
@@ -338,7 +338,7 @@ def _source(reference: str, nodes: Mapping[str, RawNode]) -> str:
 # An Optional that goes around a loop, or through a list, stays.
 
 
-_UNTYPED = Variant(without=("T", "_output_shapes"))
+_TYPES = ("T", "_output_shapes")
 
 Laid = dict[tuple[Value, Value], Value]  # (routing value, what is carried instead) -> its copy
 
@@ -412,7 +412,7 @@ def _lay(graph: Graph, value: Value, path: list[Value], laid: Laid) -> Value:
         if key not in laid:
             node = step.node
             inputs, name = [value, *node.inputs[1:]], f"{node.name}/value"
-            copy = copy_node(graph, node, inputs, name=name, controls=node.controls, variant=_UNTYPED)
+            copy = copy_node(graph, node, inputs, name=name, controls=node.controls, without=_TYPES)
             copy.set_attr("T", dtypes.base(value.dtype))
             for index in range(len(copy.output_dtypes)):
                 laid[node.output(index), carried] = copy.output(index)

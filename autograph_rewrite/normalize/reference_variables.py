@@ -21,7 +21,7 @@ from typing import Any
 from autograph_rewrite.diagnostics.amounts import few
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.copying import Variant, copy_node
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.recorded_shapes import static_shape
 from autograph_rewrite.ir.replace_op import become
@@ -394,7 +394,7 @@ class _Copies:
             inputs.append(self.of(given, name, (*waits, *branch), enters))
         copy_name = f"{name}/{node.name.rpartition('/')[2]}"
         controls, op = () if enters else node.controls, "Switch" if routed else ""
-        copy = copy_node(self._graph, node, inputs, name=copy_name, controls=controls, variant=Variant(op))
+        copy = copy_node(self._graph, node, inputs, name=copy_name, controls=controls, op=op)
         return copy.output(value.index)
 
     def _read(self, variable: Node, name: str, waits: Iterable[Node], enters: Iterable[Node]) -> Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autograph_rewrite.analysis.propagate import Propagation, notes
 from autograph_rewrite.errors import GraphError, PassError, PlanError
 from autograph_rewrite.ir.graph import Graph
-from autograph_rewrite.ir.traversal import ancestors, depends_on_any
+from autograph_rewrite.ir.traversal import ancestors
 from autograph_rewrite.ir.types.device_names import process_of
 from autograph_rewrite.ir.variable_ops import is_update
 from autograph_rewrite.passes.base.pass_manager import Pass
@@ -60,7 +60,7 @@ def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> N
             "the train op updates no variable, so there is nothing to distribute",
             hint="pass the op that applies the gradients as train_op",
         )
-    if not depends_on_any(updates, {value.node for value in state.whole_inputs}):
+    if ancestors(updates).isdisjoint(value.node for value in state.whole_inputs):
         names = ", ".join(f"'{value.name}'" for value in state.whole_inputs)
         raise GraphError(
             f"no variable update depends on the batch ({names}), so there is nothing to distribute",

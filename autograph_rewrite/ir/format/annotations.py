@@ -82,15 +82,7 @@ def placements_text(placement: Placement, others: Others = ()) -> str:
 def annotation(
     placement: Placement, seen: Placement, span: Span | None = None, others: Others = (), seen_others: Others = ()
 ) -> Annotation:
-    """Return what is stated of a value that propagation has reached; equal ones are one object.
-
-    Args:
-        placement: where it is produced.
-        seen: what its readers see.
-        span: how often its node stands in the expanded graph.
-        others: where it is produced along axes besides the batch's.
-        seen_others: what its readers see along them.
-    """
+    """Return what is stated of a value that propagation has reached; equal ones are one object."""
     if (seen, seen_others) == (placement, others):
         return Annotation(placement, None, span, others=others)
     return Annotation(placement, seen, span, others=others, readers_others=seen_others)
@@ -104,9 +96,7 @@ class MisreadError(GraphError):
     """A word of an annotation that says nothing.
 
     Args:
-        problem: what is wrong with it.
         at: where it stands in what was read.
-        hint: what may stand there.
     """
 
     def __init__(self, problem: str, at: int, hint: str) -> None:

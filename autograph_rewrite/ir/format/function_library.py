@@ -21,9 +21,6 @@ class Function:
     """A FunctionDef: a graph with named arguments and results.
 
     Attributes:
-        name: its name in the library.
-        inputs: declared arguments.
-        outputs: declared results.
         nodes: the body; inputs in function syntax (`arg`, `node:out:0`, `^node`).
         returns: result name -> the tensor that it is, in function syntax.
         control_returns: the nodes that a call must run for their effect.
@@ -137,7 +134,6 @@ def called(op_name: str, attrs: Mapping[str, object], library: Library) -> Itera
     """Yield the functions that a node names: by its op, or in an attribute.
 
     Args:
-        op_name: type of the node's op.
         attrs: of the node, encoded or decoded.
     """
     if op_name in library:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,7 @@ import numpy as np
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.mesh import PerInstance
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ir.types.attrs import (
-    FunctionName,
-    Shape,
-    decode,
-    decode_tensor,
-    encode,
-    is_splat,
-    splat_element,
-)
+from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_tensor, encode, is_splat, splat_element
 from autograph_rewrite.ir.types.protos import proto
 
 LONGEST = 64  # elements of a tensor that are written one by one; more are one string in base 64
@@ -131,12 +123,7 @@ def are_alike(raw: bytes | PerInstance, wanted: bytes) -> bool:
 
 
 class Literals:
-    """Reads values from a text, one after another.
-
-    Args:
-        text: the text.
-        at: where to begin.
-    """
+    """Reads values from a text, one after another."""
 
     def __init__(self, text: str, at: int = 0) -> None:
         self.text = text
@@ -177,16 +164,21 @@ class Literals:
         """Return what stands between braces, by attribute; `kinds` are those that an op declares."""
         self.next("{")
         found: dict[str, bytes | PerInstance] = {}
-        while self.peek() != "}":
+        for _ in self._until("}"):
             key = self.next()["word"]
             if not key:
                 raise GraphError(f"an attribute is wanted at '{self.text[self.at :][:20]}'")
             self.next("=")
             found[key] = self.value(kinds.get(key))
-            if self.peek() != "}":
-                self.next(",")
-        self.next("}")
         return found
+
+    def _until(self, end: str) -> Iterator[None]:
+        """Stop before each item of a list, of which the caller reads it; read the commas between them, and the end."""
+        while self.peek() != end:
+            yield
+            if self.peek() != end:
+                self.next(",")
+        self.next(end)
 
     def value(self, kind: str | None) -> bytes | PerInstance:
         """Return one encoded value.
@@ -263,10 +255,8 @@ class Literals:
             shape = (len(items),) if is_list else ()
         count = int(np.prod([dim or 0 for dim in shape], dtype=np.int64))
         if len(items) != count:
-            raise GraphError(
-                f"a constant of shape {shape_text(shape)} has {count} elements, not {len(items)}",
-                hint=SHORTENED,
-            )
+            problem = f"a constant of shape {shape_text(shape)} has {count} elements, not {len(items)}"
+            raise GraphError(problem, hint=SHORTENED)
         array = np.array(items, object if dtype == dtypes.STRING else dtypes.numpy_dtype(dtype))
         return array.reshape([dim or 0 for dim in shape])
 
@@ -284,13 +274,7 @@ class Literals:
         return np.broadcast_to(element, [dim or 0 for dim in shape or ()])
 
     def _elements(self, dtype: int) -> list[Any]:
-        items: list[Any] = []
-        while self.peek() != "]":
-            items.append(self._element(self.next(), dtype))
-            if self.peek() != "]":
-                self.next(",")
-        self.next("]")
-        return items
+        return [self._element(self.next(), dtype) for _ in self._until("]")]
 
     def _element(self, token: re.Match[str], dtype: int) -> Any:
         if token["string"] and dtype == dtypes.STRING:
@@ -298,10 +282,7 @@ class Literals:
         if token["word"] in _TRUTHS:
             return token["word"] == "true"
         if token["number"] is None:
-            raise GraphError(
-                f"'{token.group().strip()}' is no element of a constant",
-                hint=SHORTENED,
-            )
+            raise GraphError(f"'{token.group().strip()}' is no element of a constant", hint=SHORTENED)
         is_float = dtype in dtypes.INEXACT
         return float(token["number"]) if is_float else int(token["number"])
 
@@ -312,14 +293,11 @@ class Literals:
             self.next("]")
             return None
         dims: list[int | None] = []
-        while self.peek() != "]":
+        for _ in self._until("]"):
             token = self.next()
             if token["mark"] != "?" and not re.fullmatch(r"\d+", token["number"] or ""):
                 raise GraphError(f"'{token.group().strip()}' is no dimension")
             dims.append(None if token["mark"] == "?" else int(token["number"]))
-            if self.peek() != "]":
-                self.next(",")
-        self.next("]")
         return tuple(dims)
 
     def _list(self, kind: str | None) -> bytes:
@@ -330,14 +308,11 @@ class Literals:
             raise GraphError(f"a list stands where a {kind} is wanted")
         inner = kind[5:-1] if kind is not None else None
         items: list[bytes] = []
-        while self.peek() != "]":
+        for _ in self._until("]"):
             one = self.value(inner)
             if isinstance(one, PerInstance):
                 raise GraphError("a list cannot hold a value for each replica")
             items.append(one)
-            if self.peek() != "]":
-                self.next(",")
-        self.next("]")
         inner = inner or (_KINDS.get(items[0][:1], "int") if items else "int")
         return encode(f"list({inner})", [decode(one) for one in items])
 

@@ -57,7 +57,6 @@ class Text(NamedTuple):
     """What a text says.
 
     Attributes:
-        graph: the graph.
         placements: what it states of values, by their names.
     """
 
@@ -98,13 +97,7 @@ class _Line:
 
 
 def parse(text: str, *, replicas: int = 0, name: str = "text") -> Graph:
-    """Return the graph that a text describes; see `read`.
-
-    Args:
-        text: lines of nodes.
-        replicas: for how many inputs `all(%x)` stands.
-        name: what errors call the text.
-    """
+    """Return the graph that a text describes; see `read`."""
     return read(text, replicas=replicas, name=name).graph
 
 

@@ -25,7 +25,7 @@ from autograph_rewrite.ir.format import literals
 from autograph_rewrite.ir.format.annotations import Annotation, Annotations
 from autograph_rewrite.ir.format.literals import shape_text
 from autograph_rewrite.ir.graph import ORIGIN_ATTR, PASS_ATTR, Graph, Node, Value
-from autograph_rewrite.ir.mesh import ONCE, PerInstance, Select, word
+from autograph_rewrite.ir.mesh import ONCE, PerInstance, word
 from autograph_rewrite.ir.traversal import topological_order
 from autograph_rewrite.ir.types import device_specs, dtypes, wire
 from autograph_rewrite.ir.types.attrs import FunctionName, Shape, decode, decode_shape, decode_tensor
@@ -61,7 +61,6 @@ def render(
     """Return the text of a graph, or of some of its nodes; a broken graph prints too, in insertion order.
 
     Args:
-        graph: a graph, folded or not.
         nodes: which of its nodes; None for all.
         shapes: what tells the static shapes of values; None for what nodes state themselves.
         full: with every attribute, constant and function, so that `ir.format.parser.parse` gives the same graph.
@@ -94,8 +93,6 @@ def line(
     """Return the line of one node.
 
     Args:
-        node: of any graph.
-        shapes: what tells static shapes; None for what the node states itself.
         placements: as for `render`; what every replica has is left out.
         remark: what a comment says beside the provenance.
         places: as for `render`.
@@ -114,13 +111,7 @@ def line(
 
 
 def full_line(node: Node, shapes: Shapes | None = None, placements: Annotations = NO_PLACEMENTS) -> str:
-    """Return the line of one node with all that it holds.
-
-    Args:
-        node: of any graph.
-        shapes: what tells static shapes; None for what the node states itself.
-        placements: as for `render`.
-    """
+    """Return the line of one node with all that it holds."""
     result = _result(node, shapes, _of_results(node, placements))
     parts = [f"%{quoted(node.name)}{result} = {node.op}({_inputs(node)})"]
     if node.attrs:
@@ -224,18 +215,12 @@ def _result(node: Node, shapes: Shapes | None, stated: Mapping[int, Annotation])
 
 
 def _inputs(node: Node) -> str:
-    names = [f"%{_value(value)}" for value in node._inputs]
-    if not node.selects:
-        return ", ".join(names)
-    return ", ".join(_selected(name, node.selects.get(i)) for i, name in enumerate(names))
+    names, selects = (f"%{_value(value)}" for value in node._inputs), node.selects
+    return ", ".join(f"{selects[i].value}({name})" if i in selects else name for i, name in enumerate(names))
 
 
 def _value(value: Value) -> str:
     return quoted(value.node.name) + (f":{value.index}" if value.index else "")
-
-
-def _selected(name: str, select: Select | None) -> str:
-    return name if select is None else f"{select.value}({name})"
 
 
 def shown_attrs(node: Node) -> dict[str, str]:

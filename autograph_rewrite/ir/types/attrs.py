@@ -77,8 +77,6 @@ def _decode_small(raw: bytes) -> Any:
 
 
 def _python(which: str, value: Any) -> Any:
-    if which in ("type", "i", "f", "b", "s"):
-        return value
     if which == "shape":
         return decode_shape(value)
     if which == "tensor":

@@ -12,7 +12,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autograph_rewrite.errors import ConfigError
@@ -88,8 +88,7 @@ def on_task(text: str, job: str, task: int) -> str:
         job: such as "worker".
         task: number of the process in its job.
     """
-    device = parse(text)
-    return str(Device(device.kind, device.index, job, 0, task))
+    return str(replace(parse(text), job=job, replica=0, task=task))
 
 
 def short(text: str) -> str:

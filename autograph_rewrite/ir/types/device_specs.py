@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 _PART = re.compile(
     r"job:(?P<job>[A-Za-z][A-Za-z0-9_]*)|replica:(?P<replica>\d+|\*)|task:(?P<task>\d+|\*)"
-    r"|(?:device:)?(?P<kind>[A-Za-z][A-Za-z0-9_]*|\*):(?P<index>\d+|\*)"
+    r"|(?:device:)?(?P<kind>[A-Za-z][A-Za-z0-9_]*|\*):(?P<number>\d+|\*)"
 )
 
 
@@ -43,14 +43,8 @@ def parse(text: str) -> Spec | None:
         if not parts or found.keys() & parts:
             return None
         found |= parts
-    found = {key: "" if value == "*" else value for key, value in found.items()}
-    return Spec(
-        found.get("job", ""),
-        found.get("replica", ""),
-        found.get("task", ""),
-        found.get("kind", "").upper(),
-        found.get("index", ""),
-    )
+    spec = Spec(**{key: "" if value == "*" else value for key, value in found.items()})
+    return spec._replace(kind=spec.kind.upper())
 
 
 def canonical(text: str) -> str:

@@ -93,7 +93,6 @@ def find_kernel(op: str, attrs: Mapping[str, Any]) -> Kernel | None:
     """Return what a GPU runs a node with; None where it has to run on the CPU.
 
     Args:
-        op: its type.
         attrs: raw values, of which those that decide types count.
     """
     rows = registry().get(op)

@@ -29,11 +29,11 @@ class Arg:
     """One declared input or output: one tensor, `number_attr` of them, or one per type in a list."""
 
     name: str
-    dtype: int
-    type_attr: str
-    number_attr: str
-    type_list_attr: str
-    is_ref: bool
+    dtype: int = 0
+    type_attr: str = ""
+    number_attr: str = ""
+    type_list_attr: str = ""
+    is_ref: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,8 @@ def get_op(name: str) -> OpDef:
     """
     found = find_op(name)
     if found is None:
-        raise GraphError(
-            f"unknown op '{name}'",
-            hint="load the library that registers it (tf.load_op_library) before the graph",
-        )
+        hint = "load the library that registers it (tf.load_op_library) before the graph"
+        raise GraphError(f"unknown op '{name}'", hint=hint)
     return found
 
 
@@ -164,42 +162,29 @@ def _own(name: str, result: Arg, attrs: Mapping[str, str], **defaults: Any) -> O
 
 
 _LIST = "list(string)"
+_RESHARD_ATTRS = {
+    "T": "type", "over": _LIST, "before": "string", "after": "string", "edge": "int", "dim": "int",
+    "shards": "list(int)", "rows": "list(int)", "lowest": "bool",
+}  # fmt: skip
 OWN: Mapping[str, OpDef] = {
     RESHARD: _own(
-        RESHARD,
-        Arg("value", 0, "T", "", "", is_ref=False),
-        {
-            "T": "type",
-            "over": _LIST,
-            "before": "string",
-            "after": "string",
-            "edge": "int",
-            "dim": "int",
-            "shards": "list(int)",
-            "rows": "list(int)",
-            "lowest": "bool",
-        },
-        edge=-1,
-        dim=0,
-        shards=(),
-        rows=(),
-        lowest=False,
+        RESHARD, Arg("value", type_attr="T"), _RESHARD_ATTRS, edge=-1, dim=0, shards=(), rows=(), lowest=False
     ),
     SHARD_ALIKE: OpDef(
         SHARD_ALIKE,
-        (Arg("value", 0, "T", "", "", is_ref=False), Arg("like", 0, "L", "", "", is_ref=False)),
-        (Arg("value", 0, "T", "", "", is_ref=False),),
+        (Arg("value", type_attr="T"), Arg("like", type_attr="L")),
+        (Arg("value", type_attr="T"),),
         {"T": Attr("T", "type", None), "L": Attr("L", "type", None)},
         is_stateful=False,
         type_attrs=("T", "L"),
     ),
     REGION: _own(
         REGION,
-        Arg("values", 0, "", "", "T", is_ref=False),
+        Arg("values", type_list_attr="T"),
         {"T": "list(type)", "region": "string", "over": _LIST, "border": "string", "exits": _LIST},
         exits=(),
     ),
-    EFFECT: _own(EFFECT, Arg("handle", dtypes.RESOURCE, "", "", "", is_ref=False), {}),
+    EFFECT: _own(EFFECT, Arg("handle", dtypes.RESOURCE), {}),
 }
 """Ops that only a graph between two passes has.
 
@@ -264,7 +249,6 @@ def signature(name: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], tup
     """Return the dtypes of the inputs and of the outputs of a node.
 
     Args:
-        name: the op type.
         attrs: raw attribute values; per-instance ones never decide a dtype.
 
     Raises:

@@ -120,9 +120,6 @@ def read_node(
     """Decode one NodeDef. This is the hot loop of loading, so tags are compared as whole bytes.
 
     Args:
-        data: bytes around the message.
-        at: offset of its first byte.
-        end: offset behind its last byte; None: of `data`.
         entries: attributes that were decoded before, by their bytes, to share equal ones.
     """
     end = len(data) if end is None else end
@@ -176,10 +173,8 @@ def write_node(name: bytes, op: bytes, inputs: Iterable[bytes], device: bytes, t
 
     Args:
         name: UTF-8, like all text here.
-        op: op type.
         inputs: as NodeDef spells them (`name`, `name:1`, `^name`).
         device: b"" for none.
-        tail: encoded attributes and uninterpreted fields.
     """
     body = [b"\n", varint(len(name)), name, b"\x12", varint(len(op)), op]
     for text in inputs:

@@ -67,12 +67,12 @@ def is_collective(op: str) -> bool:
     if not op.startswith("Collective"):
         return False
     declared = find_op(op)
-    return declared is not None and ("instance_key" in declared.attrs or "instance_key" in _input_names(op))
+    return declared is not None and ("instance_key" in declared.attrs or "instance_key" in input_names(op))
 
 
 def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
     """Return group size, group key and instance key; None when nothing about them can be known."""
-    names = _input_names(node.op)
+    names = input_names(node.op)
     declared = find_op(node.op)
     found: list[Symbol] = []
     for key in KEYS:
@@ -88,14 +88,15 @@ def keys_of(node: Node) -> tuple[int, int, Symbol] | None:
     return size, group, instance
 
 
-def _input_names(op: str) -> list[str]:
+def input_names(op: str) -> list[str]:
+    """Return what an op's definition calls its inputs."""
     declared = find_op(op)
     return [arg.name for arg in declared.inputs] if declared is not None else []
 
 
 def sent_by(node: Node) -> Value | None:
     """Return the value that a member sends, not a copy of it; None where it only receives."""
-    if "input" not in _input_names(node.op)[:1] or not node.inputs:
+    if "input" not in input_names(node.op)[:1] or not node.inputs:
         return None
     return _original(node.inputs[0])
 

@@ -23,6 +23,7 @@ from autograph_rewrite.ir.verify.collective_groups import (
     SENT,
     Collective,
     deadlock,
+    input_names,
     is_collective,
     key_range,
     keys_of,
@@ -84,11 +85,9 @@ def decisions_are_alike(job: Job) -> Iterator[Fault]:
         for predicate, origin in origins.items():
             if origin.own and job.processes > 1:
                 member = predicates[predicate]
-                problem = (
-                    f"whether {job.say(member)} runs is decided by '{name}', which follows from its rank's own part"
-                )
+                problem = f"whether {job.say(member)} runs is decided by '{name}', which follows from its rank's own"
                 hint = "decide by what all ranks have: a sum or a gather over all of them, or a variable"
-                yield Fault(f"{problem} of the batch, '{origin.own}'", member, hint)
+                yield Fault(f"{problem} part of the batch, '{origin.own}'", member, hint)
         makings = {predicate.node: origin.making for predicate, origin in origins.items()}
         if len(set(makings.values())) > 1:
             odd = odd_one(makings)
@@ -254,10 +253,9 @@ def groups_have_one_set_of_devices(job: Job) -> Iterator[Fault]:
             other = next(group for group in same if sets[group.members[0]] != sets[odd])
             mine = next(group for group in same if group.members[0] is odd)
             apart = ", ".join(f"'{device}'" for device in sorted(sets[odd] ^ sets[other.members[0]])[:SHOWN])
-            problem = (
-                f"group key {key} stands for two sets of devices: that of {mine.name} ({job.say(odd)}) and that of"
-            )
-            yield Fault(f"{problem} {other.name} differ in {apart}", odd, "give each set of devices its own group key")
+            problem = f"group key {key} stands for two sets of devices: that of {mine.name} ({job.say(odd)}) and"
+            hint = "give each set of devices its own group key"
+            yield Fault(f"{problem} that of {other.name} differ in {apart}", odd, hint)
 
 
 def keys_never_meet(job: Job) -> Iterator[Fault]:
@@ -347,18 +345,16 @@ def chains_agree(job: Job) -> Iterator[Fault]:
         for node in listed[two].members:
             other = here.get(device_specs.canonical(node.device))
             if other is not None and not before[node] & marks[other]:
-                problem = (
-                    f"{job.say(node)} in {listed[two].name} does not wait for '{other.name}' in {listed[one].name}"
-                )
-                rest = f"as {job.say(later)} does for '{earlier.name}'"
-                yield Fault(f"{problem}, {rest}", node, "order collectives on all devices, or on none; " + SAME_PLAN)
+                problem = f"{job.say(node)} in {listed[two].name} does not wait for '{other.name}' in"
+                rest = f"{listed[one].name}, as {job.say(later)} does for '{earlier.name}'"
+                yield Fault(f"{problem} {rest}", node, "order collectives on all devices, or on none; " + SAME_PLAN)
 
 
 def _chained(node: Node, group_of: Mapping[Node, Collective]) -> Iterator[Node]:
     """Yield the collectives that a member is made to wait for: by control edges and tokens, not by data."""
-    op = find_op(node.op)
-    tokens = [arg.name for arg in op.inputs].index("ordering_token") if op is not None and _has_token(node) else None
-    stack = [*node.controls, *(value.node for value in (node.inputs[tokens:] if tokens is not None else ()))]
+    names = input_names(node.op)
+    tokens = node.inputs[names.index("ordering_token") :] if "ordering_token" in names else ()
+    stack = [*node.controls, *(value.node for value in tokens)]
     seen = set(stack)
     while stack:
         other = stack.pop()
@@ -368,11 +364,6 @@ def _chained(node: Node, group_of: Mapping[Node, Collective]) -> Iterator[Node]:
             more = [*other.controls, *(value.node for value in other.inputs)]
             stack += [one for one in more if one not in seen]
             seen.update(more)
-
-
-def _has_token(node: Node) -> bool:
-    op = find_op(node.op)
-    return op is not None and any(arg.name == "ordering_token" for arg in op.inputs)
 
 
 def runs_are_whole(job: Job) -> Iterator[Fault]:

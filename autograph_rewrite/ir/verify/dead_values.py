@@ -27,11 +27,6 @@ Apart = Callable[[Node, Node, Select | None], bool]
 def check_arrivals(graph: Graph, known: Collection[str], apart: Apart) -> None:
     """Check that every value that a graph needs arrives; see `values_arrive`.
 
-    Args:
-        graph: folded or finished.
-        known: names of the nodes of the original.
-        apart: tells which edges lead from device to device.
-
     Raises:
         VerifyError: names every one that does not.
     """
@@ -42,16 +37,15 @@ def values_arrive(graph: Graph, known: Collection[str], apart: Apart) -> Iterato
     """Every node that a pass added can run; what another device sends into a loop arrives in every iteration.
 
     Args:
-        graph: a folded or a finished graph without cycles.
         known: names of the nodes of the original: what never runs there may never run here.
         apart: tells which edges lead from device to device.
     """
     if any(node.op in OPENS for node in graph):
         order = topological_order(graph)
         frames = frames_of(order)
-        yield from (
-            fault for node, fault in _behind_both_branches(order, frames) if common_name(node.name) not in known
-        )
+        for node, fault in _behind_both_branches(order, frames):
+            if common_name(node.name) not in known:
+                yield fault
         yield from _awaited_again(order, frames, apart)
 
 
@@ -59,8 +53,6 @@ def on_other_devices(node: Node, producer: Node, _: Select | None) -> bool:
     """Return whether two nodes of a finished graph certainly are on different devices.
 
     Args:
-        node: the reader.
-        producer: of what it reads.
         _: which instance it selects; a finished graph has no instances.
     """
     one, other = device_specs.canonical(node.device), device_specs.canonical(producer.device)
@@ -68,13 +60,7 @@ def on_other_devices(node: Node, producer: Node, _: Select | None) -> bool:
 
 
 def on_other_replicas(node: Node, producer: Node, select: Select | None) -> bool:
-    """Return whether an edge of a folded graph leads from replica to replica; what runs once does so with the first.
-
-    Args:
-        node: the reader.
-        producer: of what it reads.
-        select: which instance it reads.
-    """
+    """Return whether an edge of a folded graph leads from replica to replica; what runs once does so with the first."""
     return (node.span == ONCE) is not (producer.span == ONCE) and select is not Select.FIRST
 
 

@@ -74,12 +74,7 @@ def roots_in(graphs: Sequence[Graph], original: Original) -> Iterator[tuple[str,
 
 
 def job_of(graphs: Sequence[Graph], original: Original, processes: int) -> Job:
-    """Return the job of some finished graphs, which were made of one item.
-
-    Args:
-        graphs: one per process.
-        processes: how many the job has.
-    """
+    """Return the job of some finished graphs, which were made of one item."""
     own = (info.tensor.partition(":")[0] for info in original.inputs.values() if info.batch_axis is not None)
     roots = (root for _, root in roots_in(graphs, original) if root.nodes)
     return Job(tuple(graphs), processes, tuple(roots), frozenset(own))
@@ -117,14 +112,7 @@ def check_expanded(
 def expanded_faults(
     data: bytes | Graph, original: Original, devices: Sequence[str] = (), processes: int = 1, micro: int = 1
 ) -> list[Fault]:
-    """Return every broken invariant of a finished graph.
-
-    Args:
-        original: what it was made of.
-        devices: canonical names of all that may be used; none: not checked.
-        processes: how many the job has.
-        micro: micro-batches per replica.
-    """
+    """Return every broken invariant of a finished graph."""
     graph = data if isinstance(data, Graph) else serde.from_bytes(data)
     faults = folded_faults(graph, Mesh.of(1), devices)
     faults += [Fault(f"'{node.name}' is still folded", node) for node in graph if node.span != ONCE]

@@ -68,12 +68,7 @@ def check_folded(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> None:
 
 
 def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list[Fault]:
-    """Return every broken invariant of a graph between two passes.
-
-    Args:
-        mesh: of the process.
-        devices: canonical names of all that may be used; none: not checked.
-    """
+    """Return every broken invariant of a graph between two passes."""
     view = View(graph, tuple(graph), mesh, tuple(devices))
     return [fault for invariant in INVARIANTS for fault in invariant(view)]
 
@@ -156,7 +151,7 @@ def loops_are_closed(view: View) -> Iterator[Fault]:
         order = topological_order(view.graph)
     except GraphError:
         return  # the fault of `no_cycles`
-    yield from (Fault(fault.problem, fault.node) for fault in loop_faults(order))
+    yield from (Fault(problem, node) for node, problem in loop_faults(order))
 
 
 def types_agree(view: View) -> Iterator[Fault]:
@@ -268,11 +263,8 @@ def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
     at = 0
     for i in range(len(node._inputs)):
         count = _taken(view, node, i)
-        if (
-            i in node.selects
-            and node.selects[i].is_of_many
-            and not any(at >= start and at + count <= end for start, end in lists)
-        ):
+        is_of_many = i in node.selects and node.selects[i].is_of_many
+        if is_of_many and not any(at >= start and at + count <= end for start, end in lists):
             yield Fault(f"'{node.name}' takes all instances as input {i}, where {node.op} has no list", node)
         at += count
 
@@ -376,9 +368,21 @@ def collectives_are_complete(view: View) -> Iterator[Fault]:
 
 
 def containers_are_filled(view: View) -> Iterator[Fault]:
-    """What is read from a tensor array or a stack on each replica is put into it on each replica."""
-    for node, problem in unwritten_reads(view.nodes):
-        yield Fault(problem, node)
+    """What is read from a tensor array or a stack on each replica is put into it on each replica.
+
+    Nobody would miss a value: an array that nothing was put into gives zeros.
+    """
+    written: dict[Container, Node] = {}
+    for node in view.nodes:
+        if node.op in _WRITES:
+            before = written.setdefault(_container(node), node)
+            if is_rarer(node.span, before.span):
+                written[_container(node)] = node
+    for node in view.nodes:
+        write = written.get(_container(node)) if node.op in _READS else None
+        if write is not None and is_rarer(write.span, node.span):
+            often, rarely = word(node.span), word(write.span)
+            yield Fault(f"'{node.name}' reads {often} what '{write.name}' puts into a container {rarely}", node)
 
 
 def array_elements_are_written_once(view: View) -> Iterator[Fault]:
@@ -415,39 +419,10 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-# Invariant of tensor arrays and stacks: who reads one on each replica finds what each replica has put into its own.
-#
-#     TensorArrayV3 each ◄── TensorArrayWriteV3 once (of the first replica's), TensorArrayGatherV3 each      a fault
-#
-# Nobody would miss a value: an array that nothing was put into gives zeros.
-
-
 _WRITES, _READS = ops_with("container_writes"), ops_with("container_reads")
 _ELEMENT_WRITES = frozenset(("TensorArrayWriteV3", "TensorArrayScatterV3"))
 Container = tuple[Node, bytes]
 """What makes it, and whose gradients it holds, if any."""
-
-
-def unwritten_reads(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the reads of containers that are written less often than they are read, and what is wrong.
-
-    Args:
-        nodes: of a folded graph.
-    """
-    written: dict[Container, Node] = {}
-    reads: list[Node] = []
-    for node in nodes:
-        if node.op in _WRITES:
-            before = written.setdefault(_container(node), node)
-            if is_rarer(node.span, before.span):
-                written[_container(node)] = node
-        elif node.op in _READS:
-            reads.append(node)
-    for read in reads:
-        write = written.get(_container(read))
-        if write is not None and is_rarer(write.span, read.span):
-            often, rarely = word(read.span), word(write.span)
-            yield read, f"'{read.name}' reads {often} what '{write.name}' puts into a container {rarely}"
 
 
 def _container(node: Node) -> Container:

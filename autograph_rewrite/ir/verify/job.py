@@ -32,8 +32,6 @@ class Job:
 
     Attributes:
         graphs: one per rank, without cycles; or a single one that stands for the graphs of all processes.
-        processes: how many run.
-        roots: what can be run.
         own_inputs: the placeholders that are fed on each rank with something of its own.
         servers: devices on which variables live that all ranks use.
     """

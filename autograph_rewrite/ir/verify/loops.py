@@ -11,7 +11,6 @@ loop closes a cycle, and what is dead is not carried on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from autograph_rewrite.ir.control_flow import Frame, decider, frames_of, guards_of, opened, shared_frames_of
 from autograph_rewrite.ir.graph import Node
@@ -20,15 +19,8 @@ from autograph_rewrite.ir.traversal import marks_before
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, has
 
 
-class LoopFault(NamedTuple):
-    """What is wrong with a loop, and the node in it that shows it."""
-
-    problem: str
-    node: Node
-
-
-def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
-    """Yield what is wrong with the loops of a graph.
+def loop_faults(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
+    """Yield the nodes that show that a loop of a graph is broken, and what is wrong.
 
     Args:
         order: its nodes, producers first.
@@ -42,7 +34,7 @@ def loop_faults(order: Sequence[Node]) -> Iterator[LoopFault]:
         yield from _carried_sometimes(order, frames)
 
 
-def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
     for node in order:
         own = frames.get(node, ())
         if node.op in ENTERS:
@@ -54,18 +46,18 @@ def _by_no_door(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[Lo
             if given != own:
                 where = f"'{given[-1]}'" if given else "no loop"
                 problem = f"'{node.name}' is in the loop '{own[-1]}'" if own else f"'{node.name}' is in no loop"
-                yield LoopFault(f"{problem} and reads '{producer.name}', which is in {where}", node)
+                yield node, f"{problem} and reads '{producer.name}', which is in {where}"
 
 
-def _run_once(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+def _run_once(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
     """Yield what runs once in a loop that each instance has for itself: no instance of the loop has it."""
     shared = shared_frames_of(order)
     for node, frame in frames.items():
         if node not in shared and node.span != EACH:
-            yield LoopFault(f"'{node.name}' runs {OFTEN[node.span]}, in the loop '{frame[-1]}' of each instance", node)
+            yield node, f"'{node.name}' runs {OFTEN[node.span]}, in the loop '{frame[-1]}' of each instance"
 
 
-def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
     bits: dict[Frame, int] = {}
     marks: dict[Node, int] = {}
     for node, frame in frames.items():
@@ -79,19 +71,19 @@ def _waiting_for_themselves(order: Sequence[Node], frames: dict[Node, Frame]) ->
             entered = [frame[:depth] for depth in range(1, len(frame) + 1) if outside[:depth] != frame[:depth]]
             for loop in entered:
                 if bits[loop] & earlier.get(producer, 0):
-                    problem = f"'{node.name}' in the loop '{loop[-1]}' needs '{producer.name}', which waits for its end"
-                    yield LoopFault(problem, node)
+                    needs = f"needs '{producer.name}', which waits for its end"
+                    yield node, f"'{node.name}' in the loop '{loop[-1]}' {needs}"
 
 
-def _standing_still(order: Sequence[Node]) -> Iterator[LoopFault]:
+def _standing_still(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
     """Yield the Merges of loops that wait for something: it would run before the first iteration only."""
     for node in order:
         if node._controls and node.op in MERGES and any(v.node.op in BACK_EDGES for v in node._inputs):
             awaited = next(iter(node._controls)).name
-            yield LoopFault(f"'{node.name}' waits for '{awaited}', so its loop would stand still", node)
+            yield node, f"'{node.name}' waits for '{awaited}', so its loop would stand still"
 
 
-def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[LoopFault]:
+def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iterator[tuple[Node, str]]:
     """Yield what hands a value on to the next iteration that only one branch of the body makes."""
     guards = guards_of(order, frames)
     conditions = {
@@ -105,7 +97,7 @@ def _carried_sometimes(order: Sequence[Node], frames: dict[Node, Frame]) -> Iter
         branch = [g for g in alive if g.frame == frames[node] and g.predicate != conditions.get(g.frame)]
         if branch:
             problem = f"'{node.name}' carries '{given.name}' on, which is there only where '{branch[0].predicate.name}'"
-            yield LoopFault(f"{problem} is {str(branch[0].taken).lower()}: its loop would end without values", node)
+            yield node, f"{problem} is {str(branch[0].taken).lower()}: its loop would end without values"
 
 
 def _producers(node: Node) -> list[Node]:

@@ -203,29 +203,19 @@ def check_ranks(
     raise_for(verify_ranks(graphs, original, servers))
 
 
+@no_garbage_collection()
 def verify_ranks(
     graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
 ) -> list[Fault]:
-    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`.
-
-    Args:
-        graphs: finished, in the order of ranks.
-        original: what they were made of; without it, what a step runs is not known.
-        servers: canonical devices of parameter servers.
-    """
-    with no_garbage_collection():
-        return _faults(graphs, original, frozenset(servers))
-
-
-def _faults(graphs: Sequence[bytes | Graph], original: Original | None, servers: frozenset[str]) -> list[Fault]:
+    """Return everything that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:
         return faults  # what follows relies on orders
     if original is None:
-        job = Job(ranks, len(ranks), servers=servers)
+        job = Job(ranks, len(ranks), servers=frozenset(servers))
     else:
-        job = replace(job_of(ranks, original, len(ranks)), servers=servers)
+        job = replace(job_of(ranks, original, len(ranks)), servers=frozenset(servers))
         faults += [fault for name, root in roots_in(ranks, original) for fault in _lost(ranks, root.what, name)]
     return faults + [fault for invariant in INVARIANTS for fault in invariant(job)]
 
@@ -347,15 +337,12 @@ def _aliases(job: Job, handles: Mapping[Node, str]) -> Iterator[Fault]:
         if job.rank(one) != job.rank(other):
             wrong = handles[one] != handles[other]
         else:
-            wrong = any(_both(graph, pair) and rank not in ranks for rank, graph in enumerate(job.graphs))
+            having_both = (rank for rank, graph in enumerate(job.graphs) if all(name in graph for name in pair))
+            wrong = not ranks.issuperset(having_both)
         if wrong:
             where = device_specs.short(other.device) or "one device"
             problem = f"{job.say(one)} and {job.say(other)} share their storage on {where}, elsewhere they do not"
             yield Fault(problem, other, "give each variable a shared_name of its own")
-
-
-def _both(graph: Graph, names: Iterable[str]) -> bool:
-    return all(name in graph for name in names)
 
 
 INVARIANTS: tuple[Invariant, ...] = (

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from autograph_rewrite.ir.graph import Graph, Node
 from autograph_rewrite.ir.mesh import MICRO, ONCE, Mesh, PerInstance, Select, Span
@@ -20,11 +20,6 @@ from autograph_rewrite.ops.traits import BACK_EDGES
 
 def check_runs(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> None:
     """Check that what is run by its name leaves no member of a collective waiting.
-
-    Args:
-        graph: folded.
-        mesh: of the process.
-        roots: what can be run by its name.
 
     Raises:
         VerifyError: names every root that would hang.
@@ -48,10 +43,8 @@ def runs_are_whole(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> Iterator[
         missing = first & ~whole
         if root.span == ONCE and missing:
             node, axis = members[missing.bit_length() - 1]
-            problem = (
-                f"running '{root.name}' alone hangs: it needs '{node.name}' of the first {axis}, but not of others"
-            )
-            yield Fault(problem, node, "let it wait for all members")
+            problem = f"running '{root.name}' alone hangs: it needs '{node.name}' of the first {axis}, but not of"
+            yield Fault(f"{problem} others", node, "let it wait for all members")
 
 
 class _Reached:
@@ -92,11 +85,8 @@ def _axes(node: Node, mesh: Mesh) -> list[str]:
     """Return the axes along which the members of a collective lie, of those that this process has."""
     span = mesh.whole(node.span)
     key = node.inputs[GROUP_KEY].node if len(node.inputs) > GROUP_KEY else node
-    return [
-        name
-        for name, size in mesh.axes
-        if name in span and name != MICRO and size > 1 and _meets(key, name, span, mesh)
-    ]
+    lying = [name for name, size in mesh.axes if name in span and name != MICRO and size > 1]
+    return [name for name in lying if _meets(key, name, span, mesh)]
 
 
 def _meets(key: Node, axis: str, span: Span, mesh: Mesh) -> bool:
@@ -106,8 +96,7 @@ def _meets(key: Node, axis: str, span: Span, mesh: Mesh) -> bool:
         return True
     found: dict[tuple[tuple[str, int], ...], set[bytes]] = {}
     for i, content in enumerate(raw.raws):
-        at: Mapping[str, int] = mesh.coordinates(key.span, i)
-        found.setdefault(tuple((name, k) for name, k in at.items() if name != axis and name in span), set()).add(
-            content
-        )
+        at = mesh.coordinates(key.span, i)
+        others = tuple((name, k) for name, k in at.items() if name != axis and name in span)
+        found.setdefault(others, set()).add(content)
     return all(len(contents) == 1 for contents in found.values())

@@ -110,6 +110,12 @@ def any_local(dims: Iterable[Dim] | None) -> bool:
     return dims is not None and any(is_local(dim) for dim in dims)
 
 
+def local_entry(dims: Sequence[Dim] | None) -> int | None:
+    """Return the position of the one local size in a shape vector, None if there is none or more."""
+    found = [i for i, dim in enumerate(dims or ()) if is_local(dim)]
+    return found[0] if len(found) == 1 else None
+
+
 def times(a: Dim, b: Dim) -> Dim:
     """Multiply; a product of two block sizes is not a size of any block, so it is unknown."""
     if a is None or b is None:
@@ -155,7 +161,6 @@ def to_global(dim: Dim, batch: int | None) -> Dim:
     """Return the size over the whole batch of a size per block.
 
     Args:
-        dim: a size, local or not.
         batch: the number of examples, where it is static.
     """
     if not isinstance(dim, Sym) or not is_local(dim):

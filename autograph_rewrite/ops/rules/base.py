@@ -53,7 +53,6 @@ class Op(NamedTuple):
     """A node as a rule sees it.
 
     Attributes:
-        op: op type.
         attr: reads a decoded attribute by name, with the op's own default.
         inputs: facts of the inputs. `shape` and `value` functions get them as they are after conversion.
         output_dtypes: element type of each output.
@@ -199,6 +198,11 @@ def whole(n: Op) -> Placed:
 def others_whole(n: Op, *kept: int) -> dict[int, Reshard]:
     """Return the conversions that make all inputs whole but those that are `kept` as they are."""
     return {i: REPLICATED for i, fact in enumerate(n.inputs) if i not in kept and fact.placement.differs}
+
+
+def made_whole(n: Op, index: int) -> dict[int, Reshard]:
+    """Return the conversion that makes one input whole, if it needs one."""
+    return {index: REPLICATED} if n.placement(index).differs else {}
 
 
 Values = tuple[tuple[Dim, ...] | None, ...]

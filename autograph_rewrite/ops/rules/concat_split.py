@@ -26,11 +26,6 @@ from autograph_rewrite.ops.rules.kernels import add, array, by_kernel, flat
 from autograph_rewrite.ops.rules.layout import join_pieces
 
 
-def _many(n: Op, placed: Placed) -> Placed:
-    """Repeat a one-output answer for every output."""
-    return placed._replace(outputs=placed.outputs[:1] * len(n.output_dtypes))
-
-
 def place_pack(n: Op) -> Placed:
     """Stack: the new dimension goes before or after the split one."""
     found = join_pieces(n, range(len(n.inputs)))
@@ -54,15 +49,13 @@ def shape_pack(n: Op) -> tuple[Shape | None, ...]:
 
 def place_unpack(n: Op) -> Placed:
     """Unstack another dimension than the split one."""
-    placement, rank = n.placement(0), n.rank(0)
+    placement, rank, count = n.placement(0), n.rank(0), len(n.output_dtypes)
     if placement.is_partial:
-        return _many(n, Placed((placement,)))
-    if not placement.is_split or not rank:
+        return Placed((placement,) * count)
+    axis = n.attr("axis") % rank if rank else placement.dim
+    if not placement.is_split or axis == placement.dim:
         return whole(n)
-    axis = n.attr("axis") % rank
-    if axis == placement.dim:
-        return whole(n)
-    return _many(n, Placed((split(placement.dim - (axis < placement.dim)),)))
+    return Placed((split(placement.dim - (axis < placement.dim)),) * count)
 
 
 def shape_unpack(n: Op) -> tuple[Shape | None, ...]:
@@ -95,9 +88,7 @@ def place_concat(n: Op) -> Placed:
     if axis is not None and operand_reshards is not None:
         return Placed((split(axis),), operand_reshards)
     found = join_pieces(n, pieces)
-    if axis is None or found is None or found[0] == split(axis):
-        return whole(n)
-    return Placed((found[0],), found[1])
+    return whole(n) if axis is None or found is None or found[0] == split(axis) else Placed((found[0],), found[1])
 
 
 def _as_segments(n: Op, pieces: Sequence[int], axis: int) -> dict[int, Reshard] | None:
@@ -129,10 +120,10 @@ def shape_concat(n: Op) -> tuple[Shape | None, ...]:
     total: Dim = 0
     rows = [parts(shape[axis]) for shape in known]
     if n.semantics.segments and all(n.placement(i) == split(axis) for i in pieces) and all(rows):
-        size = joined([one for each in rows for one in each])
-        return ((*known[0][:axis], size, *known[0][axis + 1 :]),)
-    for shape in known:
-        total = add(total, shape[axis])
+        total = joined([one for each in rows for one in each])
+    else:
+        for shape in known:
+            total = add(total, shape[axis])
     return ((*known[0][:axis], total, *known[0][axis + 1 :]),)
 
 
@@ -162,13 +153,11 @@ def place_cut(n: Op) -> Placed:
     data, axis = _cut_axis(n)
     placement = n.placement(data)
     others = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i != data)
-    if placement.is_partial and others:
-        return _many(n, Placed((placement,)))
-    if placement.is_split and axis == placement.dim and between(n) is not None:
-        return _many(n, Placed((placement,)))
-    if not placement.is_split or axis is None or axis == placement.dim or not others:
-        return whole(n)
-    return _many(n, Placed((placement,)))
+    if placement.is_split and axis == placement.dim:
+        stays = between(n) is not None
+    else:
+        stays = others and (placement.is_partial or (placement.is_split and axis is not None))
+    return Placed((placement,) * len(n.output_dtypes)) if stays else whole(n)
 
 
 def between(n: Op) -> list[Dim] | None:

@@ -34,7 +34,6 @@ def scratch_elements(equation: str, inputs: Sequence[Shape]) -> int:
 
     Args:
         equation: such as "bd,edf->ebf".
-        inputs: the shapes of the operands.
     """
     left, _, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")

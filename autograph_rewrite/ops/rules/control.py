@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, REPLICATED, UNKNOWN, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, first_value, like_first, scalar, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, first_value, like_first, made_whole, scalar, whole
 from autograph_rewrite.ops.rules.join import conform, join, reached
 from autograph_rewrite.ops.rules.signature import every
 
 
 def place_switch(n: Op) -> Placed:
     """Send a value down one of two paths."""
-    operand_reshards: dict[int, Reshard] = {1: REPLICATED} if n.placement(1).differs else {}
-    return Placed((n.placement(0),) * 2, operand_reshards, zero=(n.inputs[0].zero,) * 2)
+    return Placed((n.placement(0),) * 2, made_whole(n, 1), zero=(n.inputs[0].zero,) * 2)
 
 
 def place_carry(n: Op) -> Placed:
@@ -50,9 +49,6 @@ def _merged_value(n: Op) -> tuple[tuple[Dim, ...] | None, ...]:
 RULES: dict[str, Rule] = {
     **every(Rule(place_switch, like_first, first_value), "Switch RefSwitch"),
     **every(Rule(place_merge, _merged_shape, _merged_value), "Merge RefMerge"),
-    **every(
-        Rule(place_carry, like_first, first_value),
-        "Enter RefEnter Exit RefExit NextIteration RefNextIteration",
-    ),
+    **every(Rule(place_carry, like_first, first_value), "Enter RefEnter Exit RefExit NextIteration RefNextIteration"),
     "LoopCond": Rule(whole, scalar),
 }

@@ -12,7 +12,7 @@ images', so only images are split. Rows and columns are split where blocks can b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, to_global
 from autograph_rewrite.ops.rules.base import Attr, Numbers, Op, Rule
@@ -39,8 +39,6 @@ def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int
     """Return how many elements of patches the gradient of the filter holds; 0 where a shape is not known.
 
     Args:
-        inputs: the shapes of its operands.
-        outputs: the shape of its result.
         width: bytes of an element.
         threads: that share the work of one op.
     """
@@ -48,29 +46,17 @@ def filter_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int
 
 
 def input_patches(inputs: Sequence[Shape], outputs: Sequence[Shape], width: int, threads: int) -> int:
-    """Return how many elements of patches the gradient of the images holds; 0 where a shape is not known.
-
-    Args:
-        inputs: the shapes of its operands.
-        outputs: the shape of its result.
-        width: bytes of an element.
-        threads: that share the work of one op.
-    """
-    kernel = inputs[1] if len(inputs) == 3 else ()
-    return _patches(inputs, kernel, width, one_by_one=lambda operands: operands // threads >= SMALL // width)
+    """Return the same of the gradient of the images, which may take them one by one."""
+    return _patches(inputs, inputs[1] if len(inputs) == 3 else (), width, threads)
 
 
-def _patches(
-    inputs: Sequence[Shape], kernel: Shape, width: int, one_by_one: Callable[[int], bool] | None = None
-) -> int:
-    if len(inputs) != 3 or len(inputs[2]) != 4 or len(kernel) != 4:
-        return 0
-    if not math.prod(inputs[2]) or not math.prod(kernel):
+def _patches(inputs: Sequence[Shape], kernel: Shape, width: int, threads: int = 0) -> int:
+    if len(inputs) != 3 or len(inputs[2]) != 4 or len(kernel) != 4 or not math.prod((*inputs[2], *kernel)):
         return 0
     images, places = inputs[2][0], math.prod(inputs[2][1:3])
     patch, depth = math.prod(kernel[:3]), kernel[3]
     operands = places * patch + places * depth + patch * depth
-    if one_by_one is not None and (images == 1 or one_by_one(operands)):
+    if threads and (images == 1 or operands // threads >= SMALL // width):
         return places * patch
     return math.ceil(HELD // width / operands) * places * patch
 
@@ -126,12 +112,7 @@ def _depthwise_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
 
 
 def convolution(rank: int, depthwise: bool = False) -> Rule:
-    """Return the rule of a convolution.
-
-    Args:
-        rank: of the images.
-        depthwise: each channel has filters of its own.
-    """
+    """Return the rule of a convolution of images of a rank; depthwise, each channel has filters of its own."""
 
     def text(n: Op) -> str:
         """Images and output channels stay split; input channels are summed over."""
@@ -146,7 +127,6 @@ def input_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fals
     """Return the rule of the gradient of the images.
 
     Args:
-        depthwise: each channel has filters of its own.
         of_values: the first operand is the input itself, of which only the shape matters.
     """
 
@@ -163,8 +143,6 @@ def filter_gradient(rank: int, depthwise: bool = False, *, of_values: bool = Fal
     """Return the rule of the gradient of the filter.
 
     Args:
-        rank: of the images.
-        depthwise: each channel has filters of its own.
         of_values: the second operand is the filter itself, of which only the shape matters.
     """
 

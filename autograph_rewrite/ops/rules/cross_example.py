@@ -11,11 +11,6 @@ from autograph_rewrite.ops.rules.contraction import matmul_work
 from autograph_rewrite.ops.rules.factors import lines
 
 
-def _dense_shape(n: Op) -> tuple[Shape | None, ...]:
-    """The second operand."""
-    return (n.value(1),) if n.value(1) is not None else n.static
-
-
 def _rows_shape(n: Op) -> tuple[Shape | None, ...]:
     """As many rows as are counted, of the width that is stated."""
     static, count = n.static[0], n.value(3) if len(n.inputs) > 3 else None
@@ -24,7 +19,7 @@ def _rows_shape(n: Op) -> tuple[Shape | None, ...]:
 
 
 RULES: dict[str, Rule] = {
-    "SparseToDense": Rule(whole, _dense_shape),
+    "SparseToDense": Rule(whole, lambda n: n.static if n.value(1) is None else (n.value(1),)),
     "RaggedTensorToTensor": Rule(whole, _rows_shape),
     "SparseMatMul": Rule(whole, work=matmul_work),
     **lines("""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.ir.types import dtypes
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
+from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, is_whole_of, to_global
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
 from autograph_rewrite.ops.rules.kernels import SIZE_ARITHMETIC, by_kernel
@@ -41,10 +41,6 @@ NONLINEAR_BINARY = (
 AFFINE = ("Add", "AddV2", "Sub", "AddN", "AccumulateNV2")
 
 
-def _is_sum(placement: Placement) -> bool:
-    return placement == PARTIAL
-
-
 def _inexact(n: Op, index: int) -> bool:
     return dtypes.base(n.inputs[index].dtype) in dtypes.INEXACT
 
@@ -66,7 +62,7 @@ def place_unary(n: Op) -> Placed:
 
 def place_linear_unary(n: Op) -> Placed:
     """Like unary, and a sum of contributions commutes with it."""
-    if _is_sum(n.placement(0)) and _inexact(n, 0):
+    if n.placement(0) == PARTIAL and _inexact(n, 0):
         return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
     return place_unary(n)
 
@@ -74,9 +70,8 @@ def place_linear_unary(n: Op) -> Placed:
 def place_zeros_like(n: Op) -> Placed:
     """Zeros are replicated, split and partial at once; keep the placement of the shape they copy."""
     placement = n.placement(0)
-    if placement.is_split or _is_sum(placement):
-        return Placed((placement,), zero=(True,))
-    return Placed(whole(n).outputs, whole(n).operand_reshards, zero=(True,))
+    stays = placement.is_split or placement == PARTIAL
+    return (Placed((placement,)) if stays else whole(n))._replace(zero=(True,))
 
 
 _MANTISSA = {dtypes.BFLOAT16: 8, dtypes.HALF: 11, dtypes.FLOAT: 24, dtypes.DOUBLE: 53}
@@ -85,30 +80,10 @@ _MANTISSA = {dtypes.BFLOAT16: 8, dtypes.HALF: 11, dtypes.FLOAT: 24, dtypes.DOUBL
 def place_cast(n: Op) -> Placed:
     """Widening a floating type is linear; everything else rounds, so contributions are summed first."""
     placement = n.placement(0)
-    if placement.is_split:
-        return Placed((placement,), zero=(n.inputs[0].zero,))
     source, target = dtypes.base(n.inputs[0].dtype), n.output_dtypes[0]
     widens = _MANTISSA.get(source, 99) <= _MANTISSA.get(target, 0)
-    if _is_sum(placement) and widens:
-        return Placed((PARTIAL,), zero=(n.inputs[0].zero,))
-    return Placed(whole(n).outputs, whole(n).operand_reshards, zero=(n.inputs[0].zero,))
-
-
-def align(n: Op, indices: Sequence[int], rank: int) -> tuple[int, Dim] | None:
-    """Return the output dimension that is split and the size of its block, from the first, largest split input.
-
-    Args:
-        indices: operands that take part in the broadcast.
-        rank: of the result.
-    """
-    best: tuple[int, Dim] | None = None
-    best_rank = -1
-    for i in indices:
-        fact = n.inputs[i]
-        if fact.placement.is_split and fact.shape is not None and len(fact.shape) > best_rank:
-            best_rank = len(fact.shape)
-            best = fact.placement.dim + rank - best_rank, fact.split_size
-    return best
+    stays = placement.is_split or (placement == PARTIAL and widens)
+    return (Placed((placement,)) if stays else whole(n))._replace(zero=(n.inputs[0].zero,))
 
 
 def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -> dict[int, Reshard] | None:
@@ -118,7 +93,6 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
 
     Args:
         indices: operands that take part in the broadcast.
-        rank: of the result.
         dim: dimension of the result that is split.
         size: of the block along it.
     """
@@ -142,29 +116,23 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
     return operand_reshards
 
 
-def _place_broadcast(n: Op, indices: Sequence[int]) -> Placed:
-    """Place an op in which no input is a usable partial."""
-    shapes = [n.inputs[i].shape for i in indices]
-    if not any(n.placement(i).is_split for i in indices) or any(shape is None for shape in shapes):
-        return whole(n)
-    rank = max(len(shape) for shape in shapes if shape is not None)
-    found = align(n, indices, rank)
-    if found is None:
-        return whole(n)
-    operand_reshards = split_wants(n, indices, rank, *found)
-    return whole(n) if operand_reshards is None else Placed((split(found[0]),), operand_reshards)
-
-
 def place_nonlinear(n: Op) -> Placed:
     """Place a broadcasting op that is linear in nothing."""
-    return _place_broadcast(n, range(len(n.inputs)))
+    cut = [fact for fact in n.inputs if fact.placement.is_split]
+    ranks = [len(fact.shape) for fact in n.inputs if fact.shape is not None]
+    if not cut or len(ranks) < len(n.inputs):
+        return whole(n)
+    widest = max(cut, key=lambda fact: fact.rank or 0)  # of several, the first
+    dim = widest.placement.dim + max(ranks) - (widest.rank or 0)
+    operand_reshards = split_wants(n, range(len(n.inputs)), max(ranks), dim, widest.split_size)
+    return whole(n) if operand_reshards is None else Placed((split(dim),), operand_reshards)
 
 
 def place_multilinear(n: Op) -> Placed:
     """Place an op that is linear in some inputs: one partial there, with all others replicated, stays partial."""
     partial = [i for i, fact in enumerate(n.inputs) if fact.placement.is_partial]
     others_whole = all(fact.placement == REPLICATED for i, fact in enumerate(n.inputs) if i not in partial)
-    alone = len(partial) == 1 and others_whole and _is_sum(n.placement(partial[0])) and _inexact(n, partial[0])
+    alone = len(partial) == 1 and others_whole and n.placement(partial[0]) == PARTIAL and _inexact(n, partial[0])
     if alone and partial[0] in LINEAR_IN[n.op]:
         return Placed((PARTIAL,), zero=(n.inputs[partial[0]].zero,))
     return place_nonlinear(n)
@@ -174,10 +142,9 @@ def place_affine(n: Op) -> Placed:
     """Add: partials add up as they are; a replicated term must not be counted once per replica."""
     facts = n.inputs
     zero = (all(fact.zero for fact in facts),)
-    sums = [i for i, fact in enumerate(facts) if _is_sum(fact.placement)]
+    sums = [i for i, fact in enumerate(facts) if fact.placement == PARTIAL]
     if not sums or any(fact.placement.is_split for fact in facts):
-        placed = place_nonlinear(n)
-        return Placed(placed.outputs, placed.operand_reshards, zero=zero)
+        return place_nonlinear(n)._replace(zero=zero)
     rest = [i for i, fact in enumerate(facts) if i not in sums and not fact.zero]
     if not rest:
         return Placed((PARTIAL,), zero=zero)
@@ -189,13 +156,13 @@ def place_affine(n: Op) -> Placed:
 def place_select(n: Op) -> Placed:
     """Choose between two values: linear in both while the condition is replicated."""
     condition, arms = n.inputs[0], n.inputs[1:]
-    sums = [fact for fact in arms if _is_sum(fact.placement)]
-    stay = all(_is_sum(f.placement) or (f.zero and not f.placement.is_split) for f in arms)
-    if condition.placement == REPLICATED and sums and stay:
+    sums = [fact for fact in arms if fact.placement == PARTIAL]
+    others_are_zero = all(f in sums or (f.zero and not f.placement.is_split) for f in arms)
+    if condition.placement == REPLICATED and sums and others_are_zero:
         return Placed((PARTIAL,))
     old_vector_form = n.op == "Select" and condition.rank == 1 and (arms[0].rank or 0) > 1
     if not old_vector_form:
-        return _place_broadcast(n, range(3))
+        return place_nonlinear(n)
     # The vector condition of the old Select chooses rows: it aligns with dimension 0, not with the last one.
     rows = next((f.split_size for f in (condition, *arms) if f.placement == split(0)), None)
     block = block_of(0, rows)

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from autograph_rewrite.ops.rules.base import Op, Rule, stated, whole
-from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, shapes
+from autograph_rewrite.ops.rules.signature import Labels, Placer, Signature, axes, signed
 
 _REST = "..."
 _WORD = re.compile(r"-?[A-Za-z_]\w*|\.\.\.|[.*#]")
@@ -31,8 +31,6 @@ class Factors(NamedTuple):
     """A text, read.
 
     Attributes:
-        operands: the names of each.
-        results: the names of each.
         summed: names over which a result without them is a sum.
         sizes: operands that state sizes.
     """
@@ -61,7 +59,6 @@ class Factors(NamedTuple):
         """Return the same with a label for each dimension; None where it is not known how many there are.
 
         Args:
-            ranks: of the operands.
             like: whose traits it has; where it has labels, they are names of this text.
         """
         known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]
@@ -129,7 +126,6 @@ def factors(
     """Return the rule of an op whose factors are a text.
 
     Args:
-        text: in the notation of this module.
         linear: operands in each of which the op is linear while the others stay fixed.
         fragile: names along which the kernel refuses a block without rows.
         additive: the op is linear in all its operands together.
@@ -145,10 +141,10 @@ def factors(
 
     if not isinstance(text, str):
         describe.__doc__ = text.__doc__
-        return Rule(Placer(describe), lambda n: shapes(n, describe(n)))
+        return signed(describe)
     spreads = any(_REST in (term or ()) for term in (*read(text).operands, *read(text).results))
     constant = None if spreads else read(text).signature((), like)
-    return Rule(Placer(describe, constant, text), lambda n: shapes(n, describe(n)))
+    return signed(describe)._replace(place=Placer(describe, constant, text))
 
 
 WHOLE, ONCE = Rule(whole, stated), Rule(whole, stated, pinned=True)

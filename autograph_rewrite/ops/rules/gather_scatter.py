@@ -10,7 +10,7 @@ from __future__ import annotations
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same, shards_of, to_global, unit
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, made_whole, others_whole
 from autograph_rewrite.ops.rules.kernels import by_kernel
 from autograph_rewrite.ops.rules.signature import (
     Labels,
@@ -30,7 +30,6 @@ def axis_of(n: Op, index: int, rank: int) -> int | None:
     """Return the dimension that a scalar input names, counted from the front.
 
     Args:
-        index: of the scalar operand.
         rank: of the tensor whose dimension it names.
     """
     value = n.ints(index)
@@ -75,25 +74,21 @@ def place_gather(n: Op) -> Placed:
     """
     table, indices = n.inputs[0], n.inputs[1]
     if _is_of_rows_in_shards(n) and n.op == "GatherV2" and n.ints(2) == (0,):
-        return _rows_of_shards(n)
-    placed = place(n, _gather(n))
+        return Placed((PARTIAL,), others_whole(n, 0))
+    labels = _gather(n)
+    placed = place(n, labels)
     if any(output.is_split for output in placed.outputs) or not table.placement.is_split or indices.placement.differs:
         return placed
     batch, shape = n.semantics.extent.units, indices.shape or ()
     everything, rows = to_global(table.split_size, batch), unit(table.split_size)
     dim = next((i for i, size in enumerate(shape) if are_same(size, everything)), None)
-    if dim is None or rows is None:
+    if dim is None or rows is None or labels is None or labels.inputs[1] is None or not is_open(labels.inputs[1][dim]):
         return placed
     cut = indices._replace(placement=split(dim), shape=(*shape[:dim], table.split_size, *shape[dim + 1 :]), value=None)
-    labels = _gather(n)
-    if labels is None or labels.inputs[1] is None or not is_open(labels.inputs[1][dim]):
-        return placed
     seen = place(n._replace(inputs=(table, cut, *n.inputs[2:])), labels)
-    return (
-        seen._replace(operand_reshards={**seen.operand_reshards, 1: Slice(dim, rows)})
-        if seen.outputs[0].is_split
-        else placed
-    )
+    if not seen.outputs[0].is_split:
+        return placed
+    return seen._replace(operand_reshards={**seen.operand_reshards, 1: Slice(dim, rows)})
 
 
 def _is_of_rows_in_shards(n: Op) -> bool:
@@ -101,10 +96,6 @@ def _is_of_rows_in_shards(n: Op) -> bool:
     table, is_number = n.inputs[0], n.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
     in_shards = bool(shards_of(table.split_size)) or n.semantics.alike
     return is_number and table.placement == split(0) and in_shards and not n.attr("batch_dims", 0)
-
-
-def _rows_of_shards(n: Op) -> Placed:
-    return Placed((PARTIAL,), {i: REPLICATED for i in range(1, len(n.inputs)) if n.placement(i).differs})
 
 
 def _resource_gather(n: Op) -> Signature | None:
@@ -124,10 +115,10 @@ def place_resource_gather(n: Op) -> Placed:
     if not held.is_split:
         return place(n, _resource_gather(n))
     if _is_of_rows_in_shards(n):
-        return _rows_of_shards(n)
-    wanted: dict[int, Reshard] = {1: REPLICATED} if indices.placement.differs else {}
+        return Placed((PARTIAL,), others_whole(n, 0))
     columns = held.dim > 0 and indices.rank is not None and not n.attr("batch_dims", 0)
-    return Placed((split((indices.rank or 0) + held.dim - 1) if columns else REPLICATED,), wanted)
+    output = split((indices.rank or 0) + held.dim - 1) if columns else REPLICATED
+    return Placed((output,), made_whole(n, 1))
 
 
 def resource_gather_shape(n: Op) -> tuple[Shape | None, ...]:

@@ -75,8 +75,6 @@ def join_shapes(shapes: list[Shape | None], placement: Placement, rows: Dim) -> 
     """Return the sizes that all agree on; the split dimension has the size of its blocks.
 
     Args:
-        shapes: of the values that are joined; None: of unknown rank.
-        placement: what they are converted to.
         rows: size of a block along the split dimension.
     """
     known = [shape for shape in shapes if shape is not None]

@@ -30,12 +30,6 @@ def array(n: Op, index: int) -> Array | None:
     return flat.reshape([dim for dim in shape if isinstance(dim, int)])
 
 
-def arrays(n: Op) -> list[Array] | None:
-    """Return the contents of all inputs, or None if one is not known."""
-    found = [array(n, i) for i in range(len(n.inputs))]
-    return None if any(a is None for a in found) else [a for a in found if a is not None]
-
-
 def boxed(value: Dim) -> Array:
     """Return a single size as an array: numpy would take a symbol, which is a tuple, apart."""
     box = np.empty((), object)
@@ -46,12 +40,6 @@ def boxed(value: Dim) -> Array:
 def flat(values: Array) -> tuple[Dim, ...]:
     """Return contents as a fact's value."""
     return tuple(np.ravel(values).tolist())
-
-
-def ints(values: Array) -> list[int] | None:
-    """Return contents as plain integers, or None if one is symbolic."""
-    listed = np.ravel(values).tolist()
-    return listed if all(isinstance(v, int) for v in listed) else None
 
 
 def add(a: Dim, b: Dim) -> Dim:

@@ -19,6 +19,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import (
     divide,
     is_local,
     is_whole_of,
+    local_entry,
     local_symbol,
     may_be_same,
     product,
@@ -36,6 +37,7 @@ from autograph_rewrite.ops.rules.base import (
     Values,
     block_of,
     first_value,
+    made_whole,
     whole,
 )
 from autograph_rewrite.ops.rules.kernels import array, by_kernel, flat
@@ -193,12 +195,6 @@ def shape_squeeze(n: Op) -> tuple[Shape | None, ...]:
     return (None,) if dropped is None or shape is None else (tuple(d for i, d in enumerate(shape) if i not in dropped),)
 
 
-def local_entry(value: Sequence[Dim] | None) -> int | None:
-    """Return the position of the one local size in a shape vector, None if there is none or more."""
-    found = [i for i, dim in enumerate(value or ()) if is_local(dim)]
-    return found[0] if len(found) == 1 else None
-
-
 def place_broadcast_to(n: Op) -> Placed | None:
     """A target with a local size makes a split value; otherwise the split dimension keeps its size."""
     placement, shape, target = n.placement(0), n.shape(0), n.value(1)
@@ -212,7 +208,7 @@ def place_broadcast_to(n: Op) -> Placed | None:
         if placement.is_split and placement.dim + offset == at and are_rows(n.inputs[0].split_size, target[at]):
             return Placed((split(at),))
         if at < offset or shape[at - offset] == 1:
-            return Placed((split(at),), {0: REPLICATED} if placement.differs else {})
+            return Placed((split(at),), made_whole(n, 0))
         block, batch = block_of(at - offset, target[at]), n.semantics.extent.units
         if block is None or not is_whole_of(to_global(shape[at - offset], batch), target[at], batch):
             return None
@@ -224,10 +220,10 @@ def place_broadcast_to(n: Op) -> Placed | None:
     return None
 
 
-def shape_value(n: Op, index: int) -> tuple[Shape | None, ...]:
-    """Return the contents of a shape operand as a shape; -1 stands for unknown."""
+def stated_shape(n: Op, index: int) -> Shape | None:
+    """Return the contents of a shape operand, with None for an unknown size; None where the rank is unknown."""
     value = n.value(index)
-    return (None if value is None else tuple(None if d == -1 else d for d in value),)
+    return None if value is None or n.shape(index) == () else tuple(None if dim == -1 else dim for dim in value)
 
 
 def place_tile(n: Op) -> Placed | None:
@@ -237,7 +233,7 @@ def place_tile(n: Op) -> Placed | None:
         return None
     at = local_entry(repeats)
     if at is not None and shape[at] == 1:
-        return Placed((split(at),), {0: REPLICATED} if placement.differs else {})
+        return Placed((split(at),), made_whole(n, 0))
     if placement.is_split and not n.inputs[1].is_local and repeats[placement.dim] == 1:
         return Placed((placement,))
     return None
@@ -253,30 +249,22 @@ def shape_tile(n: Op) -> tuple[Shape | None, ...]:
 
 def place_fill(n: Op) -> Placed:
     """A shape with a local size makes a split value."""
-    at = local_entry(n.value(0)) if n.inputs[0].placement == LOCAL else None
-    zero = (n.inputs[1].zero,)
-    if at is None:
-        return Placed(whole(n).outputs, whole(n).operand_reshards, zero=zero)
-    return Placed((split(at),), {1: REPLICATED} if n.placement(1).differs else {}, zero=zero)
+    at = local_entry(n.value(0)) if n.placement(0) == LOCAL else None
+    placed = whole(n) if at is None else Placed((split(at),), made_whole(n, 1))
+    return placed._replace(zero=(n.inputs[1].zero,))
 
 
 def align_pieces(n: Op, pieces: Sequence[int], dim: int, size: Dim) -> dict[int, Reshard] | None:
     """Return what equally shaped pieces need so that all are split on `dim`; None if blocks cannot be computed.
 
     Args:
-        pieces: operands of equal shapes.
-        dim: the dimension to split.
         size: of the block along it.
     """
     block = block_of(dim, size)
-    operand_reshards: dict[int, Reshard] = {}
-    for i in pieces:
-        if n.placement(i) == split(dim) and are_rows(n.inputs[i].split_size, size):
-            continue
-        if block is None:
-            return None
-        operand_reshards[i] = block
-    return operand_reshards
+    others = [i for i in pieces if n.placement(i) != split(dim) or not are_rows(n.inputs[i].split_size, size)]
+    if block is None:
+        return None if others else {}
+    return dict.fromkeys(others, block)
 
 
 def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Reshard]] | None:
@@ -286,9 +274,8 @@ def join_pieces(n: Op, pieces: Sequence[int]) -> tuple[Placement, dict[int, Resh
     if first is not None:
         operand_reshards = align_pieces(n, pieces, n.placement(first).dim, n.inputs[first].split_size)
         return None if operand_reshards is None else (n.placement(first), operand_reshards)
-    if any(p == PARTIAL for p in placements) and all(p in (PARTIAL, REPLICATED) for p in placements):
-        masked = [i for i in pieces if n.placement(i) == REPLICATED and not n.inputs[i].zero]
-        return PARTIAL, {i: PARTIAL for i in masked}
+    if PARTIAL in placements and set(placements) <= {PARTIAL, REPLICATED}:
+        return PARTIAL, {i: PARTIAL for i in pieces if n.placement(i) == REPLICATED and not n.inputs[i].zero}
     return None
 
 
@@ -304,7 +291,7 @@ RULES: dict[str, Rule] = {
     "ConjugateTranspose": Rule(_moving(place_transpose), shape_transpose),
     "ExpandDims": Rule(_moving(place_expand_dims), shape_expand_dims, first_value),
     "Squeeze": Rule(_moving(place_squeeze), shape_squeeze, first_value),
-    "BroadcastTo": Rule(_moving(place_broadcast_to), lambda n: shape_value(n, 1)),
+    "BroadcastTo": Rule(_moving(place_broadcast_to), lambda n: (stated_shape(n, 1),)),
     "Tile": Rule(_moving(place_tile), shape_tile),
-    "Fill": Rule(place_fill, lambda n: shape_value(n, 0), by_kernel),
+    "Fill": Rule(place_fill, lambda n: (stated_shape(n, 0),), by_kernel),
 }

@@ -29,7 +29,9 @@ def _diagonal(n: Op) -> Signature | None:
         stack = axes(len(static) - 2)
     source = stack + ("",) * (rank - len(stack))
     result = stack + ("",) * (len(static) - len(stack))
-    return Signature((source,) + (None,) * (len(n.inputs) - 1), (result,), linear=_linear_diagonal(n))
+    # Padding with something other than zero is not linear; only the old ops have no padding.
+    linear = (0,) if n.op in ("MatrixDiag", "MatrixDiagPart") else ()
+    return Signature((source,) + (None,) * (len(n.inputs) - 1), (result,), linear=linear)
 
 
 def shape_diagonal(n: Op) -> tuple[Shape | None, ...]:
@@ -43,11 +45,6 @@ def shape_diagonal(n: Op) -> tuple[Shape | None, ...]:
         return ((*shape[:-2], shape[-1]),) if len(shape) > 1 and are_same(*shape[-2:]) else (known,)
     is_square = all(n.ints(i) == (-1,) for i in ([2, 3] if "V" in n.op else []))
     return ((*shape, shape[-1]),) if is_square else (known,)
-
-
-def _linear_diagonal(n: Op) -> tuple[int, ...]:
-    """Padding with something other than zero is not linear; only the old ops have no padding."""
-    return (0,) if n.op in ("MatrixDiag", "MatrixDiagPart") else ()
 
 
 def _values_and_vectors(n: Op) -> str:

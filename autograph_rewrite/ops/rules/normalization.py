@@ -13,7 +13,7 @@ from __future__ import annotations
 from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
 from autograph_rewrite.ops.facts.symbolic_dims import is_local
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, others_whole, whole
 from autograph_rewrite.ops.rules.factors import factors
 from autograph_rewrite.ops.rules.marked import STATISTICS, kind_of
 from autograph_rewrite.ops.rules.signature import every
@@ -28,8 +28,7 @@ def place_forward(n: Op) -> Placed:
         return _per_channel(n, images=1, outputs=_SPLIT_STATISTICS[: len(n.output_dtypes) - 1])
     statistics = PARTIAL if own else REPLICATED
     outputs = (split(dim), *[statistics] * (len(n.output_dtypes) - 1))
-    operand_reshards: dict[int, Reshard] = {i: REPLICATED for i in range(1, 5) if n.placement(i).differs}
-    return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
+    return Placed(outputs, others_whole(n, 0), decompose=_to_be_decomposed(n))
 
 
 def _to_be_decomposed(n: Op) -> bool:
@@ -54,7 +53,6 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
     """Place an op that works on each channel by itself.
 
     Args:
-        n: the node.
         images: how many of its operands are images; the others are vectors of channels.
         outputs: placements of what it returns behind images.
     """
@@ -62,9 +60,7 @@ def _per_channel(n: Op, images: int, outputs: tuple[Placement, ...]) -> Placed:
     wants: dict[int, Reshard] = {}
     for i, fact in enumerate(n.inputs):
         at = dim if i < images else 0
-        if fact.shape == (0,) or (i == _RESERVE and fact.placement == PARTIAL):
-            continue
-        if i == _RESERVE and not fact.placement.differs:
+        if fact.shape == (0,) or (i == _RESERVE and (fact.placement == PARTIAL or not fact.placement.differs)):
             continue
         block = block_of(at, size)
         if block is None or n.semantics.extent.units is None:  # a block of no channels is refused by the kernel
@@ -95,10 +91,8 @@ def place_gradient(n: Op) -> Placed:
         if block is None:
             return whole(n)
         operand_reshards[i] = block
-    for i in range(2, len(n.inputs)):
-        of_block = i > 2 and is_of_block(n)
-        if n.placement(i).differs and not (of_block and n.placement(i) == PARTIAL):
-            operand_reshards[i] = REPLICATED
+    of_block = [i for i in range(3, len(n.inputs)) if is_of_block(n) and n.placement(i) == PARTIAL]
+    operand_reshards |= others_whole(n, 0, 1, *of_block)
     outputs: tuple[Placement, ...] = (split(dim), PARTIAL, PARTIAL, REPLICATED, REPLICATED)
     return Placed(outputs, operand_reshards, decompose=_to_be_decomposed(n))
 
@@ -126,13 +120,10 @@ def _vectors(n: Op, image: Shape | None) -> tuple[Shape | None, ...]:
     )
 
 
-# Local response normalisation looks at neighbouring channels only.
-FORWARD = Rule(place_forward, shape_forward)
-GRADIENT = Rule(place_gradient, shape_gradient)
-
 RULES: dict[str, Rule] = {
-    **every(FORWARD, "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
-    **every(GRADIENT, "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"),
+    **every(Rule(place_forward, shape_forward), "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3"),
+    **every(Rule(place_gradient, shape_gradient), "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3"),
+    # Local response normalisation looks at neighbouring channels only.
     "LRN": factors("n h w . -> n h w ."),
     "LRNGrad": factors("n h w ., n h w ., n h w . -> n h w .", linear=(0,)),
 }

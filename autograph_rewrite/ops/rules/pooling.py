@@ -13,7 +13,6 @@ def _apart(rank: int, inputs: int, linear: tuple[int, ...] = (), *, of_sizes: bo
     """Return the rule of a pooling.
 
     Args:
-        rank: of the images.
         inputs: how many operands there are, all of images.
         of_sizes: the first of them states the shape of the pooled images.
     """

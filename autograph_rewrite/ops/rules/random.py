@@ -8,7 +8,7 @@ own seed.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, is_local
+from autograph_rewrite.ops.facts.symbolic_dims import local_entry
 from autograph_rewrite.ops.rules.base import Op, Placed, Rule, others_whole, whole
 from autograph_rewrite.ops.rules.elementwise import split_wants
 from autograph_rewrite.ops.rules.factors import factors, lines
@@ -18,24 +18,26 @@ from autograph_rewrite.ops.traits import operands, ops_with
 
 def place_shaped(n: Op) -> Placed:
     """Draw by shape: a shape that counts a block draws a block, where randomness is independent."""
-    dim = _local_entry(n)
+    dim = _block_entry(n)
     if n.semantics.random != "independent" or dim is None:
         return whole(n)
     return Placed((split(dim),) * len(n.output_dtypes), others_whole(n, 0))
 
 
-def _local_entry(n: Op) -> int | None:
+def _block_entry(n: Op) -> int | None:
     """Return the one entry of the shape operand that counts this replica's block."""
-    if not n.inputs[0].is_local:
-        return None
-    entries = [i for i, size in enumerate(n.value(0) or ()) if is_local(size)]
-    return entries[0] if len(entries) == 1 else None
+    return local_entry(n.value(0)) if n.inputs[0].is_local else None
 
 
 def shape_shaped(n: Op) -> tuple[Shape | None, ...]:
     """The first input is the shape."""
-    value: tuple[Dim, ...] | None = n.value(0)
-    return tuple(static if value is None else value for static in n.static)
+    return _stated(n, 0)
+
+
+def _stated(n: Op, operand: int) -> tuple[Shape | None, ...]:
+    """Return the contents of a shape operand as the shape of each output."""
+    value = n.value(operand)
+    return n.static if value is None else (value,) * len(n.static)
 
 
 def _by_parameters(n: Op) -> str | None:
@@ -68,7 +70,7 @@ def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
 
 def place_spread(n: Op) -> Placed:
     """Draw by shape with parameters for each element: as by shape, and the parameters are cut alike."""
-    dim, shape = _local_entry(n), n.value(0)
+    dim, shape = _block_entry(n), n.value(0)
     if n.semantics.random != "independent" or dim is None or shape is None:
         return whole(n)
     parameters = operands(n.op, "random_parameters")
@@ -78,18 +80,12 @@ def place_spread(n: Op) -> Placed:
     return Placed((split(dim),), {**operand_reshards, **others_whole(n, 0, *parameters)})
 
 
-def shape_of_generator(n: Op) -> tuple[Shape | None, ...]:
-    """Generator, algorithm, shape."""
-    value = n.value(2)
-    return tuple(static if value is None else value for static in n.static)
-
-
 SHAPED = Rule(place_shaped, shape_shaped, pinned=True)
 SPREAD = Rule(place_spread, shape_shaped, pinned=True)
 DRAWN_WHOLE = Rule(whole, shape_shaped, pinned=True)
 PER_PARAMETER = factors(_by_parameters)._replace(shape=shape_by_parameters, pinned=True)
 PER_LOGITS = factors(_by_logits)._replace(shape=shape_by_logits, pinned=True)
-BY_GENERATOR = Rule(whole, shape_of_generator, pinned=True)
+BY_GENERATOR = Rule(whole, lambda n: _stated(n, 2), pinned=True)  # generator, algorithm, shape
 
 RULES: dict[str, Rule] = {
     **every(

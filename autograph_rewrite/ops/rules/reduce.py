@@ -34,9 +34,8 @@ def place_reduction(n: Op) -> Placed:
     if not placement.is_split or reduced is None or (placement.dim in reduced.possible - reduced.sure):
         return whole(n)
     if reduced.sure != reduced.possible and not n.attr("keep_dims"):
-        return whole(n)._replace(
-            decompose=n.op == "Sum"
-        )  # its rank is open: `passes.canonicalize.decompose` keeps the dimensions
+        # Its rank is open: `passes.canonicalize.decompose` keeps the dimensions.
+        return whole(n)._replace(decompose=n.op == "Sum")
     if placement.dim not in reduced.sure:
         kept = placement.dim if n.attr("keep_dims") else placement.dim - sum(a < placement.dim for a in reduced.sure)
         return Placed((split(kept),))

@@ -27,7 +27,6 @@ class OpEntry:
     """What is known of one op.
 
     Attributes:
-        name: the op type.
         factors: its dimensions (`ops.rules.factors`).
         linear: operands in each of which it is linear while the others stay fixed.
         additive: it is linear in all its operands together, as a sum of them is.

@@ -5,7 +5,17 @@ from __future__ import annotations
 from autograph_rewrite.ir.types.opdefs import RESHARD, SHARD_ALIKE, is_over
 from autograph_rewrite.ir.types.placement import REPLICA
 from autograph_rewrite.ops.facts.placement import REPLICATED, Shape, split
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, block_of, first_value, like_first, whole
+from autograph_rewrite.ops.rules.base import (
+    Op,
+    Placed,
+    Rule,
+    Slice,
+    block_of,
+    first_value,
+    like_first,
+    made_whole,
+    whole,
+)
 
 
 def _place(n: Op) -> Placed:
@@ -41,10 +51,10 @@ def _shape(n: Op) -> tuple[Shape | None, ...]:
 
 def _alike(n: Op) -> Placed:
     """A value is split as the other one is; where that is not split, the value is whole."""
-    value, like = n.inputs
+    like = n.inputs[1]
     block = block_of(like.placement.dim, like.split_size) if like.placement.is_split else None
     if block is None:
-        return Placed((REPLICATED,), {0: REPLICATED} if value.placement.differs else {})
+        return Placed((REPLICATED,), made_whole(n, 0))
     return Placed((like.placement,), {0: block})
 
 

@@ -6,53 +6,33 @@ batch, and the update that follows reads whole rows anyway. Counts and histogram
 
 from __future__ import annotations
 
-from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape
+from autograph_rewrite.ops.facts.placement import PARTIAL, Placement, Shape
 from autograph_rewrite.ops.facts.symbolic_dims import are_same, is_whole_of, to_global, unit
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, Slice, others_whole, whole
-from autograph_rewrite.ops.rules.factors import lines
-from autograph_rewrite.ops.rules.signature import (
-    Labels,
-    Signature,
-    axes,
-    every,
-    place,
-    shapes,
-    signed,
-)
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Slice, made_whole, others_whole, whole
+from autograph_rewrite.ops.rules.factors import factors, lines
+from autograph_rewrite.ops.rules.signature import axes, every
 
 
-def _behind(n: Op) -> tuple[Labels, Labels] | None:
-    """Return the labels of ids and of the dimensions of the data behind them."""
-    rank, id_rank = n.rank(0), n.rank(1)
-    if rank is None or id_rank is None or id_rank > rank:
-        return None
-    return axes(id_rank, "id"), axes(rank - id_rank)
-
-
-def _unsorted_sum(n: Op) -> Signature | None:
+def _unsorted_sum(n: Op) -> str | None:
     """Rows split like their ids are summed over; dimensions behind the ids stay split."""
-    found = _behind(n)
-    if found is None:
-        return None
-    ids, rest = found
-    return Signature((ids + rest, ids, None), (("", *rest),), frozenset(ids), linear=(0,))
+    ids = None if n.rank(1) is None else " ".join(axes(n.rank(1) or 0, "id"))
+    return None if ids is None else f"{ids} ..., {ids}, * -> . ... | {ids}"
 
 
-def _unsorted_other(n: Op) -> Signature | None:
+def _unsorted_other(n: Op) -> str | None:
     """Only dimensions behind the ids stay split."""
-    found = _behind(n)
-    if found is None:
-        return None
-    ids, rest = found
-    closed = ("",) * len(ids)
-    return Signature((closed + rest, closed, None), (("", *rest),))
+    ids = None if n.rank(1) is None else ". " * (n.rank(1) or 0)
+    return None if ids is None else f"{ids} ..., {ids}, * -> . ..."
 
 
-def place_unsorted_sum(n: Op) -> Placed:
+_UNSORTED_SUM, _UNSORTED_OTHER = factors(_unsorted_sum, linear=(0,)), factors(_unsorted_other)
+
+
+def place_unsorted_sum(n: Op) -> Placed | None:
     """Sum rows split like their ids; rows whose ids are whole become whole."""
     data, ids = n.placement(0), n.inputs[1]
     rows_split = data.is_split and (ids.rank is None or data.dim < ids.rank)
-    return whole(n) if rows_split and not ids.placement.differs else place(n, _unsorted_sum(n))
+    return whole(n) if rows_split and not ids.placement.differs else _UNSORTED_SUM.place(n)
 
 
 def unsorted_shape(n: Op) -> tuple[Shape | None, ...]:
@@ -64,15 +44,23 @@ def unsorted_shape(n: Op) -> tuple[Shape | None, ...]:
     return ((rows, *data[id_rank:]),)
 
 
-def place_counts(n: Op) -> Placed:
+def _rows_apart(n: Op) -> str | None:
+    weights = "n ." if n.rank(2) == 2 else "*"
+    return f"n ., *, {weights} -> n ." if n.rank(0) == 2 else None
+
+
+_ROWS_APART = factors(_rows_apart)
+
+
+def place_counts(n: Op) -> Placed | None:
     """Count each row of a matrix by itself; the counts of a vector's blocks add up."""
-    return place(n, _rows_apart(n)) if n.op == "DenseBincount" and n.rank(0) != 1 else _place_total(n)
+    return _ROWS_APART.place(n) if n.op == "DenseBincount" and n.rank(0) != 1 else _place_total(n)
 
 
 def _place_total(n: Op) -> Placed:
     """Count what is split into contributions, or into what turns up at all."""
     values, weights, rows = n.placement(0), n.inputs[2], n.inputs[0].split_size
-    operand_reshards: dict[int, Reshard] = {1: REPLICATED} if n.placement(1).differs else {}
+    operand_reshards = made_whole(n, 1)
     if not values.is_split:
         return whole(n)
     if weights.shape != (0,) and not (weights.placement == values and are_same(weights.split_size, rows)):
@@ -96,29 +84,20 @@ def total_shape(n: Op) -> tuple[Shape | None, ...]:
     return ((size[0],),) if size else n.static
 
 
-def _rows_apart(n: Op) -> Signature | None:
-    if n.rank(0) != 2:
-        return None
-    weighted = n.rank(2) == 2 and n.op == "DenseBincount"
-    weights: Labels | None = ("row", "") if weighted else None
-    return Signature((("row", ""), None, weights), (("row", ""),))
-
-
 def counts_shape(n: Op) -> tuple[Shape | None, ...]:
     """As many rows, and a column per value."""
     data, size = n.shape(0), n.value(1)
     if data is not None and len(data) == 1:
         return total_shape(n)
     if data is None or len(data) != 2:
-        return shapes(n, None)
+        return n.static
     return ((data[0], size[0] if size else (n.static[0] or (None, None))[1]),)
 
 
 RULES: dict[str, Rule] = {
     "UnsortedSegmentSum": Rule(place_unsorted_sum, unsorted_shape),
     **every(
-        Rule(signed(_unsorted_other).place, unsorted_shape),
-        "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
+        _UNSORTED_OTHER._replace(shape=unsorted_shape), "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd"
     ),
     "DenseBincount": Rule(place_counts, counts_shape),
     "Bincount": Rule(place_counts, total_shape),

@@ -16,15 +16,8 @@ from typing import NamedTuple
 
 from autograph_rewrite.ir.types.dtypes import INEXACT
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import (
-    Dim,
-    any_local,
-    are_rows,
-    broadcast_dim,
-    is_whole_of,
-    to_global,
-)
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, whole
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, are_rows, broadcast_dim, is_whole_of, to_global
+from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, block_of, others_whole, whole
 
 Labels = tuple[str, ...]
 """A label per dimension; `-x` cannot be cut but has the same size wherever it stands, an empty one says nothing."""
@@ -191,17 +184,15 @@ def _output(labels: Labels | None, cut: Cut, sig: Signature, dtype: int) -> Plac
 def _linear(n: Op, sig: Signature) -> Placed:
     """Place an op none of whose inputs is usefully split: a partial value passes where the op is linear."""
     partial = {i for i, fact in enumerate(n.inputs) if fact.placement == PARTIAL}
-    others = {i: fact for i, fact in enumerate(n.inputs) if i not in partial}
     if not partial or any(dtype not in INEXACT for dtype in n.output_dtypes):
         return whole(n)
     if sig.additive:
         terms = {i for i, labels in enumerate(sig.inputs) if labels is not None and i not in sig.sizes}
-        if not partial <= terms or any(not others[i].zero for i in terms - partial):
+        if not partial <= terms or not all(n.inputs[i].zero for i in terms - partial):
             return whole(n)
     elif len(partial) > 1 or not partial <= set(sig.linear):
         return whole(n)
-    operand_reshards = {i: REPLICATED for i, fact in others.items() if fact.placement.differs}
-    return Placed((PARTIAL,) * len(n.output_dtypes), operand_reshards)
+    return Placed((PARTIAL,) * len(n.output_dtypes), others_whole(n, *partial))
 
 
 def shapes(n: Op, sig: Signature | None) -> tuple[Shape | None, ...]:
@@ -258,4 +249,4 @@ def without(labels: Labels, *closed: int) -> Labels:
 
 def every(rule: Rule, *lines: str) -> dict[str, Rule]:
     """Return one rule for all op types named in `lines`."""
-    return {op: rule for line in lines for op in line.split()}
+    return dict.fromkeys(" ".join(lines).split(), rule)

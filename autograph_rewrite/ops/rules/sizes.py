@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autograph_rewrite.ops.facts.placement import Axes, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import (
-    Dim,
-    are_rows,
-    broadcast,
-    divide,
-    is_local,
-    product,
-    to_global,
-)
-from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, whole
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_rows, broadcast, divide, is_local, product, to_global
+from autograph_rewrite.ops.rules.base import Op, Placed, Rule, Values, like_first, scalar, whole
 from autograph_rewrite.ops.rules.kernels import add, by_kernel
 from autograph_rewrite.ops.traits import ops_with
 
@@ -34,17 +26,9 @@ def value_size(n: Op) -> Values | None:
     return None if shape is None else ((product(shape),),)
 
 
-def value_rank(n: Op) -> Values | None:
-    """Rank: a plain integer whatever the sizes."""
-    rank = n.rank(0)
-    return None if rank is None else ((rank,),)
-
-
 def shape_of_shape(n: Op) -> tuple[Shape | None, ...]:
-    """Vectors as long as the rank; scalars for Size and Rank."""
-    if n.op in ("Size", "Rank"):
-        return ((),)
-    return tuple(None if fact.shape is None else (len(fact.shape),) for fact in n.inputs)
+    """Vectors as long as the rank."""
+    return tuple(None if fact.rank is None else (fact.rank,) for fact in n.inputs)
 
 
 def place_shape(n: Op) -> Placed:
@@ -63,13 +47,9 @@ def broadcast_gradient_axes(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Axes, A
     found = _stretched(left, right), _stretched(right, left)
     if all(axes.sure == axes.possible for axes in found):
         return found
-    both = frozenset(i for i, pair in enumerate(zip(left, right, strict=True)) if not any(map(_is_more, pair)))
+    pairs = enumerate(zip(left, right, strict=True))
+    both = frozenset(i for i, pair in pairs if all(not isinstance(size, int) or size == 1 for size in pair))
     return found[0]._replace(possible=found[0].possible | both), found[1]._replace(possible=found[1].possible | both)
-
-
-def _is_more(size: Dim) -> bool:
-    """Return whether a size is known not to be 1."""
-    return isinstance(size, int) and size != 1
 
 
 def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
@@ -78,10 +58,6 @@ def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
     sure = frozenset(i for i, (size, _) in pairs if size == 1)
     open_ = {i for i, (size, other) in pairs if not isinstance(size, int) and other != 1 and not are_rows(size, other)}
     return Axes(sure, sure | open_)
-
-
-def _global(sizes: Sequence[Dim] | None, batch: int | None) -> tuple[Dim, ...] | None:
-    return None if sizes is None else tuple(to_global(size, batch) for size in sizes)
 
 
 def value_broadcast_gradient_args(n: Op) -> Values | None:
@@ -94,9 +70,9 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
     """Tell which dimensions BroadcastGradientArgs names for each operand."""
-    a, b = (_global(n.value(i), n.semantics.extent.units) for i in (0, 1))
-    if a is None or b is None:
+    if n.value(0) is None or n.value(1) is None:
         return (None, None)
+    a, b = (tuple(to_global(size, n.semantics.extent.units) for size in n.value(i) or ()) for i in (0, 1))
     nothing = Axes(frozenset(), frozenset())
     return (nothing, nothing) if a == b and None not in a else broadcast_gradient_axes(a, b)  # as the kernel does
 
@@ -128,9 +104,7 @@ def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
 def value_broadcast_args(n: Op) -> Values | None:
     """Interpret BroadcastArgs: the broadcast of two shape vectors."""
     a, b = n.value(0), n.value(1)
-    if a is None or b is None:
-        return None
-    return (broadcast([a, b]),)
+    return None if a is None or b is None else (broadcast([a, b]),)
 
 
 def shape_longest(n: Op) -> tuple[Shape | None, ...]:
@@ -183,25 +157,16 @@ def _are_alike(shapes: Sequence[Sequence[Dim]], at: int) -> bool:
     return all(len(set(column)) == 1 for column in columns if any(map(is_local, column)))
 
 
-def shape_concat_offset(n: Op) -> tuple[Shape | None, ...]:
-    """Vectors like the given shapes."""
-    return tuple(n.shape(i) for i in range(1, len(n.inputs)))
-
-
 RULES = {op: Rule(place_shape, shape_of_shape, value_shape) for op in ops_with("shapes")} | {
-    "Size": Rule(place_shape, shape_of_shape, value_size),
-    "Rank": Rule(place_shape, shape_of_shape, value_rank),
+    "Size": Rule(place_shape, scalar, value_size),
+    "Rank": Rule(place_shape, scalar, lambda n: None if n.rank(0) is None else ((n.rank(0),),)),
     "BroadcastGradientArgs": Rule(
-        place_broadcast_gradient_args,
-        shape_of_axes,
-        value_broadcast_gradient_args,
-        "sizes",
-        axes=axes_of_broadcast_gradient,
+        place_broadcast_gradient_args, shape_of_axes, value_broadcast_gradient_args, axes=axes_of_broadcast_gradient
     ),
     "BroadcastArgs": Rule(whole, shape_longest, value_broadcast_args),
     "Range": Rule(whole, shape_range, by_kernel),
     "InvertPermutation": Rule(whole, like_first, by_kernel),
     "DynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
     "ParallelDynamicStitch": Rule(whole, shape_dynamic_stitch, by_kernel),
-    "ConcatOffset": Rule(whole, shape_concat_offset, value_concat_offset),
+    "ConcatOffset": Rule(whole, lambda n: tuple(fact.shape for fact in n.inputs[1:]), value_concat_offset),
 }

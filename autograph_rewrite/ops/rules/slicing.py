@@ -30,7 +30,7 @@ from autograph_rewrite.ops.rules.base import (
     others_whole,
     whole,
 )
-from autograph_rewrite.ops.rules.kernels import array, by_kernel, ints, subtract
+from autograph_rewrite.ops.rules.kernels import array, by_kernel, subtract
 from autograph_rewrite.ops.traits import has
 
 
@@ -121,7 +121,6 @@ def strided_cuts(n: Op, rank: int, first: int) -> list[Cut] | None:
 
     Args:
         rank: of the operand that is sliced.
-        first: operand `begin`; `end` and `strides` follow.
     """
     spec = [_bounds(n, first + i) for i in range(3)]
     if any(part is None for part in spec):
@@ -223,31 +222,26 @@ def shape_strided_slice(n: Op) -> tuple[Shape | None, ...]:
     cuts = strided_cuts(n, len(shape), 1) if shape is not None else None
     if shape is None or cuts is None:
         return (None,)
+    own = n.placement(0).dim if n.placement(0).is_split else -1
     dims: list[Dim] = []
     for cut in cuts:
         if cut.target is None:
             continue
         size = shape[cut.source] if cut.source is not None else 1
-        if (
-            n.placement(0).is_split
-            and cut.source == n.placement(0).dim
-            and (found := _between(cut, size, n.semantics.extent.units))
-        ):
+        found = _between(cut, size, n.semantics.extent.units) if cut.source == own else None
+        if found is not None:
             dims.append(found[0])
-            continue
-        dims.append(size if cut.span is None or _keeps_whole(cut, size) else _extent(size, cut.span))
+        else:
+            dims.append(size if cut.span is None or _keeps_whole(cut, size) else _extent(size, cut.span))
     return (tuple(dims),)
 
 
 def _extent(size: Dim, span: tuple[Dim, Dim, Dim]) -> Dim:
     low, high, step = span
-    if not isinstance(step, int) or not all(isinstance(v, int | None) for v in (low, high)):
+    are_known = isinstance(step, int) and all(isinstance(v, int | None) for v in (low, high))
+    if not are_known or not isinstance(size, int):
         return None
-    if isinstance(size, int):
-        return len(range(size)[slice(low, high, step)])  # type: ignore[arg-type]
-    if step == 1 and low in (None, 0) and high is None:
-        return size
-    return None
+    return len(range(size)[slice(low, high, step)])  # type: ignore[arg-type]
 
 
 def place_strided_slice_grad(n: Op) -> Placed:
@@ -283,7 +277,7 @@ def place_pad(n: Op) -> Placed:
     if not placement.is_split or pads is None or n.placement(1).differs:
         return whole(n)
     out_of_reach = has(n.op, "refuses_empty") and n.rank(0) is None  # of who gives an empty block a row
-    if out_of_reach or ints(pads[placement.dim]) != [0, 0]:
+    if out_of_reach or pads[placement.dim].tolist() != [0, 0]:
         return whole(n)
     return Placed((placement,), others_whole(n, 0, 1))
 

@@ -12,8 +12,8 @@ units; otherwise the op works on whole images, with a note.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, local_symbol, to_global, unit
-from autograph_rewrite.ops.facts.windows import NEIGHBOURS, READ, READERS, Halo, Rows, Window
+from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, to_global, unit
+from autograph_rewrite.ops.facts.windows import NEIGHBOURS, READ, READERS, Halo, Window
 from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Slice, whole
 from autograph_rewrite.ops.rules.signature import Placer
 from autograph_rewrite.ops.traits import has
@@ -113,47 +113,32 @@ def _problem(n: Op, window: Window | None, other: Window | None) -> str:
 
 
 def window_of(n: Op, operands: tuple[str, ...], dim: int) -> Window | None:
-    """Return the window of a node along a dimension, None where a size is not known.
-
-    Args:
-        dim: a dimension of the images.
-    """
-    rows, size = _rows(n, operands, dim), _size(n, operands, dim)
+    """Return the window of a node along a dimension, None where a size is not known."""
+    rows, size = _known(n, operands, X, X_SIZES, dim), _size(n, operands, dim)
     if rows is None or size is None or n.attr("padding") not in (b"SAME", b"VALID", b"EXPLICIT"):
         return None
     stride = n.attr("strides")[dim]
     if n.attr("padding") == b"SAME":
         outputs = -(-rows // stride)
         return Window(size, stride, max(0, (outputs - 1) * stride + size - rows) // 2, rows, outputs)
-    before, after = _explicit(n, dim)
+    paddings = n.attr("explicit_paddings", ()) if n.attr("padding") == b"EXPLICIT" else ()
+    before, after = paddings[2 * dim : 2 * dim + 2] or (0, 0)
     return Window(size, stride, before, rows, max(0, (rows + before + after - size) // stride + 1))
-
-
-def _explicit(n: Op, dim: int) -> Rows:
-    stated = n.attr("explicit_paddings", ()) if n.attr("padding") == b"EXPLICIT" else ()
-    return (stated[2 * dim], stated[2 * dim + 1]) if stated else (0, 0)
-
-
-def _rows(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
-    """Return the size of the whole input."""
-    for i, role in enumerate(operands):
-        dims = n.value(i) if role == X_SIZES else n.shape(i) if role == X else None
-        if dims is not None and len(dims) == 4:
-            return _number(to_global(dims[dim], n.semantics.extent.units))
-    return None
 
 
 def _size(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
     """Return how many rows a window covers from its first to its last."""
     if FILTER not in operands and FILTER_SIZES not in operands:
         return int(n.attr("ksize")[dim])
+    taps = _known(n, operands, FILTER, FILTER_SIZES, dim - _first(n))
+    return None if taps is None else (taps - 1) * n.attr("dilations", (1, 1, 1, 1))[dim] + 1
+
+
+def _known(n: Op, operands: tuple[str, ...], value: str, sizes: str, dim: int) -> int | None:
+    """Return a size of the whole of what an operand is the value, or the sizes, of."""
     for i, role in enumerate(operands):
-        dims = n.value(i) if role == FILTER_SIZES else n.shape(i) if role == FILTER else None
+        dims = n.value(i) if role == sizes else n.shape(i) if role == value else None
         if dims is not None and len(dims) == 4:
-            taps = _number(to_global(dims[dim - _first(n)], n.semantics.extent.units))
-            return None if taps is None else (taps - 1) * n.attr("dilations", (1, 1, 1, 1))[dim] + 1
+            size = to_global(dims[dim], n.semantics.extent.units)
+            return size if isinstance(size, int) else None
     return None
-
-
-def _number(dim: Dim) -> int | None:
-    return dim if isinstance(dim, int) else None

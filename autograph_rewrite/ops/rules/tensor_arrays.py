@@ -9,11 +9,10 @@ gradients) pass.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, PARTIAL, REPLICATED, UNKNOWN, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, others_whole, scalar
 from autograph_rewrite.ops.rules.join import MISFIT, conform
 from autograph_rewrite.ops.rules.signature import every
-from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, with_leading, without_leading
+from autograph_rewrite.ops.rules.tensor_lists import PER_EXAMPLE, element_of, stacked, with_leading, without_leading
 
 EMPTY = Fact(ANY, 0)
 
@@ -59,8 +58,7 @@ def _lift(op: str, content: Fact) -> Fact:
     """Return the fact that the written value must have for its elements to be like the container's."""
     if op != "TensorArrayScatterV3":
         return content
-    shape = None if content.shape is None else (None, *content.shape)
-    return content._replace(placement=with_leading(content.placement), shape=shape)
+    return content._replace(placement=with_leading(content.placement), shape=stacked(content.shape))
 
 
 def place_make(n: Op) -> Placed:
@@ -76,27 +74,28 @@ def place_gradient(n: Op) -> Placed:
 def place_write(n: Op) -> Placed:
     """Write, scatter or split a value into an array."""
     index = 1 if n.op == "TensorArraySplitV3" else 2
+    content, operand_reshards = _put(n, index)
+    note = PER_EXAMPLE if n.op == "TensorArrayScatterV3" and n.placement(index) == split(0) else ""
+    return Placed((_token(content),), operand_reshards, zero=(content.zero,), holds=(0, index), note=note)
+
+
+def _put(n: Op, index: int) -> tuple[Fact, dict[int, Reshard]]:
+    """Return what a container holds with the value that is put in, and what has to be converted for that."""
     value, content = n.inputs[index], n.cells.get(0, EMPTY)
     if content.placement in (ANY, UNKNOWN):
         content = element(n.op, value)  # the first write: it decides
-    if content.placement.is_split and n.op == "TensorArraySplitV3" and content.placement == split(0):
+    if n.op == "TensorArraySplitV3" and content.placement == split(0):
         content = content._replace(placement=REPLICATED)
-    operand_reshards = _parameters(n, index)
     reshard = conform(value, _lift(n.op, content), n.semantics.extent.units)
-    if reshard == MISFIT:  # what the array holds will be whole, once all writes are known
+    if reshard == MISFIT:  # what it holds will be whole, once all writes are known
         content, reshard = content._replace(placement=REPLICATED), REPLICATED
-    if reshard is not None:
-        operand_reshards[index] = reshard
-    note = PER_EXAMPLE if n.op == "TensorArrayScatterV3" and value.placement == split(0) else ""
-    return Placed((_token(content),), operand_reshards, zero=(content.zero,), holds=(0, index), note=note)
+    return content, _parameters(n, index) | ({} if reshard is None else {index: reshard})
 
 
 def place_read(n: Op) -> Placed:
     """Read one element, or stack some or all."""
     content = _content(n)
-    placement = content.placement
-    if n.op == "TensorArrayGatherV3":
-        placement = with_leading(placement)
+    placement = with_leading(content.placement) if n.op == "TensorArrayGatherV3" else content.placement
     outputs = (placement, REPLICATED)[: len(n.output_dtypes)]
     return Placed(outputs, _parameters(n), zero=(content.zero, False)[: len(outputs)])
 
@@ -121,30 +120,14 @@ def _element_shape(n: Op) -> tuple[Shape | None, ...]:
     return (_content(n).shape,)
 
 
-def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, indices = _content(n).shape, n.shape(1)
-    count: Dim = indices[0] if indices else None
-    return (None if shape is None else (count, *shape),)
-
-
-def _joined_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = _content(n).shape
-    return (None if not shape else (None, *shape[1:]), (None,))
-
-
 def _handle_and_flow(n: Op) -> tuple[Shape | None, ...]:
     return (None, ())[: len(n.output_dtypes)]
 
 
 def place_push(n: Op) -> Placed:
     """Push a value on a stack and pass it on."""
-    value, content = n.inputs[1], n.cells.get(0, EMPTY)
-    if content.placement in (ANY, UNKNOWN):
-        content = element(n.op, value)
-    reshard = conform(value, content, n.semantics.extent.units)
-    if reshard == MISFIT:
-        content, reshard = content._replace(placement=REPLICATED), REPLICATED
-    return Placed((content.placement,), {} if reshard is None else {1: reshard}, zero=(value.zero,), holds=(0, 1))
+    content, operand_reshards = _put(n, 1)
+    return Placed((content.placement,), operand_reshards, zero=(n.inputs[1].zero,), holds=(0, 1))
 
 
 def place_pop(n: Op) -> Placed:
@@ -156,13 +139,10 @@ def place_pop(n: Op) -> Placed:
 RULES: dict[str, Rule] = {
     "TensorArrayV3": Rule(place_make, _handle_and_flow),
     **every(Rule(place_gradient, _handle_and_flow), "TensorArrayGradV3 TensorArrayGradWithShape"),
-    **every(
-        Rule(place_write, scalar),
-        "TensorArrayWriteV3 TensorArrayScatterV3 TensorArraySplitV3",
-    ),
+    **every(Rule(place_write, scalar), "TensorArrayWriteV3 TensorArrayScatterV3 TensorArraySplitV3"),
     "TensorArrayReadV3": Rule(place_read, _element_shape),
-    "TensorArrayGatherV3": Rule(place_read, _stacked_shape),
-    "TensorArrayConcatV3": Rule(place_concat, _joined_shape),
+    "TensorArrayGatherV3": Rule(place_read, lambda n: (stacked(_content(n).shape, (n.shape(1) or (None,))[0]),)),
+    "TensorArrayConcatV3": Rule(place_concat, lambda n: (stacked(element_of(_content(n).shape)), (None,))),
     "TensorArraySizeV3": Rule(place_size, scalar),
     "TensorArrayCloseV3": Rule(place_close),
     "StackV2": Rule(place_make, _handle_and_flow),

@@ -8,10 +8,25 @@ nothing was put into is `ANY`.
 from __future__ import annotations
 
 from autograph_rewrite.ops.facts.placement import ANY, LOCAL, REPLICATED, Fact, Placement, Shape, split
-from autograph_rewrite.ops.facts.symbolic_dims import any_local, is_local, is_settled
-from autograph_rewrite.ops.rules.base import LocalEntry, Op, Placed, Reshard, Rule, Values, others_whole, scalar, whole
+from autograph_rewrite.ops.facts.symbolic_dims import Dim, any_local, is_settled, local_entry
+from autograph_rewrite.ops.rules.base import (
+    LocalEntry,
+    Op,
+    Placed,
+    Reshard,
+    Rule,
+    Values,
+    first_value,
+    like_first,
+    made_whole,
+    others_whole,
+    scalar,
+    whole,
+)
 from autograph_rewrite.ops.rules.join import MISFIT, conform, join, join_shapes
+from autograph_rewrite.ops.rules.layout import stated_shape
 from autograph_rewrite.ops.rules.signature import every
+from autograph_rewrite.ops.rules.sizes import shape_of_shape
 
 
 def with_leading(placement: Placement) -> Placement:
@@ -27,37 +42,32 @@ def without_leading(fact: Fact) -> Fact | None:
     if fact.placement == split(0):
         return None
     placement = split(fact.placement.dim - 1) if fact.placement.is_split else fact.placement
-    shape = None if not fact.shape else fact.shape[1:]
-    return fact._replace(placement=placement, shape=shape, value=None)
+    return fact._replace(placement=placement, shape=element_of(fact.shape), value=None)
 
 
-def element_shape(n: Op, index: int, element: Fact) -> Reshard | bool:
-    """Return whether the operand that states the elements' shape fits as it is, or what it has to become.
+def element_of(rows: Shape | None) -> Shape | None:
+    """Return the shape of one row of a tensor."""
+    return rows[1:] if rows else None
 
-    Args:
-        element: fact of the list's elements.
-    """
+
+def stacked(element: Shape | None, count: Dim = None) -> Shape | None:
+    """Return the shape of so many elements on top of each other."""
+    return None if element is None else (count, *element)
+
+
+def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None:
+    """Return what the operand that states the elements' shape needs; None where nothing makes it fit."""
     operand = n.inputs[index]
     if not element.placement.is_split:
-        return REPLICATED if operand.placement.differs else True
+        return made_whole(n, index)
     dim, size = element.placement.dim, element.split_size
     if operand.is_local:
-        value = operand.value or ()
-        fits = dim < len(value) and is_local(value[dim]) and not any_local(value[:dim] + value[dim + 1 :])
-        return fits
+        return {} if local_entry(operand.value) == dim else None
     if operand.placement.differs:
-        return False
-    if operand.shape == () or (operand.value is not None and operand.value[dim : dim + 1] == (-1,)):
-        return True  # unknown rank, or unknown size
-    return False if size is None or operand.shape is None else LocalEntry(dim, size)
-
-
-def stated_shape(n: Op, index: int) -> Shape | None:
-    """Return the contents of a shape operand; None where the rank is unknown."""
-    value, shape = n.value(index), n.shape(index)
-    if value is None or shape == ():
         return None
-    return tuple(None if dim == -1 else dim for dim in value)
+    if operand.shape == () or (operand.value is not None and operand.value[dim : dim + 1] == (-1,)):
+        return {}  # unknown rank, or unknown size
+    return None if size is None or operand.shape is None else {index: LocalEntry(dim, size)}
 
 
 def place_make(n: Op) -> Placed:
@@ -65,57 +75,39 @@ def place_make(n: Op) -> Placed:
 
     Reserved elements are zeros. A list without elements is not zero, so that one can tell the two apart.
     """
-    zero = (n.op == "TensorListReserve",)
-    operand_reshards: dict[int, Reshard] = {1: REPLICATED} if n.placement(1).differs else {}
-    local = [i for i, dim in enumerate(n.value(0) or ()) if is_local(dim)]
-    if n.inputs[0].is_local and len(local) == 1:
-        return Placed((split(local[0]),), operand_reshards, zero=zero)
-    if n.placement(0).differs:
-        operand_reshards[0] = REPLICATED
-    return Placed((ANY,), operand_reshards, zero=zero)
+    zero, dim = (n.op == "TensorListReserve",), local_entry(n.value(0))
+    if n.inputs[0].is_local and dim is not None:
+        return Placed((split(dim),), made_whole(n, 1), zero=zero)
+    return Placed((ANY,), others_whole(n), zero=zero)
 
 
-def put(n: Op, handle: int, item: int) -> Placed:
-    """Put one element into a list: it is converted to the placement of those that are there already.
+def _put(n: Op, item: int) -> Placed:
+    """Put one element into a list: a list cannot be converted, so what is put in must follow it, unless it is empty.
 
     Args:
-        handle: operand that is the list.
         item: operand that is the element.
     """
-    container, element = n.inputs[handle], n.inputs[item]
-    return _put(n, handle, container, {item: element})
-
-
-def _put(n: Op, handle: int, container: Fact, elements: dict[int, Fact]) -> Placed:
-    """A list cannot be converted, so what is put in must follow it, unless it is empty."""
-    operand_reshards = others_whole(n, handle, *elements)
-    batch = n.semantics.extent.units
-    follows = [fact for fact in elements.values() if fact.placement == container.placement]
-    target = join(elements.values(), batch) if container.placement == ANY else join([container, *follows], batch)
+    container, element, batch = n.inputs[0], n.inputs[item], n.semantics.extent.units
+    alike = [fact for fact in (container, element) if fact.placement == container.placement]
+    target = join([element] if container.placement == ANY else alike, batch)
     if container.is_local or target.is_local:
-        return _put_sizes(n, handle, container, operand_reshards)
-    for i, element in elements.items():
-        reshard = conform(element, target, batch)
-        if reshard == MISFIT:
-            return whole(n)
-        if reshard is not None:
-            operand_reshards[i] = reshard
-    zero = container.zero and all(element.zero for element in elements.values())
-    return Placed((target.placement,), operand_reshards, zero=(zero,))
+        return _put_sizes(n, container)
+    reshard = conform(element, target, batch)
+    if reshard == MISFIT:
+        return whole(n)
+    operand_reshards = others_whole(n, 0, item) | ({} if reshard is None else {item: reshard})
+    return Placed((target.placement,), operand_reshards, zero=(container.zero and element.zero,))
 
 
-def _put_sizes(n: Op, handle: int, container: Fact, operand_reshards: dict[int, Reshard]) -> Placed:
+def _put_sizes(n: Op, container: Fact) -> Placed:
     """Sizes of blocks stay what they are in a list of equal ones; else they have to be whole."""
     if n.op == "TensorListPushBack" and _pushed_value(n) is not None:
-        return Placed((LOCAL,), operand_reshards)
-    if container.is_local:
-        return whole(n)
-    sizes = {i: REPLICATED for i, fact in enumerate(n.inputs) if i != handle and fact.is_local}
-    return Placed((REPLICATED,), operand_reshards | sizes)
+        return Placed((LOCAL,))
+    return whole(n) if container.is_local else Placed((REPLICATED,), others_whole(n, 0))
 
 
-def _element_or_list(n: Op, handle: int, element: Shape | None) -> Shape | None:
-    container = n.inputs[handle]
+def _element_or_list(n: Op, element: Shape | None) -> Shape | None:
+    container = n.inputs[0]
     known = container.placement != ANY and container.shape is not None
     if not known or element is None:
         return element if element is not None else container.shape
@@ -139,15 +131,10 @@ def place_keep(n: Op) -> Placed:
     return Placed((n.placement(0),), others_whole(n, 0), zero=(n.inputs[0].zero,))
 
 
-def _kept_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (n.shape(0),)
-
-
 def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
     """Read elements (zeros, of an empty list); None where the element shape cannot be made to fit.
 
     Args:
-        n: the op; operand 0 is the list.
         operand: which states the elements' shape.
         stacked: all elements along a new dimension 0, instead of one of them.
     """
@@ -155,13 +142,11 @@ def take(n: Op, operand: int, *, stacked: bool) -> Placed | None:
     if element.is_local and (stacked or element.value is None):
         return None
     placement = REPLICATED if element.placement == ANY else element.placement
-    operand_reshards = others_whole(n, 0, operand)
-    reshard = element_shape(n, operand, element._replace(placement=placement))
-    if reshard is False:
+    stated = element_shape(n, operand, element._replace(placement=placement))
+    if stated is None:
         return None
-    if not isinstance(reshard, bool):
-        operand_reshards[operand] = reshard
-    return Placed((with_leading(placement) if stacked else placement,), operand_reshards, zero=(element.zero,))
+    output = with_leading(placement) if stacked else placement
+    return Placed((output,), others_whole(n, 0, operand) | stated, zero=(element.zero,))
 
 
 def place_get(n: Op) -> Placed:
@@ -194,46 +179,21 @@ def _item_shape(n: Op, operand: int) -> Shape | None:
     return tuple(mine if mine is not None else other for mine, other in zip(shape, stated, strict=True))
 
 
-def _got_value(n: Op) -> Values | None:
-    return None if n.value(0) is None else (n.value(0),)
-
-
-def _popped_value(n: Op) -> Values | None:
-    return None if n.value(0) is None else (n.value(0), n.value(0))
-
-
-def _popped_shape(n: Op) -> tuple[Shape | None, ...]:
-    return (n.shape(0), _item_shape(n, 1))
-
-
 def _stacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, count = _item_shape(n, 1), n.attr("num_elements", -1)
-    return (None if shape is None else (None if count < 0 else count, *shape),)
-
-
-def _gathered_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape, indices = _item_shape(n, 2), n.shape(1)
-    return (None if shape is None else (indices[0] if indices else None, *shape),)
+    count = n.attr("num_elements", -1)
+    return (stacked(_item_shape(n, 1), None if count < 0 else count),)
 
 
 def place_unstack(n: Op) -> Placed:
     """Make a list of the slices along the first dimension."""
     element = without_leading(n.inputs[0])
-    operand = 1 if n.op == "TensorListFromTensor" else 2
-    reshard = False if element is None else element_shape(n, operand, element)
     if element is None:
         return whole(n)._replace(note=PER_EXAMPLE)
-    if reshard is False or element.is_local:
+    operand = 1 if n.op == "TensorListFromTensor" else 2
+    stated = element_shape(n, operand, element)
+    if stated is None or element.is_local:
         return whole(n)
-    operand_reshards = others_whole(n, 0, operand)
-    if not isinstance(reshard, bool):
-        operand_reshards[operand] = reshard
-    return Placed((element.placement,), operand_reshards, zero=(n.inputs[0].zero,))
-
-
-def _unstacked_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else shape[1:],)
+    return Placed((element.placement,), others_whole(n, 0, operand) | stated, zero=(n.inputs[0].zero,))
 
 
 def place_scatter_into(n: Op) -> Placed:
@@ -244,19 +204,13 @@ def place_scatter_into(n: Op) -> Placed:
         return _follow(n, container)._replace(note=PER_EXAMPLE)
     if container.placement != ANY and container.placement != element.placement:
         return _follow(n, container)
-    indices: dict[int, Reshard] = {2: REPLICATED} if n.placement(2).differs else {}
-    return Placed((element.placement,), indices, zero=(container.zero and element.zero,))
+    return Placed((element.placement,), made_whole(n, 2), zero=(container.zero and element.zero,))
 
 
 def _follow(n: Op, container: Fact) -> Placed:
     if container.placement.differs:
         return whole(n)
     return Placed((REPLICATED,), others_whole(n, 0))
-
-
-def _scattered_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(1)
-    return (_element_or_list(n, 0, shape[1:] if shape else None),)
 
 
 def place_concat(n: Op) -> Placed:
@@ -269,26 +223,15 @@ def place_concat(n: Op) -> Placed:
     return whole(n) if taken is None else taken._replace(outputs=(*taken.outputs, REPLICATED), zero=())
 
 
-def _concatenated_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else (None, *shape[1:]), (None,))
-
-
 def place_split(n: Op) -> Placed:
     """Make a list of pieces along the first dimension."""
     tensor = n.inputs[0]
-    reshard = False if tensor.placement == split(0) or tensor.is_local else element_shape(n, 1, tensor)
-    if reshard is False:
-        return whole(n)
-    operand_reshards: dict[int, Reshard] = {2: REPLICATED} if n.placement(2).differs else {}
-    if not isinstance(reshard, bool):
-        operand_reshards[1] = reshard
-    return Placed((tensor.placement,), operand_reshards)
+    stated = None if tensor.placement == split(0) or tensor.is_local else element_shape(n, 1, tensor)
+    return whole(n) if stated is None else Placed((tensor.placement,), made_whole(n, 2) | stated)
 
 
-def _piece_shape(n: Op) -> tuple[Shape | None, ...]:
-    shape = n.shape(0)
-    return (None if not shape else (None, *shape[1:]),)
+def _piece_shape(n: Op) -> Shape | None:
+    return stacked(element_of(n.shape(0)))
 
 
 def place_join(n: Op) -> Placed:
@@ -309,38 +252,36 @@ def place_element_shape(n: Op) -> Placed:
     return Placed((LOCAL if any_local(n.shape(0)) else REPLICATED,))
 
 
-def _vector(n: Op) -> tuple[Shape | None, ...]:
-    return (None if n.shape(0) is None else (n.rank(0),),)
-
-
 def _place_push(n: Op) -> Placed:
     """Append an element, converted to the placement of those that are there."""
-    return put(n, 0, 1)
+    return _put(n, 1)
 
 
 def _place_set(n: Op) -> Placed:
     """Set an element, converted to the placement of those that are there."""
-    return put(n, 0, 2)
+    return _put(n, 2)
 
 
 RULES: dict[str, Rule] = {
     **every(Rule(place_make, lambda n: (stated_shape(n, 0),)), "EmptyTensorList TensorListReserve"),
-    "TensorListPushBack": Rule(_place_push, lambda n: (_element_or_list(n, 0, n.shape(1)),), _pushed_value),
-    "TensorListSetItem": Rule(_place_set, lambda n: (_element_or_list(n, 0, n.shape(2)),)),
-    "TensorListResize": Rule(place_keep, _kept_shape),
-    "TensorListGetItem": Rule(place_get, lambda n: (_item_shape(n, 2),), _got_value),
-    "TensorListPopBack": Rule(place_pop, _popped_shape, _popped_value),
+    "TensorListPushBack": Rule(_place_push, lambda n: (_element_or_list(n, n.shape(1)),), _pushed_value),
+    "TensorListSetItem": Rule(_place_set, lambda n: (_element_or_list(n, n.shape(2)),)),
+    "TensorListResize": Rule(place_keep, like_first),
+    "TensorListGetItem": Rule(place_get, lambda n: (_item_shape(n, 2),), first_value),
+    "TensorListPopBack": Rule(place_pop, lambda n: (n.shape(0), _item_shape(n, 1)), first_value),
     "TensorListStack": Rule(place_stack, _stacked_shape),
-    "TensorListGather": Rule(place_gather, _gathered_shape),
+    "TensorListGather": Rule(place_gather, lambda n: (stacked(_item_shape(n, 2), (n.shape(1) or (None,))[0]),)),
     **every(
-        Rule(place_unstack, _unstacked_shape),
+        Rule(place_unstack, lambda n: (element_of(n.shape(0)),)),
         "TensorListFromTensor TensorListScatter TensorListScatterV2",
     ),
-    "TensorListScatterIntoExistingList": Rule(place_scatter_into, _scattered_shape),
-    **every(Rule(place_concat, _concatenated_shape), "TensorListConcat TensorListConcatV2"),
-    "TensorListSplit": Rule(place_split, _piece_shape),
+    "TensorListScatterIntoExistingList": Rule(
+        place_scatter_into, lambda n: (_element_or_list(n, element_of(n.shape(1))),)
+    ),
+    **every(Rule(place_concat, lambda n: (_piece_shape(n), (None,))), "TensorListConcat TensorListConcatV2"),
+    "TensorListSplit": Rule(place_split, lambda n: (_piece_shape(n),)),
     "TensorListConcatLists": Rule(place_join, lambda n: (join(n.inputs, n.semantics.extent.units).shape,)),
     "TensorListLength": Rule(place_length, scalar),
-    "TensorListElementShape": Rule(place_element_shape, _vector, lambda n: (n.shape(0),)),
+    "TensorListElementShape": Rule(place_element_shape, shape_of_shape, lambda n: (n.shape(0),)),
     "TensorListPushBackBatch": Rule(whole),
 }

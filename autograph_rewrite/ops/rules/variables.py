@@ -11,14 +11,9 @@ from __future__ import annotations
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.variable_ops import dense_arguments, rows_argument
 from autograph_rewrite.ops.facts.placement import REPLICATED, Placement, Shape
-from autograph_rewrite.ops.facts.symbolic_dims import Dim, are_same
-from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, scalar, whole
+from autograph_rewrite.ops.facts.symbolic_dims import are_same
+from autograph_rewrite.ops.rules.base import Op, Placed, Reshard, Rule, block_of, made_whole, scalar, whole
 from autograph_rewrite.ops.rules.signature import every
-
-
-def _handle(n: Op) -> tuple[Shape | None]:
-    """Shape of the variable, not of its handle."""
-    return (n.attr("shape"),)
 
 
 def variable_shape(n: Op) -> Shape | None:
@@ -35,10 +30,6 @@ def _content(n: Op) -> tuple[Shape | None]:
 def _shape_of_shape(n: Op) -> tuple[Shape | None]:
     shape = variable_shape(n)
     return (n.static[0] if shape is None else (len(shape),),)
-
-
-def _shape_value(n: Op) -> tuple[tuple[Dim, ...] | None]:
-    return (variable_shape(n),)
 
 
 def _place_read(n: Op) -> Placed:
@@ -65,9 +56,8 @@ def _place_update(n: Op) -> Placed:
             continue
         if i == rows and fact.rank:
             wanted[i] = block._replace(dim=fact.rank + held.placement.dim - len(held.shape or ()))
-            continue
-        if i not in dense:
-            wanted |= {i: REPLICATED} if fact.placement.differs else {}
+        elif i not in dense:
+            wanted |= made_whole(n, i)
         elif fact.placement != held.placement or not are_same(fact.split_size, held.split_size):
             wanted[i] = block
     return Placed((REPLICATED,) * len(n.output_dtypes), wanted)
@@ -76,9 +66,9 @@ def _place_update(n: Op) -> Placed:
 UPDATE = Rule(_place_update)
 
 RULES: dict[str, Rule] = {
-    "VarHandleOp": Rule(whole, _handle),
+    "VarHandleOp": Rule(whole, lambda n: (n.attr("shape"),)),  # of the variable, not of its handle
     "ReadVariableOp": Rule(_place_read, _content),
-    "VariableShape": Rule(whole, _shape_of_shape, _shape_value),
+    "VariableShape": Rule(whole, _shape_of_shape, lambda n: (variable_shape(n),)),
     "VarIsInitializedOp": Rule(_place_question, scalar),
     "ResourceCountUpTo": Rule(whole, scalar),
     **every(

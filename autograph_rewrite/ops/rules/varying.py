@@ -16,7 +16,7 @@ from autograph_rewrite.ir.format.annotations import placement_of
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.opdefs import is_pure
 from autograph_rewrite.ops.facts.placement import LOCAL, REPLICATED, Fact, split
-from autograph_rewrite.ops.facts.symbolic_dims import is_local, read_symbol
+from autograph_rewrite.ops.facts.symbolic_dims import local_entry, read_symbol
 from autograph_rewrite.ops.rules.base import OWN_VALUE, Op, Placed, Rule, others_whole, whole
 from autograph_rewrite.ops.traits import SWITCHES, has
 
@@ -26,7 +26,7 @@ _HANDLES = frozenset((dtypes.RESOURCE, dtypes.VARIANT))
 def place_varying(n: Op, rule: Rule) -> Placed:
     """Leave each replica its own; where the op acts for all of them, ask for one value, which there is none of."""
     own = [i for i, fact in enumerate(n.inputs) if fact.placement == OWN_VALUE]
-    if _acts_for_all(n, rule, own):
+    if _acts_for_all(n, own):
         return whole(n)
     if rule.pinned:
         return _place_draw(n)
@@ -40,9 +40,9 @@ def place_varying(n: Op, rule: Rule) -> Placed:
 
 def _place_draw(n: Op) -> Placed:
     """Let each replica draw with a seed of its own: its block, where the shape is that of one."""
-    local = [i for i, entry in enumerate(n.value(0) or ()) if is_local(entry)]
-    if n.placement(0) == LOCAL and len(local) == 1:
-        return Placed((split(local[0]),) * len(n.output_dtypes))
+    dim = local_entry(n.value(0))
+    if n.placement(0) == LOCAL and dim is not None:
+        return Placed((split(dim),) * len(n.output_dtypes))
     return Placed((OWN_VALUE,) * len(n.output_dtypes), {0: REPLICATED} if n.inputs[0].is_local else {})
 
 
@@ -72,7 +72,7 @@ def let_out_as(mark: str, own: Fact) -> Fact:
     return Fact(placement, own.dtype, shape)
 
 
-def _acts_for_all(n: Op, rule: Rule, own: list[int]) -> bool:
+def _acts_for_all(n: Op, own: list[int]) -> bool:
     """Return whether one run of an op counts for all replicas."""
     if n.op == "LoopCond" or (n.op in SWITCHES and 1 in own):
         return True

@@ -63,8 +63,8 @@ def require_closed(graph: Graph) -> None:
     Raises:
         PassError: one does.
     """
-    for fault in loop_faults(topological_order(graph)):
-        raise PassError(fault.problem, node=fault.node, hint=UNROLL)
+    for node, problem in loop_faults(topological_order(graph)):
+        raise PassError(problem, node=node, hint=UNROLL)
 
 
 def order_of_bodies(graph: Graph, slices: Mapping[Value, Value], kept: Iterable[Node]) -> tuple[list[Node], set[Node]]:

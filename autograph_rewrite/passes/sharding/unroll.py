@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autograph_rewrite.ir.builder import Builder
-from autograph_rewrite.ir.copying import Variant, copy_node
+from autograph_rewrite.ir.copying import copy_node
 from autograph_rewrite.ir.graph import Graph, Node, PerInstance, Select, Value
 from autograph_rewrite.ir.replace_op import take_name
 from autograph_rewrite.ir.traversal import topological_order
@@ -25,7 +25,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, Placement
 from autograph_rewrite.ops.facts.windows import Rows
 from autograph_rewrite.ops.traits import COMBINED_BY
 
-_COPIED = Variant(without=("_class",))
+_UNCOPIED = ("_class",)
 ALL = Fraction(1)
 
 
@@ -138,7 +138,7 @@ class Unroll:
         copies = []
         for k in range(self.count):
             inputs = [self.one(value, k) for value in node.inputs]
-            copy = copy_node(self.graph, node, inputs, name=f"{node.name}/part_{k}", variant=_COPIED)
+            copy = copy_node(self.graph, node, inputs, name=f"{node.name}/part_{k}", without=_UNCOPIED)
             copy.set_span(node.span - {self.axis})
             for key, raw in node.attrs.items():
                 if isinstance(raw, PerInstance):
