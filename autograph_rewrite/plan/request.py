@@ -36,8 +36,6 @@ def request(item: TrainingGraph, config: Config, *, strategy: str) -> Plan:
     It has no id yet.
 
     Args:
-        item: what is to be rewritten.
-        config: the user's settings.
         strategy: name that the plan is to carry.
 
     Raises:

@@ -39,7 +39,6 @@ class Wish:
     """A placement that somebody asks for.
 
     Attributes:
-        sharding: what is asked for.
         subject: of what: several wishes for one subject have to agree.
         said: where.
         path: of the configuration, to which a fault belongs.
@@ -56,12 +55,7 @@ class Wish:
 def placed_by_hand(
     item: TrainingGraph, config: Config
 ) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
-    """Return what is placed, what is wrong with it, and what is to be said of it.
-
-    Args:
-        item: whose variables and tensors are meant.
-        config: the user's settings.
-    """
+    """Return what is placed, what is wrong with it, and what is to be said of it."""
     found: dict[str, Wish] = {}
     faults: list[FileFault] = []
     notes: list[str] = []

@@ -24,12 +24,7 @@ from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 def policies_of(item: TrainingGraph, config: Config) -> tuple[tuple[Policy, ...], list[FileFault]]:
-    """Return the policies of an item's variables, in its order, and the faults of the configured ones.
-
-    Args:
-        item: whose variables are meant.
-        config: the user's settings.
-    """
+    """Return the policies of an item's variables, in its order, and the faults of the configured ones."""
     found: list[Policy] = []
     differs = bool(config.variable_policies) or any(replica_mark(node) for node in item.graph.nodes)
     faults = list(unmatched(item, config, "variable_policies"))
@@ -49,12 +44,7 @@ def policies_of(item: TrainingGraph, config: Config) -> tuple[tuple[Policy, ...]
 
 
 def described(plan: Plan, variables: Mapping[str, Variable]) -> dict[str, str]:
-    """Return which policy holds for each variable, and who says so.
-
-    Args:
-        plan: with its policies.
-        variables: of the item.
-    """
+    """Return which policy holds for each variable, and who says so."""
     stated = {policy.variable: policy for policy in plan.policies}
     found = {}
     for name, variable in variables.items():
@@ -70,13 +60,7 @@ def described(plan: Plan, variables: Mapping[str, Variable]) -> dict[str, str]:
 def unmatched(
     item: TrainingGraph, config: Config, section: Literal["variables", "variable_policies"]
 ) -> Iterator[FileFault]:
-    """Yield the entries of a section that match no variable: misspelt, most likely.
-
-    Args:
-        item: whose variables are meant.
-        config: the user's settings.
-        section: whose entries are looked at.
-    """
+    """Yield the entries of a section that match no variable: misspelt, most likely."""
     entries: Sequence[Override | VariablePolicy] = getattr(config, section)
     for i, entry in enumerate(entries):
         if not any(matches(entry.match, name) for name in item.variables):

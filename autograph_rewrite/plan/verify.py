@@ -31,8 +31,6 @@ def check(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | No
     """Everything that is wrong with `plan` for `item`.
 
     Args:
-        plan: a request or a resolved plan.
-        item: the graph item that it shall be applied to.
         available_devices: the logical devices that there are; None when that is not known.
     """
     found = _faults(plan, item, (*HEADER_CHECKS, *VARIABLE_CHECKS, *EDGE_CHECKS))
@@ -45,7 +43,6 @@ def require(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | 
     """Refuse a plan that does not fit.
 
     Args:
-        plan: a request or a resolved plan.
         available_devices: canonical names of what there is; None: not checked.
 
     Raises:

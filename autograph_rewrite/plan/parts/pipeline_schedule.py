@@ -43,8 +43,6 @@ def orders(schedule: str, devices: int, micro: int, chunks: int = 1) -> Orders:
 
     Args:
         schedule: gpipe, 1f1b, interleaved or circular.
-        devices: how many there are.
-        micro: how many micro-batches.
         chunks: how many stages each device has.
 
     Raises:
@@ -122,7 +120,6 @@ def simulate(given: Orders, forward: Sequence[Fraction | int], backward: Sequenc
     """Run a schedule on paper.
 
     Args:
-        given: what each device runs.
         forward: how long the forward part of one micro-batch takes, by stage.
         backward: the same of its backward part.
 
@@ -187,8 +184,6 @@ def iterations(micro: int, stages: int, repeat: int = 1) -> int:
     """Return how many times the loop of a shifting buffer turns.
 
     Args:
-        micro: number of micro-batches.
-        stages: devices of the pipeline.
         repeat: chunks per device.
     """
     if repeat == 1:
@@ -203,8 +198,6 @@ def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, 
     a device never has two of its stages at work at once.
 
     Args:
-        micro: how many micro-batches there are.
-        devices: how many there are.
         repeat: how many stages each device has.
     """
     count, found = iterations(micro, devices, repeat), []
@@ -222,6 +215,5 @@ def ideal_in_flight(schedule: str, stage: int, stages: int, micro: int) -> int:
     Args:
         schedule: gpipe or 1f1b.
         stage: which one, from 0.
-        micro: number of micro-batches.
     """
     return min(micro, stages - stage) if schedule == "1f1b" else micro

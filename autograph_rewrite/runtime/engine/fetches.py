@@ -33,7 +33,6 @@ class Fetch(NamedTuple):
     """How one original fetch is put together.
 
     Attributes:
-        elements: tensors or operations to run.
         placement: how the values of the tensors combine; None for operations, which have no value.
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
         variable: the variable whose value it is, read on its own; empty where the elements give the value.
