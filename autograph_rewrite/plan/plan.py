@@ -271,9 +271,11 @@ class Plan(NotebookView):
         return replace(self, devices=own, mode="shared", mesh=(messages.Axis("data", len(own)),))
 
     def of_step(self, *, training: bool) -> Plan:
-        """The plan for a step that trains; or that only computes: it has no micro-batches, and replicas for stages."""
-        if training:
-            return self
+        """The plan for a step that trains, or that only computes."""
+        return self if training else self.without_stages()
+
+    def without_stages(self) -> Plan:
+        """The plan for a step that trains nothing: no micro-batches, and each process that had stages is a replica."""
         whole = replace(self, micro=None, pipeline=None, remat=None, local_sgd=None)
         if self.pipeline is not None and self.model is not None:
             whole = replace(whole, model=None, mesh=(messages.Axis("data", len(self.devices)),))

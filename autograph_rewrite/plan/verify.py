@@ -265,7 +265,7 @@ HEADER_CHECKS: tuple[Check, ...] = (
 
 
 def _short(name: str) -> str:
-    return re.sub(r"^/device:", "", name)
+    return name.removeprefix("/device:")
 
 
 # Invariants of a plan's variable requests: each variable has a residence, and its shards cover it exactly.
@@ -284,7 +284,9 @@ def placements_mean_something(plan: Plan, item: TrainingGraph) -> Iterator[Findi
             message = f"'{request.placement}' is no placement of a variable ('{request.name}')"
             yield Finding((*path, "placement"), message, hint)
             continue
-        yield from _alone(path, request)
+        if request.options.bucket_bytes < 0:
+            message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
+            yield Finding((*path, "options"), message, "0 reduces each gradient alone")
         if request.placement == "replicated":
             yield from _replicated(path, request)
         elif request.placement == "single" and len(request.servers) != 1:
@@ -404,12 +406,6 @@ VARIABLE_CHECKS: tuple[Check, ...] = (
 )
 
 _LEAVE_OUT = "leave it out"
-
-
-def _alone(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:
-    if request.options.bucket_bytes < 0:
-        message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
-        yield Finding((*path, "options"), message, "0 reduces each gradient alone")
 
 
 def _replicated(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:

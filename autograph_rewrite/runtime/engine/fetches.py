@@ -77,11 +77,8 @@ def variable_of(variables: Mapping[str, Variable], tensor: str) -> tuple[str, bo
     for name, variable in variables.items():
         if node in variable.aliases:
             return name, True
-        if not (variable.aliases or variable.captured) and node in (
-            name,
-            variable.handle,
-            f"{name}/Read/ReadVariableOp",
-        ):
+        its_value = (name, variable.handle, f"{name}/Read/ReadVariableOp")
+        if node in its_value and not (variable.aliases or variable.captured):
             return name, False
     return "", False
 

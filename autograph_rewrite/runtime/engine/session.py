@@ -53,6 +53,7 @@ class DistributedSession:
 
     Attributes:
         whole_variables: what reads and writes the variables.
+        driven: the session where worker 0 runs everything for all, who make the same calls; None: each runs its own.
     """
 
     def __init__(self, item: TrainingGraph, config: Any = None, target: str = "", *, all_read: bool = False) -> None:
@@ -68,6 +69,7 @@ class DistributedSession:
         graph_def, container = connect.graph_of(item, self._member, all_read=all_read)
         connect.imported(tf, graph_def, self.graph, is_rewritten=item.report is not None)
         self._session = connect.connected(tf, item, self.graph, config, target, all_read=all_read)
+        self.driven = self._session if isinstance(self._session, connect.ChiefDrivenSession) else None
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._names = OriginalNames(item, self.graph)
@@ -76,7 +78,7 @@ class DistributedSession:
         self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._coordinator = self._make_coordinator(limit)
-        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.is_driven)
+        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.driven is not None)
         targets = [name for name in item.targets if _has_all(self.graph, [name])]
         self._targets = set(map(self.graph.get_operation_by_name, targets))
         if isinstance(self._coordinator, BoundedStaleness) and self._member is not None:
@@ -103,9 +105,7 @@ class DistributedSession:
         alone = plan.is_asynchronous or plan.is_driven  # they go on by themselves, or as worker 0 tells
         failed = None if alone else FailedSteps(self._member)
         watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
-        leave = (
-            session.abandon if isinstance(session, connect.ChiefDrivenSession) else functools.partial(abandon, session)
-        )
+        leave = self.driven.abandon if self.driven is not None else functools.partial(abandon, session)
         kind = BoundedStaleness if plan.is_asynchronous and plan.staleness else Workers
         return kind(self._member, watchdog, self._carry_on, failed, leave)
 
@@ -113,8 +113,8 @@ class DistributedSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.leave()
+        if kind is not None and self.driven is not None:
+            self.driven.leave()
         else:
             self.close()
 
@@ -123,15 +123,10 @@ class DistributedSession:
         if self._digest is not None:
             self._digest.apart.update(operations)
 
-    def write_first(self, writes: Sequence[Any], feeds: Mapping[Any, Any]) -> None:
-        """Run operations on worker 0, which runs for all, before the next run, once all have come to it."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.writes.append((writes, feeds))
-
     def take_no_more_part(self) -> None:
         """Tell who runs for all that this worker comes to no run any more."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.take_no_more_part()
+        if self.driven is not None:
+            self.driven.take_no_more_part()
 
     def close(self) -> None:
         """Release the session's resources."""
@@ -226,8 +221,8 @@ class DistributedSession:
 
     def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
         """Run one step, or several in a loop (`steps_per_run`), and compare what all workers were given."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.changed = changed
+        if self.driven is not None:
+            self.driven.changed = changed
         digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
         if self._digest is not None and digest is not None:
             wanted, feeds = [*wanted, self._digest.fetch], {**feeds, self._digest.feed: digest}
@@ -351,11 +346,6 @@ class DistributedSession:
         self.write_variables(dict(zip(names, means, strict=True)))
 
     @property
-    def is_driven(self) -> bool:
-        """Whether worker 0 runs everything for all, who make the same calls."""
-        return isinstance(self._session, connect.ChiefDrivenSession)
-
-    @property
     def state(self) -> dict[str, Any]:
         """What `tf.compat.v1.train.Saver` takes to save and restore what the rewrite added, by name and replica."""
         return {
@@ -367,7 +357,7 @@ class DistributedSession:
     @property
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
-        return self._session.session if self.is_driven else self._session
+        return self.driven.session if self.driven is not None else self._session
 
 
 # Feed the barriers between micro-batches in runs that update no variable, so that no gradient is computed.

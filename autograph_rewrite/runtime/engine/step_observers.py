@@ -65,6 +65,6 @@ def observers() -> StepObserver | None:
     if PROFILE in os.environ:
         from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # with cost model and reports
 
-        asked.insert(1, RequestedProfile())
+        asked.insert(1, RequestedProfile(PROFILE))
     found: list[StepObserver] = [one for one in asked if one is not None]
     return found[0] if len(found) == 1 else _All(found) if found else None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.cost.hardware.calibrate import calibrate
@@ -27,9 +27,11 @@ from autograph_rewrite.inspect.rank_trace import Attribution, MeasuredStep, Ran,
 from autograph_rewrite.inspect.report import of_step
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.engine.step_observers import PROFILE, StepObserver
 from autograph_rewrite.runtime.job.exchanges import Rendezvous
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
+
+if TYPE_CHECKING:
+    from autograph_rewrite.runtime.engine.step_observers import StepObserver
 
 
 class Observed(Protocol):
@@ -176,9 +178,14 @@ def prediction(
 
 
 class RequestedProfile:
-    """Observes the steps of one function or session; the first that runs one takes the request."""
+    """Observes the steps of one function or session; the first that runs one takes the request.
 
-    def __init__(self) -> None:
+    Args:
+        variable: of the environment, with the request.
+    """
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
         self._request: Mapping[str, Any] | None = None
         self._tracer: Tracer | None = None
         self._seen = 0
@@ -186,7 +193,7 @@ class RequestedProfile:
     @contextmanager
     def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
         """Run one step, and trace it if it is one of those that are asked for."""
-        text = os.environ.pop(PROFILE, None) if self._request is None else None
+        text = os.environ.pop(self._variable, None) if self._request is None else None
         if text is not None:
             self._request = json.loads(text)
         if self._request is None or self._seen >= self._request["skip"] + self._request["steps"]:

@@ -234,32 +234,16 @@ class SessionVariables:
         if self._workers_stay:
             stay_for_others(report.member, name, self._session.take_no_more_part)
 
-    def _handles(self, variable: Variable) -> list[Any]:
-        """Return what has to be written when the user's variable was."""
-        graph, item = self._session.graph, self._item
-        names = list(item.layout.instances(variable.handle))
-        if variable.name in item.report.homes:
-            names = [*(names if self._is_chief else ()), proxy_of(variable.handle)]
-        found = []
-        for name in names:
-            try:
-                found.append(graph.get_tensor_by_name(f"{name}:0"))
-            except KeyError:
-                continue  # this process does not read it
-        return found
-
     def _copies(self, variable: Variable) -> list[Copy]:
         """Return the copies of a variable that have to be written when the user's was."""
-        graph = self._session.graph
-        if variable.shards is None:
-            return [Copy(graph, (handle.op.name,), variable) for handle in self._handles(variable)]
-        handles = copies_of(self._item, variable)
-        if all(piece.name not in self._item.report.homes for piece in pieces_of(variable)):
-            return [Copy(graph, one, variable) for one in handles]
-        copies = [Copy(graph, one, variable) for one in handles if self._is_chief]
-        with suppress(KeyError):  # this process does not read it
-            copies.append(Copy(graph, tuple(map(proxy_of, handles[0])), variable))
-        return copies
+        handles = list(copies_of(self._item, variable))
+        if any(piece.name in self._item.report.homes for piece in pieces_of(variable)):
+            handles = [*(handles if self._is_chief else ()), tuple(map(proxy_of, handles[0]))]
+        found = []
+        for one in handles:
+            with suppress(KeyError):  # this process does not read it
+                found.append(Copy(self._session.graph, one, variable))
+        return found
 
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
         """Return a placeholder and the ops that write it."""
@@ -289,7 +273,8 @@ class SessionVariables:
         if variable.shards is not None:
             return False
         own = set(self._writes[name][1])
-        users = {op for handle in self._handles(variable) for op in handle.consumers()} - own
+        handles = [handle for copy in self._copies(variable) for handle in copy.handles]
+        users = {op for handle in handles for op in handle.consumers()} - own
         return all(has(op.type, "reads", "inspects") for op in users)
 
     def _can_wait(self, name: str) -> bool:
@@ -357,8 +342,9 @@ class SessionVariables:
         """
         feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
         writes = [op for name in new for op in self._writes[name][1]]
-        if writes and later and self._is_chief:
-            self._session.write_first(writes, feeds)
+        driven = self._session.driven
+        if writes and later and self._is_chief and driven is not None:
+            driven.writes.append((writes, feeds))
         elif writes and not later and (self._is_chief or not self._is_driven):
             self._session.run_ops(writes, feeds, alone=self._is_driven)
 
