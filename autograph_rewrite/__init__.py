@@ -110,42 +110,22 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CheckpointManager": "runtime.checkpoints",
-    "Config": "config.config",
-    "GraphItem": "item",
-    "Plan": "plan.plan",
-    "ProfileCallback": "runtime.profile",
-    "all_gather": "load.marks",
-    "all_reduce": "load.marks",
-    "num_replicas": "load.marks",
-    "replica_id": "load.marks",
-    "allow_code": "api",
-    "bisect": "views",
-    "build_plan": "api",
-    "checkpoint_name": "load.marks",
-    "assign": "load.sharding_marks",
-    "replicate": "load.sharding_marks",
-    "split": "load.sharding_marks",
-    "diff": "inspect.diff",
-    "distribute": "api",
-    "dump": "inspect.dump",
-    "distribute_datasets_from_function": "api",
-    "explain": "views",
-    "join": "api",
-    "on_preemption": "api",
-    "on_resize": "api",
-    "profile": "runtime.profile",
-    "recompute_grad": "load.marks",
-    "reduce": "views",
-    "register_compressor": "api",
-    "register_op": "api",
-    "register_pass": "api",
-    "report": "views",
-    "rewrite": "api",
-    "shard_dataset": "api",
-    "simulate": "views",
-    "verify": "views",
-    "virtual_devices": "api",
+    name: module
+    for module, names in {
+        "api": "allow_code build_plan distribute distribute_datasets_from_function join on_preemption on_resize "
+        "register_compressor register_op register_pass rewrite shard_dataset virtual_devices",
+        "config.config": "Config",
+        "inspect.diff": "diff",
+        "inspect.dump": "dump",
+        "item": "GraphItem",
+        "load.marks": "all_gather all_reduce checkpoint_name num_replicas recompute_grad replica_id",
+        "load.sharding_marks": "assign replicate split",
+        "plan.plan": "Plan",
+        "runtime.checkpoints": "CheckpointManager",
+        "runtime.profile": "ProfileCallback profile",
+        "views": "bisect explain reduce report simulate verify",
+    }.items()
+    for name in names.split()
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any misspelt name

@@ -65,16 +65,6 @@ class Job:
         """The configuration; None where a plan is given."""
         return self.given if isinstance(self.given, Config) else None
 
-    def require_worker(self, plan: Plan) -> None:
-        """Refuse a task that a plan has no worker for.
-
-        Raises:
-            ConfigError: there is no such worker.
-        """
-        if not 0 <= self.task < plan.workers:
-            problem = f"there is no worker {self.task}: the plan has {plan.workers} of them"
-            raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
-
 
 @dataclass(frozen=True)
 class Instrumentation:
@@ -145,21 +135,24 @@ def compile_task(
     training: bool = True,
     batch: int | None = None,
     instrumentation: Instrumentation = VERIFIED,
+    in_place: bool = False,
 ) -> TrainingGraph:
-    """What one worker of a plan runs; the item is not changed.
+    """What one worker of a plan runs.
 
     Args:
         item: normalised.
         plan: a request, or a plan with edges.
         training: refuse a graph that updates nothing.
         batch: as for `resolve_plan`.
-        instrumentation: what looks on.
+        in_place: use the graph of the item up, instead of leaving it as it is.
 
     Raises:
         RewriteError: the graph cannot be distributed so.
     """
     asked = Request(item, plan, task, training, batch, instrumentation.certificate)
-    return pass_pipeline.rewrite(asked, verify=instrumentation.verify, observers=instrumentation.observers)
+    return pass_pipeline.rewrite(
+        asked, verify=instrumentation.verify, observers=instrumentation.observers, in_place=in_place
+    )
 
 
 def compile_item(
@@ -175,20 +168,19 @@ def compile_item(
 
     Args:
         item: normalised; its graph is used up.
-        plan: of `request`.
         training: as for `compile_task`.
         batch: as for `resolve_plan`.
-        instrumentation: what looks on.
 
     Raises:
         RewriteError: as `compile_task`, or the plan has no such worker.
     """
     plan = plan.of_step(training=training)
-    job.require_worker(plan)
+    if not 0 <= job.task < plan.workers:
+        problem = f"there is no worker {job.task}: the plan has {plan.workers} of them"
+        raise ConfigError(problem, hint="workers count from 0; name them all in cluster.workers")
     common = contents(item) if job.member is not None else b""
-    asked = Request(item, plan, job.task, training, batch, instrumentation.certificate)
-    new = pass_pipeline.rewrite(
-        asked, verify=instrumentation.verify, observers=instrumentation.observers, in_place=True
+    new = compile_task(
+        item, plan, job.task, training=training, batch=batch, instrumentation=instrumentation, in_place=True
     )
     if job.config is not None and training:
         new = with_unused_settings(new, job.config, item)

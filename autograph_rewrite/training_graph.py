@@ -72,7 +72,6 @@ class Shards:
         """Return the pieces of a value.
 
         Args:
-            value: the whole.
             split: cuts a value into sizes along an axis.
         """
         found: list[T] = []
@@ -113,7 +112,6 @@ class Variable:
     """A variable of the graph.
 
     Attributes:
-        name: unique public name.
         handle: name of the node that gives its handle (VarHandleOp, or the placeholder of a captured variable).
         dtype: TensorFlow's name of the element type.
         shape: static shape, None when unknown.
@@ -146,11 +144,7 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class EncodedGraph:
-    """The bytes of a GraphDef, which are decoded once, when somebody asks for the graph.
-
-    Attributes:
-        data: the bytes.
-    """
+    """The bytes of a GraphDef, which are decoded once, when somebody asks for the graph."""
 
     data: bytes = field(repr=False)
 

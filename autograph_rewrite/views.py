@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from autograph_rewrite.cost.tasks.result import Simulation
     from autograph_rewrite.inspect.profile import Profile
 
-VERIFY_HINT = "give the original graph with the configuration"
 Feeds = Sequence[Mapping[Any, Any]] | Mapping[Any, Any]
 """A dict of values by input name for each step, or one for all steps."""
 
@@ -309,7 +308,8 @@ def report(
     found = Profile.load(measured) if isinstance(measured, (str, Path)) else measured
     states = GraphStates()
     if verify and (original is new and given is None):
-        raise GraphError("there is nothing to verify: no rewrite of this graph is at hand", hint=VERIFY_HINT)
+        hint = "give the original graph with the configuration"
+        raise GraphError("there is nothing to verify: no rewrite of this graph is at hand", hint=hint)
     if original is new and (new.report is not None or is_rewritten(new.graph)):
         if isinstance(given, Config):
             hint = "give the original with the configuration; or this one alone, or with its plan"

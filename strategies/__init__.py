@@ -13,7 +13,6 @@ from autograph_rewrite.config.config import Config
 from autograph_rewrite.config.strategy_names import own_builder
 from autograph_rewrite.config.user_code import blaming, find_file, load_module, require_allowed
 from autograph_rewrite.errors import ConfigError
-from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.request import request
 from autograph_rewrite.strategies.auto import Auto
@@ -28,7 +27,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 class Pipeline:
     """Stages and schedule as the section `pipeline` says; replicas of the whole, if there are several, are summed."""
 
-    def build(self, item: ItemLike, config: Config) -> Plan:
+    def build(self, item: TrainingGraph, config: Config) -> Plan:
         """The request in which the model is cut into stages; which node is in which follows from the graph."""
         return request(item, config, strategy="Pipeline").named()
 

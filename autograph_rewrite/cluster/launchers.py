@@ -95,7 +95,11 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
             continue
         size = _number(environ, size_variable, least=1)
         if environ.get(launcher.rank):
-            return Rank(launcher, _rank_below(size, size_variable, launcher.rank, environ), size, size_variable)
+            rank = _number(environ, launcher.rank)
+            if rank >= size:
+                problem = f"{launcher.rank} is {rank}, but there are {size} processes ({size_variable})"
+                raise ConfigError(problem, hint="ranks count from 0")
+            return Rank(launcher, rank, size, size_variable)
         if size > 1:  # a stray WORLD_SIZE=1 says nothing
             raise ConfigError(
                 f"{size_variable} is {size}, but {launcher.rank} is not set: which of the {size} processes is this?",
@@ -117,14 +121,6 @@ def addresses_of(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
         return _on_nodes(rank, environ)
     problem = f"{rank.source} tells the rank of this process ({rank.rank} of {rank.size}), but not where the others are"
     raise ConfigError(problem, hint=_GIVE_ADDRESSES)
-
-
-def _rank_below(size: int, size_variable: str, variable: str, environ: Mapping[str, str]) -> int:
-    rank = _number(environ, variable)
-    if rank >= size:
-        problem = f"{variable} is {rank}, but there are {size} processes ({size_variable})"
-        raise ConfigError(problem, hint="ranks count from 0")
-    return rank
 
 
 def _is_on_one_host(rank: Rank, environ: Mapping[str, str]) -> bool:

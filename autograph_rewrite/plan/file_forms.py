@@ -148,33 +148,15 @@ def _wanted(value: object, field: FieldDescriptor) -> str | None:
     return None if isinstance(value, int | float) and math.isfinite(value) else "a finite number"
 
 
-# Plans as protobuf messages and back: dataclass fields and message fields have the same names.
+# Plans as protobuf messages and back: dataclasses and messages have the same names, and so have their fields.
 #
-# Only `from` differs: a keyword of Python, it is the field `from_` of the dataclass.
+# Two differ: the message `Edge` is an `EdgePlan`, and `from`, a keyword of Python, is its field `from_`.
 
 Part = TypeVar("Part")
 
 _PLAN = Path(__file__).with_name("plan.binpb")
 _OWN = "own_"
 """Begins the name of a field with the name of what is the user's own, where the enumerated one says `own`."""
-_PARTS: dict[str, type[Any]] = {
-    "Policy": messages.Policy,
-    "LocalSgd": messages.LocalSgd,
-    "Axis": messages.Axis,
-    "Semantics": messages.Semantics,
-    "Micro": messages.Micro,
-    "Pipeline": messages.Pipeline,
-    "Remat": messages.Remat,
-    "Model": messages.Model,
-    "TensorSharding": messages.TensorSharding,
-    "OwnPass": messages.OwnPass,
-    "OwnOp": messages.OwnOp,
-    "BatchInput": messages.BatchInput,
-    "Options": messages.Options,
-    "VariableRequest": messages.VariableRequest,
-    "Server": messages.Server,
-    "Edge": messages.EdgePlan,
-}
 
 
 def new(name: str) -> Any:  # its class is made at run time
@@ -273,7 +255,8 @@ def _numbers(field: FieldDescriptor) -> Mapping[str, int]:
 
 def _read(field: FieldDescriptor, value: Any) -> object:
     if field.message_type is not None:
-        return read(_PARTS[field.message_type.name], value)
+        name = field.message_type.name
+        return read(messages.EdgePlan if name == "Edge" else getattr(messages, name), value)
     if field.enum_type is None:
         return value
     for name, number in _numbers(field).items():

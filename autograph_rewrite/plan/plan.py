@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,32 +28,6 @@ from autograph_rewrite.plan import file_forms
 from autograph_rewrite.plan.parts import messages
 from autograph_rewrite.plan.parts.residence import OnServer, Residence, Sharded, residence_of, shard_name
 
-# What is shown of a plan in a line, and in a notebook: its edges.
-
-
-class PlanView(NotebookView):
-    """The view of a plan, which has these attributes and says what they mean."""
-
-    strategy: str
-    mode: str
-    edges: tuple[messages.EdgePlan, ...]
-    notes: Sequence[str]
-
-    @property
-    def replicas(self) -> int:
-        """How many there are."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        edges = f"{len(self.edges)} reshards" if self.edges else "reshards follow from the graph"
-        return f"{self.strategy or 'plan'} for {self.replicas} replicas ({self.mode}): {edges}"
-
-    def _html_parts(self) -> Iterator[str]:
-        rows = ((one.value, one.lowering, one.bytes, one.owner, one.reason) for one in self.edges)
-        yield table(("value", "by", "#bytes", "for", "reason"), rows)
-        yield text("\n".join(self.notes))
-
-
 VERSION = 1
 
 _TEXT = (".yaml", ".yml", ".json")
@@ -61,7 +35,7 @@ _BINARY = (".pb", ".binpb")
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(PlanView):
+class Plan(NotebookView):
     """How a graph is distributed; plan.proto says what each field means.
 
     Attributes:
@@ -114,6 +88,15 @@ class Plan(PlanView):
     bucket_order: tuple[str, ...] = ()
     ops: tuple[messages.OwnOp, ...] = ()
     source: Source = field(default_factory=lambda: Source("plan"), compare=False, repr=False)
+
+    def __str__(self) -> str:
+        edges = f"{len(self.edges)} reshards" if self.edges else "reshards follow from the graph"
+        return f"{self.strategy or 'plan'} for {self.replicas} replicas ({self.mode}): {edges}"
+
+    def _html_parts(self) -> Iterator[str]:
+        rows = ((one.value, one.lowering, one.bytes, one.owner, one.reason) for one in self.edges)
+        yield table(("value", "by", "#bytes", "for", "reason"), rows)
+        yield text("\n".join(self.notes))
 
     @property
     def replicas(self) -> int:
@@ -304,8 +287,9 @@ class Plan(PlanView):
 
     def period_of(self, edge: messages.EdgePlan) -> int:
         """Once in how many steps an edge is exchanged."""
-        is_average = self.local_sgd is not None and edge.node.startswith(f"{AVERAGES}/")
-        return self.local_sgd.period if is_average and self.local_sgd is not None else 1
+        if self.local_sgd is None or not edge.node.startswith(f"{AVERAGES}/"):
+            return 1
+        return self.local_sgd.period
 
     @property
     def compresses(self) -> bool:
@@ -332,12 +316,8 @@ class Plan(PlanView):
     def digest(self) -> str:
         """A hash of what workers must agree on: everything but the id, the notes, and how many bytes there will be."""
         edges = tuple(replace(edge, bytes=0) for edge in self.edges)
-        data = (
-            replace(self, id="", notes=(), edges=edges, model_edges=(), batch=0)
-            .to_proto()
-            .SerializeToString(deterministic=True)
-        )
-        return hashlib.sha256(data).hexdigest()
+        common = replace(self, id="", notes=(), edges=edges, model_edges=(), batch=0)
+        return hashlib.sha256(common.to_bytes()).hexdigest()
 
     def named(self) -> Plan:
         """This plan under an id that says what is in it."""

@@ -16,11 +16,12 @@ from autograph_rewrite.load.marks import has_segments
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.codecs import plan_name
 from autograph_rewrite.plan.parts import messages
-from autograph_rewrite.plan.parts.graph_digest import InputLike, ItemLike, graph_digest
+from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.plan.shardings import annotations_of, placed_by_hand
 from autograph_rewrite.plan.user_extensions import own_ops, own_passes
 from autograph_rewrite.plan.variable_policies import policies_of, unmatched
+from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 UNUSED = "the sharding annotations of the graph place nothing: there is no model axis (mesh.model)"
 _GIGABIT, _BUCKET_SECONDS, _LEAST_BUCKET = 1e9 / 8, 1e-3, 64 * 1024
@@ -29,14 +30,12 @@ _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
 """By configurations' names, those of plans."""
 
 
-def request(item: ItemLike, config: Config, *, strategy: str) -> Plan:
+def request(item: TrainingGraph, config: Config, *, strategy: str) -> Plan:
     """The request in which every variable is replicated and follows `config`: its overrides, else its strategy section.
 
     It has no id yet.
 
     Args:
-        item: what is to be rewritten.
-        config: the user's settings.
         strategy: name that the plan is to carry.
 
     Raises:
@@ -86,7 +85,7 @@ def _mesh(config: Config, replicas: int) -> tuple[messages.Axis, ...]:
     return (data, messages.Axis("model", config.model_size)) if config.model_size > 1 else (data,)
 
 
-def _model(item: ItemLike, config: Config) -> tuple[messages.Model | None, list[str]]:
+def _model(item: TrainingGraph, config: Config) -> tuple[messages.Model | None, list[str]]:
     """The model axis, with the variables and tensors that are placed on it by hand, and what is to be said of them.
 
     Raises:
@@ -100,7 +99,7 @@ def _model(item: ItemLike, config: Config) -> tuple[messages.Model | None, list[
     return messages.Model(config.mesh.model_axes, _of_all_workers(config), shardings), notes
 
 
-def _micro(item: ItemLike, config: Config) -> messages.Micro | None:
+def _micro(item: TrainingGraph, config: Config) -> messages.Micro | None:
     if config.pipeline is not None:
         count = _microbatches(item, config, config.pipeline)
         return messages.Micro(count, config.pipeline.layout, loop=config.pipeline.form == "loop")
@@ -110,7 +109,7 @@ def _micro(item: ItemLike, config: Config) -> messages.Micro | None:
     return messages.Micro(config.microbatches, how.layout, how.uneven == "allow", how.form == "loop")
 
 
-def _microbatches(item: ItemLike, config: Config, pipeline: Pipeline) -> int:
+def _microbatches(item: TrainingGraph, config: Config, pipeline: Pipeline) -> int:
     """How many micro-batches go through the stages.
 
     Raises:
@@ -152,7 +151,7 @@ def _pipeline(config: Config, replicas: int) -> messages.Pipeline | None:
     )
 
 
-def _remat(item: ItemLike, config: Config) -> messages.Remat | None:
+def _remat(item: TrainingGraph, config: Config) -> messages.Remat | None:
     section = config.remat
     offload = "" if section.offload == "none" else section.offload
     nodes = item.graph.nodes.values()
@@ -190,7 +189,7 @@ def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
     return own[::every]
 
 
-def _batch_axes(item: ItemLike, config: Config) -> dict[str, int]:
+def _batch_axes(item: TrainingGraph, config: Config) -> dict[str, int]:
     """Return the axis of the examples of each batch input.
 
     Where no input is known to be a batch, what an iterator draws is one: data that is batched with drop_remainder says
@@ -210,7 +209,7 @@ def _batch_axes(item: ItemLike, config: Config) -> dict[str, int]:
     return dict.fromkeys(drawn, 0) if len(set(drawn.values())) == 1 else {}
 
 
-def _is_made_alike(item: ItemLike, tensor: InputLike, config: Config) -> bool:
+def _is_made_alike(item: TrainingGraph, tensor: TensorInfo, config: Config) -> bool:
     """Whether an input comes out of an iterator that each process's graph has itself; others are handed to it."""
     if config.workers == 1 or config.input == "per_worker" or config.is_driven:
         return False
@@ -246,7 +245,7 @@ def override_of(variable: str, config: Config) -> Override | None:
     return next((o for o in config.variables if matches(o.match, variable)), None)
 
 
-def _variable_requests(item: ItemLike, config: Config) -> Iterator[messages.VariableRequest]:
+def _variable_requests(item: TrainingGraph, config: Config) -> Iterator[messages.VariableRequest]:
     """One for each variable that is trained, as far as one knows, or that an override names."""
     default = default_options(config)
     for name, variable in item.variables.items():

@@ -16,9 +16,10 @@ from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean
 from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.diagnostics.located_yaml import KeyPath
 from autograph_rewrite.errors import GraphError
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.load import sharding_marks
-from autograph_rewrite.plan.parts.graph_digest import ItemLike, NodeLike
 from autograph_rewrite.plan.parts.messages import TensorSharding
+from autograph_rewrite.training_graph import TrainingGraph
 
 # The variables and tensors that a configuration or the graph itself places on the model axis.
 #
@@ -38,7 +39,6 @@ class Wish:
     """A placement that somebody asks for.
 
     Attributes:
-        sharding: what is asked for.
         subject: of what: several wishes for one subject have to agree.
         said: where.
         path: of the configuration, to which a fault belongs.
@@ -52,13 +52,10 @@ class Wish:
     strict: bool
 
 
-def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
-    """Return what is placed, what is wrong with it, and what is to be said of it.
-
-    Args:
-        item: whose variables and tensors are meant.
-        config: the user's settings.
-    """
+def placed_by_hand(
+    item: TrainingGraph, config: Config
+) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
+    """Return what is placed, what is wrong with it, and what is to be said of it."""
     found: dict[str, Wish] = {}
     faults: list[FileFault] = []
     notes: list[str] = []
@@ -77,7 +74,7 @@ def placed_by_hand(item: ItemLike, config: Config) -> tuple[tuple[TensorSharding
     return tuple(wish.sharding for wish in found.values()), faults, notes
 
 
-def _wishes(item: ItemLike, config: Config, faults: list[FileFault], notes: list[str]) -> Iterator[Wish]:
+def _wishes(item: TrainingGraph, config: Config, faults: list[FileFault], notes: list[str]) -> Iterator[Wish]:
     """Yield what is asked for: by the graph first, then by the configuration, entry by entry."""
     assert config.mesh is not None
     count, strict = config.mesh.model_size, config.semantics.strict
@@ -162,7 +159,7 @@ def _told(wish: Wish) -> str:
     return f"split [{', '.join(str(parts or '?') for parts in one.split)}]" if one.split else "replicate"
 
 
-def _shape(item: ItemLike, name: str) -> Shape:
+def _shape(item: TrainingGraph, name: str) -> Shape:
     if name in item.variables:
         return item.variables[name].shape
     node, _, index = name.partition(":")
@@ -170,13 +167,13 @@ def _shape(item: ItemLike, name: str) -> Shape:
     return stated[int(index or 0)] if int(index or 0) < len(stated) else None
 
 
-def _named(item: ItemLike, entry: Sharding) -> Iterator[str]:
+def _named(item: TrainingGraph, entry: Sharding) -> Iterator[str]:
     """Yield the names of what an entry means: variables, or else the first outputs of nodes."""
     variables = [name for name in item.variables if matches(entry.match, name)]
     yield from _meant(item, entry, variables) or (name for name in item.graph.nodes if matches(entry.match, name))
 
 
-def _meant(item: ItemLike, entry: Sharding, names: list[str]) -> list[str]:
+def _meant(item: TrainingGraph, entry: Sharding, names: list[str]) -> list[str]:
     """Leave out what an optimizer keeps of another rank under the name of a variable (Adafactor: of rows, of columns).
 
     The pattern means the variable; nobody has said how its statistics are cut.
@@ -293,7 +290,7 @@ class VariableAnnotation:
     tiles: tuple[tuple[int, ...], int] = ((), 1)
 
 
-def annotations_of(item: ItemLike) -> Iterator[VariableAnnotation]:
+def annotations_of(item: TrainingGraph) -> Iterator[VariableAnnotation]:
     """Yield what a graph says of its tensors, in its order.
 
     Args:
@@ -314,9 +311,7 @@ def annotations_of(item: ItemLike) -> Iterator[VariableAnnotation]:
             yield from _said_to_xla(node, sharding_marks.read_op_sharding(said), variable)
 
 
-def _said_to_xla(
-    node: NodeLike, sharding: sharding_marks.OpSharding, variable: str | None
-) -> Iterator[VariableAnnotation]:
+def _said_to_xla(node: Node, sharding: sharding_marks.OpSharding, variable: str | None) -> Iterator[VariableAnnotation]:
     """Yield what XLA is told of the outputs of a node; nothing where that is that it is to find out."""
     outputs = range(1 if variable is not None else len(node.output_dtypes))
     for index in outputs:
@@ -339,7 +334,7 @@ def _said_to_xla(
         yield VariableAnnotation(name, name, said, split, tiles=(one.devices, one.copies))
 
 
-def _variable(node: NodeLike, nodes: Mapping[str, NodeLike], variables: Mapping[str, str]) -> str | None:
+def _variable(node: Node, nodes: Mapping[str, Node], variables: Mapping[str, str]) -> str | None:
     """Return the variable that a node reads, hands on as it was read, or is; None where that is none."""
     if node.name in variables:
         return variables[node.name]

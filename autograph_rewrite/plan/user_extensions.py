@@ -23,8 +23,8 @@ from autograph_rewrite.errors import ConfigError, PlanError
 from autograph_rewrite.ops.rules import registered
 from autograph_rewrite.ops.rules.registered import OpEntry
 from autograph_rewrite.ops.rules.table import TABLE
-from autograph_rewrite.plan.parts.graph_digest import ItemLike
 from autograph_rewrite.plan.parts.messages import OwnOp, OwnPass
+from autograph_rewrite.training_graph import TrainingGraph
 
 PassFunction = Callable[[Any], None]
 """What a pass calls with the `passes.base.rewriting.Rewrite` under way."""
@@ -158,7 +158,7 @@ def load_ops(config: Config) -> None:
         load_module(path, where)
 
 
-def own_ops(item: ItemLike, config: Config) -> tuple[OwnOp, ...]:
+def own_ops(item: TrainingGraph, config: Config) -> tuple[OwnOp, ...]:
     """Return the ops of a graph that are registered, those of a configuration's files among them from now on.
 
     Raises:
@@ -168,12 +168,12 @@ def own_ops(item: ItemLike, config: Config) -> tuple[OwnOp, ...]:
     return tuple(_registered(item))
 
 
-def _registered(item: ItemLike) -> Iterator[OwnOp]:
+def _registered(item: TrainingGraph) -> Iterator[OwnOp]:
     ops = {node.op for node in item.graph.nodes.values()}
     return (OwnOp(name, entry.code) for name, entry in sorted(registered.registered().items()) if name in ops)
 
 
-def problems(named: tuple[OwnOp, ...], item: ItemLike) -> Iterator[tuple[str, str]]:
+def problems(named: tuple[OwnOp, ...], item: TrainingGraph) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the ops that a plan names, with what to do."""
     known = {one.name: one.code for one in _registered(item)}
     again = "make the plan again: its edges follow from what is said of the op"

@@ -18,18 +18,13 @@ from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean
 from autograph_rewrite.diagnostics.limits import matches
 from autograph_rewrite.ir.types import dtypes
 from autograph_rewrite.ir.types.replica_marks import replica_mark
-from autograph_rewrite.plan.parts.graph_digest import ItemLike, VariableLike
 from autograph_rewrite.plan.parts.messages import Policy
 from autograph_rewrite.plan.plan import Plan
+from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
-def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], list[FileFault]]:
-    """Return the policies of an item's variables, in its order, and the faults of the configured ones.
-
-    Args:
-        item: whose variables are meant.
-        config: the user's settings.
-    """
+def policies_of(item: TrainingGraph, config: Config) -> tuple[tuple[Policy, ...], list[FileFault]]:
+    """Return the policies of an item's variables, in its order, and the faults of the configured ones."""
     found: list[Policy] = []
     differs = bool(config.variable_policies) or any(replica_mark(node) for node in item.graph.nodes)
     faults = list(unmatched(item, config, "variable_policies"))
@@ -48,13 +43,8 @@ def policies_of(item: ItemLike, config: Config) -> tuple[tuple[Policy, ...], lis
     return tuple(found), faults
 
 
-def described(plan: Plan, variables: Mapping[str, VariableLike]) -> dict[str, str]:
-    """Return which policy holds for each variable, and who says so.
-
-    Args:
-        plan: with its policies.
-        variables: of the item.
-    """
+def described(plan: Plan, variables: Mapping[str, Variable]) -> dict[str, str]:
+    """Return which policy holds for each variable, and who says so."""
     stated = {policy.variable: policy for policy in plan.policies}
     found = {}
     for name, variable in variables.items():
@@ -68,15 +58,9 @@ def described(plan: Plan, variables: Mapping[str, VariableLike]) -> dict[str, st
 
 
 def unmatched(
-    item: ItemLike, config: Config, section: Literal["variables", "variable_policies"]
+    item: TrainingGraph, config: Config, section: Literal["variables", "variable_policies"]
 ) -> Iterator[FileFault]:
-    """Yield the entries of a section that match no variable: misspelt, most likely.
-
-    Args:
-        item: whose variables are meant.
-        config: the user's settings.
-        section: whose entries are looked at.
-    """
+    """Yield the entries of a section that match no variable: misspelt, most likely."""
     entries: Sequence[Override | VariablePolicy] = getattr(config, section)
     for i, entry in enumerate(entries):
         if not any(matches(entry.match, name) for name in item.variables):
@@ -93,7 +77,7 @@ def _configured(name: str, entry: VariablePolicy) -> Policy | None:
     return None if when == "none" else Policy(name, when, entry.aggregation)
 
 
-def _declared(name: str, variable: VariableLike) -> Iterator[Policy]:
+def _declared(name: str, variable: Variable) -> Iterator[Policy]:
     """Yield what the program declares, where that can be followed."""
     when, how = variable.synchronization or "on_write", variable.aggregation or "none"
     policy = Policy(name, when, how, declared=True)
@@ -101,7 +85,7 @@ def _declared(name: str, variable: VariableLike) -> Iterator[Policy]:
         yield policy
 
 
-def problem_of(policy: Policy, variable: VariableLike) -> tuple[str, str] | None:
+def problem_of(policy: Policy, variable: Variable) -> tuple[str, str] | None:
     """Return what is wrong with a policy of a variable, and the way out."""
     name = policy.variable
     if policy.has_components and variable.trainable:

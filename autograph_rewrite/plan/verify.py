@@ -5,49 +5,44 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from autograph_rewrite.diagnostics.faults import FileFault, did_you_mean, raise_if_any
 from autograph_rewrite.diagnostics.located_yaml import Finding, KeyPath
 from autograph_rewrite.errors import PlanError, RewriteError
+from autograph_rewrite.ir.graph import Node
 from autograph_rewrite.ir.types import device_names
 from autograph_rewrite.ir.types.device_names import DeviceNameError
 from autograph_rewrite.ir.types.dtypes import NUMBERS, dtype_name
 from autograph_rewrite.plan.parts import collective_keys
-from autograph_rewrite.plan.parts.graph_digest import ItemLike, NodeLike, graph_digest
+from autograph_rewrite.plan.parts.graph_digest import graph_digest
 from autograph_rewrite.plan.parts.lowerings import LOWERINGS
 from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan, VariableRequest
 from autograph_rewrite.plan.parts.residence import shard_name, split_axis
 from autograph_rewrite.plan.plan import VERSION, Plan
 from autograph_rewrite.plan.user_extensions import problems
 from autograph_rewrite.plan.variable_policies import problem_of
+from autograph_rewrite.training_graph import TrainingGraph
 
-Problem = FileFault
+Check = Callable[[Plan, TrainingGraph], Iterator[Finding]]
 
 
-def check(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = None) -> list[Problem]:
+def check(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | None = None) -> list[FileFault]:
     """Everything that is wrong with `plan` for `item`.
 
     Args:
-        plan: a request or a resolved plan.
-        item: the graph item that it shall be applied to.
         available_devices: the logical devices that there are; None when that is not known.
     """
-    setting = Checked(plan, item, available_devices)
-    findings = chain(
-        chain.from_iterable(check(setting) for check in CHECKS),
-        chain.from_iterable(check(plan, item) for check in (*VARIABLE_CHECKS, *EDGE_CHECKS)),
-    )
-    return [plan.source.fault(*finding) for finding in findings]
+    found = _faults(plan, item, (*HEADER_CHECKS, *VARIABLE_CHECKS, *EDGE_CHECKS))
+    if available_devices is not None:
+        found += [plan.source.fault(*finding) for finding in devices_exist(plan, available_devices)]
+    return found
 
 
-def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None = None) -> None:
+def require(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | None = None) -> None:
     """Refuse a plan that does not fit.
 
     Args:
-        plan: a request or a resolved plan.
         available_devices: canonical names of what there is; None: not checked.
 
     Raises:
@@ -56,28 +51,21 @@ def require(plan: Plan, item: ItemLike, available_devices: Sequence[str] | None 
     raise_if_any(check(plan, item, available_devices), error=PlanError, title=plan.source.name)
 
 
-def require_edges(plan: Plan, item: ItemLike) -> None:
+def require_edges(plan: Plan, item: TrainingGraph) -> None:
     """Refuse edges that do not fit; the rest of the plan has been checked, and passes have edited its requests since.
 
     Raises:
         PlanError: with every problem.
     """
-    findings = chain.from_iterable(check(plan, item) for check in EDGE_CHECKS)
-    raise_if_any([plan.source.fault(*one) for one in findings], error=PlanError, title=plan.source.name)
+    raise_if_any(_faults(plan, item, EDGE_CHECKS), error=PlanError, title=plan.source.name)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What a check looks at."""
-
-    plan: Plan
-    item: ItemLike
-    available: Sequence[str] | None
+def _faults(plan: Plan, item: TrainingGraph, checks: Iterable[Check]) -> list[FileFault]:
+    return [plan.source.fault(*finding) for check in checks for finding in check(plan, item)]
 
 
-def header_is_complete(setting: Checked) -> Iterator[Finding]:
+def header_is_complete(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The version, the mode and the timeout mean something."""
-    plan = setting.plan
     if plan.version != VERSION:
         yield Finding(("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew")
     if plan.mode not in ("shared", "mirrored"):
@@ -87,9 +75,8 @@ def header_is_complete(setting: Checked) -> Iterator[Finding]:
         yield Finding(("timeout_seconds",), message, "set it above 0")
 
 
-def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
+def steps_run_in_one_process(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """A loop of steps is in the graph of one process, with its variables."""
-    plan = setting.plan
     if plan.steps_per_run < 0:
         yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
     # not parsed: a device that is misspelt is another check's finding
@@ -108,11 +95,11 @@ def steps_run_in_one_process(setting: Checked) -> Iterator[Finding]:
     yield Finding(("steps_per_run",), message, f"leave steps_per_run out, or {without}")
 
 
-def devices_are_named_canonically(setting: Checked) -> Iterator[Finding]:
+def devices_are_named_canonically(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """There is a replica, and each device is spelt in the one way that keys are made from."""
-    if not setting.plan.devices:
+    if not plan.devices:
         yield Finding(("devices",), "devices is empty: there must be a replica")
-    for i, name in enumerate(setting.plan.devices):
+    for i, name in enumerate(plan.devices):
         try:
             canonical = device_names.canonical(name)
         except DeviceNameError as error:
@@ -122,22 +109,19 @@ def devices_are_named_canonically(setting: Checked) -> Iterator[Finding]:
             yield Finding(("devices", i), f"'{name}' is not the canonical name", f"write {canonical}")
 
 
-def devices_exist(setting: Checked) -> Iterator[Finding]:
+def devices_exist(plan: Plan, available: Sequence[str]) -> Iterator[Finding]:
     """Every device is one of those that there are."""
-    if setting.available is None:
-        return
-    there = [device_names.parse(name) for name in setting.available]
+    there = [device_names.parse(name) for name in available]
     names = {str(device) for device in there} | {f"/device:{device.short}" for device in there}
-    for i, name in enumerate(setting.plan.devices):
+    for i, name in enumerate(plan.devices):
         if name not in names:
             known = ", ".join(dict.fromkeys(device.short for device in there)) or "none"
             message = f"there is no device {_short(name)}; there are: {known}"
             yield Finding(("devices", i), message, "create more virtual devices, or change devices")
 
 
-def processes_are_alike(setting: Checked) -> Iterator[Finding]:
+def processes_are_alike(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
-    plan = setting.plan
     if plan.pipeline is not None or plan.is_driven:
         wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
         if plan.stage_hosts != wanted:
@@ -154,48 +138,48 @@ def processes_are_alike(setting: Checked) -> Iterator[Finding]:
             return
 
 
-def mirrored_devices_are_distinct(setting: Checked) -> Iterator[Finding]:
+def mirrored_devices_are_distinct(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """A collective with two members on one device never ends."""
-    if setting.plan.mode != "mirrored":
+    if plan.mode != "mirrored":
         return
-    for name in device_names.repeated(setting.plan.devices):
-        second = setting.plan.devices.index(name, setting.plan.devices.index(name) + 1)
+    for name in device_names.repeated(plan.devices):
+        second = plan.devices.index(name, plan.devices.index(name) + 1)
         message = f"mirrored replicas share {_short(name)}: a collective with two members on one device never ends"
         yield Finding(("devices", second), message, "name distinct devices, or set mode to shared")
 
 
-def mesh_covers_the_devices(setting: Checked) -> Iterator[Finding]:
+def mesh_covers_the_devices(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The axes are known ones, and multiply to the number of devices."""
     size = 1
-    for i, axis in enumerate(setting.plan.mesh):
+    for i, axis in enumerate(plan.mesh):
         size *= axis.size
         if axis.name not in ("data", "model"):
             hint = did_you_mean(axis.name, ("data", "model"), noun="known axes")
             yield Finding(("mesh", i), f"the mesh has no axis '{axis.name}'", hint)
         elif axis.size < 1:
             yield Finding(("mesh", i), f"the axis {axis.name} has size {axis.size}; it must be at least 1")
-        elif axis.name == "model" and axis.size > 1 and setting.plan.model is None:
+        elif axis.name == "model" and axis.size > 1 and plan.model is None:
             yield Finding(("mesh", i), "mesh has a model axis, and the plan names no devices for it", "fill in model")
-    for name in device_names.repeated([axis.name for axis in setting.plan.mesh]):
+    for name in device_names.repeated([axis.name for axis in plan.mesh]):
         yield Finding(("mesh",), f"the axis '{name}' stands twice in mesh")
-    model, devices = setting.plan.model, setting.plan.replicas
+    model, devices = plan.model, plan.replicas
     if model is not None:
-        stages = setting.plan.pipeline.devices if setting.plan.pipeline is not None else setting.plan.devices
+        stages = plan.pipeline.devices if plan.pipeline is not None else plan.devices
         devices = len(stages) * model.size
         if len(model.devices) != devices:
-            needed = f"{setting.plan.replicas} replicas of {devices // setting.plan.replicas} devices need {devices}"
+            needed = f"{plan.replicas} replicas of {devices // plan.replicas} devices need {devices}"
             message = f"{needed}, and there are {len(model.devices)}"
             yield Finding(("model", "devices"), message, "name those of the first replica, then of the second")
-        devices = setting.plan.replicas * model.size
-    if setting.plan.mesh and size != devices:
+        devices = plan.replicas * model.size
+    if plan.mesh and size != devices:
         message = f"the axes of mesh multiply to {size}, but there are {devices} devices"
         yield Finding(("mesh",), message)
 
 
-def batch_inputs_fit(setting: Checked) -> Iterator[Finding]:
+def batch_inputs_fit(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Every batch input is an input of the item, once, and has the axis."""
-    inputs = setting.item.inputs
-    for i, batch in enumerate(setting.plan.batch_inputs):
+    inputs = item.inputs
+    for i, batch in enumerate(plan.batch_inputs):
         path = ("batch_inputs", i)
         tensor = inputs.get(batch.name)
         if tensor is None:
@@ -206,24 +190,24 @@ def batch_inputs_fit(setting: Checked) -> Iterator[Finding]:
         elif tensor.shape is not None and batch.axis >= len(tensor.shape):
             message = f"the input '{batch.name}' has {len(tensor.shape)} axes, so no axis {batch.axis}"
             yield Finding(path, message)
-    for name in device_names.repeated([batch.name for batch in setting.plan.batch_inputs]):
+    for name in device_names.repeated([batch.name for batch in plan.batch_inputs]):
         yield Finding(("batch_inputs",), f"the input '{name}' stands twice in batch_inputs")
 
 
-def variables_exist_once(setting: Checked) -> Iterator[Finding]:
+def variables_exist_once(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Every request is for a variable of the item, and no variable has two."""
-    known = list(setting.item.variables)
-    for i, request in enumerate(setting.plan.variables):
-        if request.name not in setting.item.variables:
+    known = list(item.variables)
+    for i, request in enumerate(plan.variables):
+        if request.name not in item.variables:
             hint = did_you_mean(request.name, known, noun="known variables")
             yield Finding(("variables", i), f"the graph has no variable '{request.name}'", hint)
-    for name in device_names.repeated([request.name for request in setting.plan.variables]):
+    for name in device_names.repeated([request.name for request in plan.variables]):
         yield Finding(("variables",), f"the variable '{name}' stands twice in variables")
 
 
-def policies_fit(setting: Checked) -> Iterator[Finding]:
+def policies_fit(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Every policy is for a variable of the item that can have it, and no variable has two."""
-    plan, variables = setting.plan, setting.item.variables
+    variables = item.variables
     for i, policy in enumerate(plan.policies):
         if policy.variable not in variables:
             hint = did_you_mean(policy.variable, list(variables), noun="known variables")
@@ -239,9 +223,9 @@ def policies_fit(setting: Checked) -> Iterator[Finding]:
         yield Finding(("policies",), f"the variable '{name}' stands twice in policies")
 
 
-def replicas_that_train_alone_have_all_of_it(setting: Checked) -> Iterator[Finding]:
+def replicas_that_train_alone_have_all_of_it(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Replicas that train by themselves are one device each, with every variable."""
-    plan, how = setting.plan, setting.plan.local_sgd
+    how = plan.local_sgd
     if how is None:
         return
     if how.period < 1 or how.warmup_steps < 0:
@@ -259,17 +243,16 @@ def replicas_that_train_alone_have_all_of_it(setting: Checked) -> Iterator[Findi
         yield Finding(("local_sgd",), f"replicas train all variables by themselves, not with {what}", "leave one out")
 
 
-def ops_are_registered(setting: Checked) -> Iterator[Finding]:
+def ops_are_registered(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """What the user says of custom ops is what it was when the plan was made."""
-    for message, hint in problems(setting.plan.ops, setting.item):
+    for message, hint in problems(plan.ops, item):
         yield Finding(("ops",), message, hint)
 
 
-CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
+HEADER_CHECKS: tuple[Check, ...] = (
     header_is_complete,
     steps_run_in_one_process,
     devices_are_named_canonically,
-    devices_exist,
     processes_are_alike,
     mirrored_devices_are_distinct,
     mesh_covers_the_devices,
@@ -282,7 +265,7 @@ CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
 
 
 def _short(name: str) -> str:
-    return re.sub(r"^/device:", "", name)
+    return name.removeprefix("/device:")
 
 
 # Invariants of a plan's variable requests: each variable has a residence, and its shards cover it exactly.
@@ -291,7 +274,7 @@ KINDS = ("replicated", "single", "split")
 SERVERS = "ps"
 
 
-def placements_mean_something(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def placements_mean_something(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """A placement is one of three, and what stands beside it belongs to it."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
@@ -301,7 +284,9 @@ def placements_mean_something(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             message = f"'{request.placement}' is no placement of a variable ('{request.name}')"
             yield Finding((*path, "placement"), message, hint)
             continue
-        yield from _alone(path, request)
+        if request.options.bucket_bytes < 0:
+            message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
+            yield Finding((*path, "options"), message, "0 reduces each gradient alone")
         if request.placement == "replicated":
             yield from _replicated(path, request)
         elif request.placement == "single" and len(request.servers) != 1:
@@ -311,7 +296,7 @@ def placements_mean_something(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding((*path, "sizes"), f"'{request.name}' is not split, so it has no sizes", _LEAVE_OUT)
 
 
-def shards_make_up_their_variable(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def shards_make_up_their_variable(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The shards of a variable are as long as its axis, together."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
@@ -336,7 +321,7 @@ def shards_make_up_their_variable(plan: Plan, item: ItemLike) -> Iterator[Findin
             yield Finding((*path, "servers"), message, "name one for each shard, or none")
 
 
-def servers_are_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def servers_are_there(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """A variable's devices are spelt canonically, and belong to a worker or to a parameter server."""
     for i, request in enumerate(plan.variables):
         for k, name in enumerate(request.servers):
@@ -355,7 +340,7 @@ def servers_are_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
                 yield Finding(path, message, f"there are {known}, and parameter servers are /job:{SERVERS}/task:N")
 
 
-def servers_are_used_as_such(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def servers_are_used_as_such(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Settings of parameter servers stand where there is one."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
@@ -376,7 +361,7 @@ def servers_are_used_as_such(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding((*path, "server"), message, "leave one of them out")
 
 
-def asynchronous_workers_share_all(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def asynchronous_workers_share_all(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Workers that do not wait for each other cannot have copies of a variable that are equal."""
     if not plan.is_asynchronous or len(plan.processes) == 1:
         return
@@ -392,7 +377,7 @@ def asynchronous_workers_share_all(plan: Plan, item: ItemLike) -> Iterator[Findi
             return
 
 
-def stages_cover_the_replicas(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def stages_cover_the_replicas(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """What is split over the replicas has a shard on the device of each."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
@@ -411,7 +396,7 @@ def stages_cover_the_replicas(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding((*path, "options"), message, "set synchronizer to all_reduce")
 
 
-VARIABLE_CHECKS: tuple[Callable[[Plan, ItemLike], Iterator[Finding]], ...] = (
+VARIABLE_CHECKS: tuple[Check, ...] = (
     placements_mean_something,
     shards_make_up_their_variable,
     servers_are_there,
@@ -421,12 +406,6 @@ VARIABLE_CHECKS: tuple[Callable[[Plan, ItemLike], Iterator[Finding]], ...] = (
 )
 
 _LEAVE_OUT = "leave it out"
-
-
-def _alone(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:
-    if request.options.bucket_bytes < 0:
-        message = f"bucket_bytes of '{request.name}' is {request.options.bucket_bytes}"
-        yield Finding((*path, "options"), message, "0 reduces each gradient alone")
 
 
 def _replicated(path: KeyPath, request: VariableRequest) -> Iterator[Finding]:
@@ -443,14 +422,14 @@ _OF_SHARDS = re.compile(r"/(part_\d+|shards(_\d+)?)(/|$)")  # nodes that partiti
 _INT32 = 2**31
 
 
-def edges_are_of_this_graph(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def edges_are_of_this_graph(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Edges were resolved on the graph that they shall be applied to."""
     if plan.edges and plan.graph_digest and plan.graph_digest != graph_digest(item.graph):
         message = "the edges of this plan were resolved on another graph"
         yield Finding(("graph_digest",), message, "delete edges and graph_digest to have them resolved anew")
 
 
-def edges_name_what_is_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def edges_name_what_is_there(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The value and the owner of an edge exist; where variables are cut into shards, a pass will make some of them."""
     shards = {shard_name(request.name, k) for request in plan.variables for k in range(len(request.sizes))}
     for i, edge in enumerate(plan.edges):
@@ -468,7 +447,7 @@ def edges_name_what_is_there(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding(("edges", i, "owner"), f"no variable '{edge.owner}' can own '{edge.value}'", hint)
 
 
-def edges_are_well_formed(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def edges_are_well_formed(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Placements, lowering, type and numbers mean something."""
     for i, edge in enumerate(plan.edges):
         for key, placement in (("from", edge.from_), ("to", edge.to)):
@@ -490,7 +469,7 @@ def edges_are_well_formed(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding(("edges", i, "bucket"), message, "leave bucket out")
 
 
-def edges_stand_once(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def edges_stand_once(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """One value is converted to one placement once."""
     first: dict[tuple[str, str, str], int] = {}
     for i, edge in enumerate(plan.edges):
@@ -500,7 +479,7 @@ def edges_stand_once(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding(("edges", i), message, "delete one of them")
 
 
-def collectives_have_keys(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def collectives_have_keys(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """Collectives need a group and its key, a key of their own and a place in the order."""
     groups = functools.cache(lambda crosses, logical: _group_key(plan.members(crosses, logical)))
     for i, edge in enumerate(plan.edges):
@@ -520,7 +499,7 @@ def collectives_have_keys(plan: Plan, item: ItemLike) -> Iterator[Finding]:
             yield Finding(("edges", i), message, "give each collective its own number")
 
 
-def collectives_do_not_meet(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def collectives_do_not_meet(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """No two collectives of a group share a key, and no two at all share a place in the order."""
     keyed: dict[tuple[int, int], int] = {}
     ordered: dict[int, int] = {}
@@ -540,7 +519,7 @@ def collectives_do_not_meet(plan: Plan, item: ItemLike) -> Iterator[Finding]:
                 yield Finding(("edges", i, "order"), message, "a deadlock is ruled out by a total order only")
 
 
-def buckets_are_uniform(plan: Plan, item: ItemLike) -> Iterator[Finding]:
+def buckets_are_uniform(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
     """The values of a bucket are reduced as one, so they agree in all that matters for it."""
     buckets: dict[int, list[int]] = defaultdict(list)
     for i, edge in enumerate(plan.edges):
@@ -557,7 +536,7 @@ def buckets_are_uniform(plan: Plan, item: ItemLike) -> Iterator[Finding]:
                     yield Finding(("edges", i), message, "put them in two buckets")
 
 
-EDGE_CHECKS: tuple[Callable[[Plan, ItemLike], Iterator[Finding]], ...] = (
+EDGE_CHECKS: tuple[Check, ...] = (
     edges_are_of_this_graph,
     edges_name_what_is_there,
     edges_are_well_formed,
@@ -568,7 +547,7 @@ EDGE_CHECKS: tuple[Callable[[Plan, ItemLike], Iterator[Finding]], ...] = (
 )
 
 
-def _fits_node(i: int, edge: EdgePlan, node: NodeLike) -> Iterator[Finding]:
+def _fits_node(i: int, edge: EdgePlan, node: Node) -> Iterator[Finding]:
     """The node has that output, of that type."""
     index = edge.value.partition(":")[2] or "0"
     try:

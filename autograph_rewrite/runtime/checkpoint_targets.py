@@ -167,7 +167,7 @@ class SessionTarget:
         """Return values that no later step changes, by name."""
         wanted = list(names)
         stacked = {self._replicas[name][0] for name in wanted if name in self._replicas}
-        whole = list(self.common) if self._session.is_driven else [n for n in wanted if n in self.common]
+        whole = list(self.common) if self._session.driven is not None else [n for n in wanted if n in self.common]
         found = self._session.read_variables([*whole, *stacked])
         rows = {full: found[name][row] for full, (name, row) in self._replicas.items() if name in found}
         return {name: rows[name] if name in rows else found[name] for name in wanted}

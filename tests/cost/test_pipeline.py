@@ -33,6 +33,7 @@ from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.resolve.wire_types import sizes_of
 from autograph_rewrite.tools import cli
 from benchmarks.cost import allocated, traced
+from tests.support.paper_schedule import simulate
 from tests.support.recomputed import transformer
 from tests.support.staged import MODELS, inputs, staged_item, values, variable
 from tests.support.training import make_item
@@ -181,7 +182,7 @@ def test_the_tasks_end_when_the_schedule_says(given: str, devices: int, micro: i
     stages = step.staged.stages
     orders = pipeline_schedule.orders(*schedule_of(step.pipeline, step.staged, micro))
     forward, backward = ([Fraction(costs[kind, 0, s, 0]) for s in range(stages)] for kind in "FB")
-    expected = pipeline_schedule.simulate(orders, forward, backward)
+    expected = simulate(orders, forward, backward)
     free = played_without_links(item, plan, 8 * micro)
     ends = [task.end for (kind, *_), task in free.tasks.items() if kind in "FB"]
     begins = [task.start for (kind, *_), task in free.tasks.items() if kind in "FB"]

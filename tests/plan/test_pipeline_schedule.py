@@ -17,8 +17,8 @@ from autograph_rewrite.plan.parts.pipeline_schedule import (
     ideal_in_flight,
     iterations,
     orders,
-    simulate,
 )
+from tests.support.paper_schedule import simulate
 
 DEVICES, MICRO, CHUNKS = st.integers(1, 6), st.integers(1, 12), st.integers(1, 4)
 COSTS = st.integers(1, 5)

@@ -33,7 +33,7 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 from autograph_rewrite.passes.parameter_server.await_writes import await_writes
 from autograph_rewrite.passes.parameter_server.turns import Turns
-from autograph_rewrite.plan.parts.names import proxy_name
+from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 SUFFIX = "/on_server"
@@ -664,7 +664,7 @@ def _bring_home(node: Node) -> None:
 
 def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
     attrs = {"dtype": dtypes.NUMBERS[variable.dtype], "shape": variable.shape, "container": ""}
-    name = proxy_name(variable)
+    name = proxy_of(variable.handle)
     return rewrite.add("VarHandleOp", (), Site(name, ONCE, handle), attrs=attrs | {"shared_name": name})
 
 

@@ -38,7 +38,6 @@ def limits(batch: int, processes: int, each: int) -> list[int]:
 
     Args:
         batch: examples of the global batch.
-        processes: how many share it.
         each: replicas per process.
     """
     parts = pairwise(bounds(batch, processes))

@@ -55,7 +55,6 @@ def with_keys(
 
     Args:
         edges: in the order in which they are made.
-        devices: of all replicas.
         members: gives the devices that a collective joins, by whether it crosses between processes and the logical
             device of its value; left out: those of all replicas.
     """

@@ -15,7 +15,7 @@ there are only collectives and stores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -77,9 +77,7 @@ class Hop:
     """One step of an exchange.
 
     Attributes:
-        operation: reduce or gather.
         over: the axes along which its members lie.
-        medium: what carries it.
         algorithm: which of the ways of the medium, where there are several; "": the usual one.
     """
 
@@ -99,7 +97,6 @@ class Lowering:
     """How an edge is lowered.
 
     Attributes:
-        name: as plans write it.
         text: what it is, in a sentence.
         hops: in order; none where each instance converts what it has.
         is_bucketed: values of several edges may travel as one.
@@ -149,125 +146,120 @@ class Lowering:
         return any(is_among_replicas(hop) or hop.medium is Medium.PEERS for hop in self.hops)
 
 
-def _table(rows: Iterable[Lowering]) -> Mapping[str, Lowering]:
-    return MappingProxyType({row.name: row for row in rows})
-
-
 _REDUCE_IN_PROCESS = Hop(Operation.REDUCE, IN_PROCESS, Medium.OPS)
 _GATHER_IN_PROCESS = Hop(Operation.GATHER, IN_PROCESS, Medium.OPS)
 
-LOWERINGS = _table(
-    (
-        Lowering(
-            "add_n",
-            "the sum of the replicas' values, made on the first device",
-            (_REDUCE_IN_PROCESS,),
-            is_bucketed=True,
-            instead_of=("collective_reduce", "micro_reduce"),
-            sums=True,
+_ROWS = (
+    Lowering(
+        "add_n",
+        "the sum of the replicas' values, made on the first device",
+        (_REDUCE_IN_PROCESS,),
+        is_bucketed=True,
+        instead_of=("collective_reduce", "micro_reduce"),
+        sums=True,
+    ),
+    Lowering(
+        "fold",
+        "the maximum, minimum or product of the replicas' values, made on the first device",
+        (_REDUCE_IN_PROCESS,),
+        instead_of=("collective_reduce", "micro_reduce"),
+        sums=False,
+    ),
+    Lowering(
+        "concat",
+        "the replicas' blocks in replica order, made on the first device",
+        (_GATHER_IN_PROCESS,),
+        instead_of=("collective_gather", "micro_gather"),
+    ),
+    Lowering(
+        "all_gather",
+        "the replicas' blocks in replica order, joined on every device, which reads those of the others",
+        (Hop(Operation.GATHER, IN_PROCESS, Medium.PEERS),),
+        instead_of=("collective_gather",),
+    ),
+    Lowering(
+        "reduce_scatter",
+        "each replica's own block of the sum, which it makes of the blocks that all hold",
+        (Hop(Operation.SCATTER, IN_PROCESS, Medium.PEERS),),
+        sums=True,
+    ),
+    Lowering("slice", "each replica's own block of a value that it holds"),
+    Lowering("zeros", "the value on the first replica, zeros elsewhere: a sum of one term"),
+    Lowering("local_size", "the size of the block instead of the size of the whole"),
+    Lowering("global_size", "the size of the whole instead of the size of the block"),
+    Lowering(
+        "host_reduce",
+        "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
+        (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE)),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "host_gather",
+        "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
+        (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.COLLECTIVE)),
+    ),
+    Lowering(
+        "accumulator",
+        "pushed to an accumulator on a server; worker 0 takes the sum once all have pushed",
+        (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.ACCUMULATOR)),
+    ),
+    Lowering(
+        "server_reduce",
+        "pushed to queues on a server; worker 0 takes and combines what all have pushed",
+        (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.QUEUE)),
+    ),
+    Lowering(
+        "server_gather",
+        "pushed to queues on a server; worker 0 takes and joins the parts in worker order",
+        (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.QUEUE)),
+    ),
+    Lowering(
+        "collective_reduce",
+        "CollectiveReduceV2: every device gets the reduced value",
+        (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE),),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "collective_gather",
+        "CollectiveGatherV2: every device gets all blocks, in replica order",
+        (Hop(Operation.GATHER, EVERYWHERE, Medium.COLLECTIVE),),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "micro_reduce",
+        "combined over the micro-batches of each replica, then by one CollectiveReduceV2 among the replicas",
+        (Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS), Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE)),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "one_shot_reduce",
+        "CollectiveGatherV2: every device gets all values, and combines them in replica order",
+        (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE, ONE_SHOT),),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "host_one_shot",
+        "combined on each process's first device, then on each of those, which get all by one CollectiveGatherV2",
+        (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE, ONE_SHOT)),
+        is_bucketed=True,
+    ),
+    Lowering(
+        "micro_one_shot",
+        "combined over the micro-batches of each replica; every replica gets all by one CollectiveGatherV2",
+        (
+            Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS),
+            Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE, ONE_SHOT),
         ),
-        Lowering(
-            "fold",
-            "the maximum, minimum or product of the replicas' values, made on the first device",
-            (_REDUCE_IN_PROCESS,),
-            instead_of=("collective_reduce", "micro_reduce"),
-            sums=False,
-        ),
-        Lowering(
-            "concat",
-            "the replicas' blocks in replica order, made on the first device",
-            (_GATHER_IN_PROCESS,),
-            instead_of=("collective_gather", "micro_gather"),
-        ),
-        Lowering(
-            "all_gather",
-            "the replicas' blocks in replica order, joined on every device, which reads those of the others",
-            (Hop(Operation.GATHER, IN_PROCESS, Medium.PEERS),),
-            instead_of=("collective_gather",),
-        ),
-        Lowering(
-            "reduce_scatter",
-            "each replica's own block of the sum, which it makes of the blocks that all hold",
-            (Hop(Operation.SCATTER, IN_PROCESS, Medium.PEERS),),
-            sums=True,
-        ),
-        Lowering("slice", "each replica's own block of a value that it holds"),
-        Lowering("zeros", "the value on the first replica, zeros elsewhere: a sum of one term"),
-        Lowering("local_size", "the size of the block instead of the size of the whole"),
-        Lowering("global_size", "the size of the whole instead of the size of the block"),
-        Lowering(
-            "host_reduce",
-            "combined on each process's first device, then by one CollectiveReduceV2 among the processes",
-            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE)),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "host_gather",
-            "joined on each process's first device, then by one CollectiveGatherV2 among the processes",
-            (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.COLLECTIVE)),
-        ),
-        Lowering(
-            "accumulator",
-            "pushed to an accumulator on a server; worker 0 takes the sum once all have pushed",
-            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.ACCUMULATOR)),
-        ),
-        Lowering(
-            "server_reduce",
-            "pushed to queues on a server; worker 0 takes and combines what all have pushed",
-            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.QUEUE)),
-        ),
-        Lowering(
-            "server_gather",
-            "pushed to queues on a server; worker 0 takes and joins the parts in worker order",
-            (_GATHER_IN_PROCESS, Hop(Operation.GATHER, ACROSS, Medium.QUEUE)),
-        ),
-        Lowering(
-            "collective_reduce",
-            "CollectiveReduceV2: every device gets the reduced value",
-            (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE),),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "collective_gather",
-            "CollectiveGatherV2: every device gets all blocks, in replica order",
-            (Hop(Operation.GATHER, EVERYWHERE, Medium.COLLECTIVE),),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "micro_reduce",
-            "combined over the micro-batches of each replica, then by one CollectiveReduceV2 among the replicas",
-            (Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS), Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE)),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "one_shot_reduce",
-            "CollectiveGatherV2: every device gets all values, and combines them in replica order",
-            (Hop(Operation.REDUCE, EVERYWHERE, Medium.COLLECTIVE, ONE_SHOT),),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "host_one_shot",
-            "combined on each process's first device, then on each of those, which get all by one CollectiveGatherV2",
-            (_REDUCE_IN_PROCESS, Hop(Operation.REDUCE, ACROSS, Medium.COLLECTIVE, ONE_SHOT)),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "micro_one_shot",
-            "combined over the micro-batches of each replica; every replica gets all by one CollectiveGatherV2",
-            (
-                Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS),
-                Hop(Operation.REDUCE, REPLICAS, Medium.COLLECTIVE, ONE_SHOT),
-            ),
-            is_bucketed=True,
-        ),
-        Lowering(
-            "micro_gather",
-            "what each replica sends of its micro-batches' sum, joined by one CollectiveGatherV2 among the replicas",
-            (Hop(Operation.GATHER, IN_REPLICA, Medium.OPS), Hop(Operation.GATHER, REPLICAS, Medium.COLLECTIVE)),
-            is_bucketed=True,
-        ),
-    )
+        is_bucketed=True,
+    ),
+    Lowering(
+        "micro_gather",
+        "what each replica sends of its micro-batches' sum, joined by one CollectiveGatherV2 among the replicas",
+        (Hop(Operation.GATHER, IN_REPLICA, Medium.OPS), Hop(Operation.GATHER, REPLICAS, Medium.COLLECTIVE)),
+        is_bucketed=True,
+    ),
 )
+LOWERINGS: Mapping[str, Lowering] = MappingProxyType({row.name: row for row in _ROWS})
 UNKNOWN = Lowering("", "none that this version knows")
 
 

@@ -86,7 +86,6 @@ class Micro:
     """How each replica's block is cut into micro-batches, which run one after another on its device.
 
     Attributes:
-        count: how many.
         layout: "contiguous" (a part of the rows each) or "interleaved" (every count-th row).
         uneven: whether they may differ in size, by one example.
         loop: whether one loop in the graph runs them, instead of a copy of each.
@@ -204,7 +203,6 @@ class OwnOp:
     """A custom op of the user's own that the graph has.
 
     Attributes:
-        name: the op type.
         code: digest of what is said of it.
     """
 

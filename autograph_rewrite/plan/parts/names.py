@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS, SIZES, STEP, EdgePlan
-from autograph_rewrite.training_graph import Variable
 
 EDGE_ATTR = "_autograph_edge"
 """Attribute of what makes one of several edges of a value: the role of the edge, or the model axis, with its number."""
@@ -16,13 +15,8 @@ def model_axis_name(number: int) -> str:
     return f"{MODEL_AXIS} {number}"
 
 
-def proxy_name(variable: Variable) -> str:
-    """Return the name of the node that gives the handle of a variable's copy."""
-    return proxy_of(variable.handle)
-
-
 def proxy_of(handle: str) -> str:
-    """Return the name of the node that gives the handle of a copy, by that of the variable."""
+    """Return the name of the node that gives the handle of a worker's copy, by that of the variable."""
     return f"{handle}/proxy"
 
 

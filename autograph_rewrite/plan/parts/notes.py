@@ -54,7 +54,6 @@ class RankedPlan:
         moved: mebibytes that move in a step.
         fits: whether there is room for it; None where nobody says how much there is.
         verdict: "chosen", or why it was not.
-        plan: what it is.
     """
 
     rank: int

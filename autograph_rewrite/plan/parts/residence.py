@@ -35,11 +35,7 @@ class Replicated:
 
 @dataclass(frozen=True)
 class OnServer:
-    """One device holds it.
-
-    Attributes:
-        device: that one.
-    """
+    """One device holds it."""
 
     device: str
     placement: ClassVar[str] = "single"
@@ -58,7 +54,6 @@ class Sharded:
     """It is cut along one axis.
 
     Attributes:
-        axis: the axis along which it is cut.
         sizes: of the shards, in order.
         servers: the device of each shard; empty where every replica has them all.
         stage: of one that is split over the replicas (`VariableRequest.stage`); 0 where it is not.
@@ -125,11 +120,7 @@ def residence_of(request: VariableRequest) -> Residence:
 def placed(request: VariableRequest, residence: Residence) -> VariableRequest:
     """Return the request with its variable somewhere else."""
     return replace(
-        request,
-        placement=residence.placement,
-        servers=residence.servers,
-        sizes=residence.sizes,
-        stage=residence.stage,
+        request, placement=residence.placement, servers=residence.servers, sizes=residence.sizes, stage=residence.stage
     )
 
 

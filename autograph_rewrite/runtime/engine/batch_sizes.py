@@ -102,7 +102,6 @@ class FirstBatch:
     """Tells the coverage of an item when its first batch is there.
 
     Args:
-        item: an original or rewritten item.
         warned: there has been a warning if its coverage was too small.
     """
 

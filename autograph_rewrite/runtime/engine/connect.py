@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError, GraphError, VerifyError
@@ -54,10 +54,6 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
     """Return a session on this process's devices, on `own` server, or on that of its job once all run the same.
 
     Args:
-        tf: the module `tensorflow`.
-        item: rewritten or original.
-        graph: the tf.Graph of it.
-        config: a `ConfigProto`, or None.
         own: address of a server for this session alone; "": none.
         all_read: what worker 0 runs for all, each of them reads by itself.
     """
@@ -96,15 +92,8 @@ def _freeing(tf: Any, graph: Any) -> list[Any]:
     return found
 
 
-class Opened(NamedTuple):
-    """A GraphDef, and the container of what servers hold of it."""
-
-    graph: Any
-    container: str
-
-
-def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool = False) -> Opened:
-    """Return the graph, once all workers are about to run the same; what servers hold is in a container of its own.
+def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool = False) -> tuple[Any, str]:
+    """Return a GraphDef, once all workers are about to run the same, and the container of what servers hold of it.
 
     Args:
         all_read: what worker 0 runs for all, each of them reads by itself.
@@ -114,7 +103,7 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
     """
     graph, container = item.graph_def, ""
     if member is None:
-        return Opened(graph, container)
+        return graph, container
     plan = item.report.plan
     if len(member.workers) > 1:
         require_consensus(member, plan, item.report.contents)
@@ -129,14 +118,13 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
         for node in graph.node:
             if "container" in node.attr and not node.attr["container"].s:
                 node.attr["container"].s = container.encode()
-    return Opened(graph, container)
+    return graph, container
 
 
 def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
     """Import a GraphDef into a tf.Graph.
 
     Args:
-        tf: the module.
         is_rewritten: it has come out of a rewrite.
 
     Raises:
@@ -176,17 +164,14 @@ def _config(tf: Any, item: TrainingGraph, config: Any) -> Any:
     result = tf.compat.v1.ConfigProto()
     if config is not None:
         result.CopyFrom(config)
-    result.device_count["CPU"] = max(result.device_count["CPU"], max(_cpus(item), default=0) + 1)
-    return result
-
-
-def _cpus(item: TrainingGraph) -> list[int]:
-    """Return the numbers of the CPU devices that the graph names."""
     if item.report is not None:
         devices = map(parse, needed_devices(item.report.plan, item.report.task))
-        return [device.index for device in devices if device.kind == "CPU"]
-    specs = [spec for name in {node.device for node in item.graph} if (spec := specification(name)) is not None]
-    return [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
+        cpus = [device.index for device in devices if device.kind == "CPU"]
+    else:
+        specs = [spec for name in {node.device for node in item.graph} if (spec := specification(name)) is not None]
+        cpus = [int(spec.number) for spec in specs if spec.kind == "CPU" and spec.number]
+    result.device_count["CPU"] = max(result.device_count["CPU"], max(cpus, default=0) + 1)
+    return result
 
 
 def watchdog_of(
@@ -195,8 +180,6 @@ def watchdog_of(
     """Return what watches over the runs of one of several processes.
 
     Args:
-        member: this process.
-        item: rewritten.
         seconds: without progress, after which a run is ended.
         failed: the steps that have failed on others; None: none concerns this one.
     """
@@ -232,8 +215,6 @@ class ChiefDrivenSession:
 
     Args:
         session: on the stages of all workers; of other workers, one that runs nothing of the program's steps.
-        relay: hands the results over.
-        member: this process.
         seconds: how long to wait for the others.
         all_read: each worker reads by itself what a run has left.
         free: operations that free what does not go with the session.
@@ -300,10 +281,6 @@ class ChiefDrivenSession:
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
         """Run tensors and operations of the graph on worker 0, for all workers.
-
-        Args:
-            fetches: nested tensors and operations of the graph.
-            feeds: values by tensor.
 
         Raises:
             ClusterError: this worker has not called what worker 0 has.

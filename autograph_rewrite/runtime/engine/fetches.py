@@ -33,7 +33,6 @@ class Fetch(NamedTuple):
     """How one original fetch is put together.
 
     Attributes:
-        elements: tensors or operations to run.
         placement: how the values of the tensors combine; None for operations, which have no value.
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
         variable: the variable whose value it is, read on its own; empty where the elements give the value.
@@ -78,11 +77,8 @@ def variable_of(variables: Mapping[str, Variable], tensor: str) -> tuple[str, bo
     for name, variable in variables.items():
         if node in variable.aliases:
             return name, True
-        if not (variable.aliases or variable.captured) and node in (
-            name,
-            variable.handle,
-            f"{name}/Read/ReadVariableOp",
-        ):
+        its_value = (name, variable.handle, f"{name}/Read/ReadVariableOp")
+        if node in its_value and not (variable.aliases or variable.captured):
             return name, False
     return "", False
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,30 +39,23 @@ def new_name(base: str) -> str:
 
 
 class Call:
-    """A registered function. Call it with flat tensors, eagerly or while another function is traced.
+    """A function that is registered as long as this lives. Call it with flat tensors, eagerly or in a traced function.
 
     Args:
-        function: the function; it stays registered as long as this object lives.
         on_cpu: whether all of it runs on CPUs.
+
+    Attributes:
+        types: of the results.
     """
 
     def __init__(self, function: EncodedFunction, *, on_cpu: bool = True) -> None:
         self._tf = tensorflow()
         self._name = function.name
-        self._types = [self._tf.as_dtype(t) for t in function.output_types]
+        self.types = [self._tf.as_dtype(t) for t in function.output_types]
         self._private = tf_private.executor()
         self._config = _config(self._tf, self._private, on_cpu)
         self._keep = _register(self._tf, self._private, function)
-
-    @property
-    def types(self) -> list[Any]:
-        """The types of the results."""
-        return self._types
-
-    @functools.cached_property
-    def looped(self) -> LoopedCall:
-        """What makes several calls in one loop."""
-        return LoopedCall(self.add_op, self._types, self._execute if self._private is not None else None)
+        self._loops: dict[Any, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], cancellation: Any = None) -> list[Any]:
         """Run the function and return its results.
@@ -74,29 +66,63 @@ class Call:
         """
         if self._private is None or not self._tf.executing_eagerly():
             return self.add_op(inputs)[0]
-        return self._execute(self._name, len(self._types), inputs, cancellation)
+        return self._execute(self._name, len(self.types), inputs, cancellation)
 
     def _execute(self, name: str, count: int, inputs: Sequence[Any], cancellation: Any) -> list[Any]:
         """Run a registered function eagerly."""
         assert self._private is not None
         context, execute = self._private
         attrs = ("executor_type", "", "config_proto", self._config)
+        given = name, count, list(inputs), attrs, context.context()
         if cancellation is None:
-            results: list[Any] = execute.execute(name, count, list(inputs), attrs, context.context())
+            results: list[Any] = execute.execute(*given)
         else:
-            results = execute.execute_with_cancellation(
-                name, count, list(inputs), attrs, context.context(), cancellation
-            )
+            results = execute.execute_with_cancellation(*given, cancellation)
         return results
+
+    def looped(self, inputs: Sequence[Any], stacked: Stacked, cancellation: Any = None) -> list[Any]:
+        """Do several steps, each of which is a call, in one eager call; return the results of the last one.
+
+        Args:
+            inputs: one tensor per argument.
+            stacked: which of them have rows.
+            cancellation: what `cancellation_manager` gave.
+        """
+        key = stacked, tuple(one.dtype for one in inputs)
+        if key not in self._loops:
+            self._loops[key] = self._traced_loop(*key)
+        concrete = self._loops[key]
+        if self._private is None:
+            return list(concrete(*inputs))[1:]
+        return self._execute(concrete.name, len(self.types) + 1, inputs, cancellation)[1:]
+
+    def _traced_loop(self, stacked: Stacked, types: tuple[Any, ...]) -> Any:
+        """Return the loop as a concrete function, which returns first how many steps it has done."""
+
+        def steps(*inputs: Any) -> list[Any]:
+            number, results = run_steps(self.add_op, self.types, inputs, stacked)
+            return [number, *results]
+
+        specs = [self._tf.TensorSpec([] if one == self._tf.resource else None, one) for one in types]
+        with self._tf.init_scope():
+            return self._tf.function(steps, autograph=False).get_concrete_function(*specs)
 
     def add_op(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Add a call to the graph under construction; return its results, and the operation."""
-        results = self._tf.raw_ops.StatefulPartitionedCall(
-            args=list(inputs), Tout=self._types, f=self._name, config_proto=self._config
-        )
-        if self._tf.executing_eagerly():
-            return list(results) if self._types else [], None
-        return (list(results), results[0].op) if self._types else ([], results)
+        return add_call(self._name, self.types, inputs, self._config)
+
+
+def add_call(name: str, types: Sequence[Any], inputs: Sequence[Any], config: bytes = b"") -> tuple[list[Any], Any]:
+    """Add a call of a known function to the graph under construction; return its results, and the operation.
+
+    Args:
+        types: of the results.
+    """
+    tf = tensorflow()
+    made = tf.raw_ops.StatefulPartitionedCall(args=list(inputs), Tout=types, f=name, config_proto=config)
+    if tf.executing_eagerly():
+        return list(made) if types else [], None
+    return (list(made), made[0].op) if types else ([], made)
 
 
 def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
@@ -112,26 +138,25 @@ def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
 
 def _register(tf: Any, private: tuple[Any, Any] | None, function: EncodedFunction) -> Any:
     """Make TensorFlow know a function and what it refers to; return what must be kept for that."""
-    if private is None:
-        graph = tf.compat.v1.GraphDef()
-        for definition in (*function.library, function.definition):
-            graph.library.function.add().ParseFromString(definition)
-        # Wrapping an imported graph registers the functions in its library.
-        return tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(graph, name=""), [])
+    if private is None:  # wrapping an imported graph registers the functions in its library
+        return tf.compat.v1.wrap_function(lambda: add_library(function), [])
     context = private[0].context()
     context.ensure_initialized()
-    for definition in function.library:  # usually traced in this process, so known
-        if not context.has_function(function_name(definition)):
-            context.add_function_def(_parsed(tf, definition))
-    context.add_function_def(_parsed(tf, function.definition))
+    unknown = [one for one in function.library if not context.has_function(function_name(one))]  # those not traced here
+    for definition in (*unknown, function.definition):
+        parsed = tf.compat.v1.GraphDef().library.function.add()
+        parsed.ParseFromString(definition)
+        context.add_function_def(parsed)
     return _Registration(context, function.name)
 
 
-def _parsed(tf: Any, definition: bytes) -> Any:
-    """Return a FunctionDef as TensorFlow's message."""
-    parsed = tf.compat.v1.GraphDef().library.function.add()
-    parsed.ParseFromString(definition)
-    return parsed
+def add_library(function: EncodedFunction) -> None:
+    """Make the default graph know a function and those that it calls."""
+    tf = tensorflow()
+    graph = tf.compat.v1.GraphDef()
+    for definition in (*function.library, function.definition):
+        graph.library.function.add().ParseFromString(definition)
+    tf.graph_util.import_graph_def(graph, name="")
 
 
 class _Registration:
@@ -163,12 +188,12 @@ class Reader:
     """Reads the same variables again and again.
 
     Args:
-        handles: of the variables.
         types: of the variables, as TensorFlow's enum.
         stacks: which variables (by position) are read as the rows of one tensor: of one type, shape and CPU each.
     """
 
     def __init__(self, handles: Sequence[Any], types: Sequence[int], stacks: Sequence[Sequence[int]] = ()) -> None:
+        tf = tensorflow()
         stacked = {index for rows in stacks for index in rows}
         single = [index for index in range(len(handles)) if index not in stacked]
         by_device: dict[str, list[int]] = {}
@@ -179,8 +204,13 @@ class Reader:
         nodes: list[bytes] = []
         values: dict[int, str] = {}
         for number, (device, those) in enumerate(by_device.items()):
-            self._arguments.append(_packed([handles[index] for index in those], device))
-            nodes.append(_unpacking(f"get{number}", f"a{number}", len(those), device))
+            with tf.device(device):
+                self._arguments.append(tf.raw_ops.OptionalFromValue(components=[handles[index] for index in those]))
+            attrs = {
+                "output_types": encode("list(type)", [RESOURCE] * len(those)),
+                "output_shapes": encode("list(shape)", [()] * len(those)),
+            }
+            nodes.append(encoded(f"get{number}", "OptionalGetValue", [f"a{number}"], attrs, device))
             handed = [(f"get{number}:components:{at}", types[index]) for at, index in enumerate(those)]
             node, found = read_together(f"read{number}", handed, device=device)
             nodes.append(node)
@@ -206,21 +236,6 @@ class Reader:
         return self._call(self._arguments)
 
 
-def _packed(handles: Sequence[Any], device: str) -> Any:
-    """Return one tensor that holds handles."""
-    tf = tensorflow()
-    with tf.device(device):
-        return tf.raw_ops.OptionalFromValue(components=list(handles))
-
-
-def _unpacking(name: str, argument: str, count: int, device: str) -> bytes:
-    attrs = {
-        "output_types": encode("list(type)", [RESOURCE] * count),
-        "output_shapes": encode("list(shape)", [()] * count),
-    }
-    return encoded(name, "OptionalGetValue", [argument], attrs, device)
-
-
 # One function made of a whole graph: GraphDef bytes in, FunctionDef bytes out.
 #
 #     graph     x = Placeholder      loss = Mean(x)         train = NoOp(^assign)
@@ -242,7 +257,6 @@ class EncodedFunction:
     """An encoded function.
 
     Attributes:
-        name: what it is called by.
         definition: an encoded FunctionDef.
         library: encoded FunctionDefs that it refers to.
         arguments: the placeholders that became arguments, in order.
@@ -307,7 +321,6 @@ class FunctionSignature:
     Attributes:
         arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
         outputs: tensors to return, as `node:index`.
-        targets: nodes that have to run.
         read_after: arguments that are handles of variables: the values that these have when all else has run are
             returned as well, after the outputs.
     """
@@ -318,25 +331,22 @@ class FunctionSignature:
     read_after: ReadAfter = dataclasses.field(default_factory=ReadAfter)
 
 
+@no_garbage_collection()
 def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> EncodedFunction:
     """Make a function of a graph; nodes that nothing returned or run depends on are left out.
 
     Args:
         data: an encoded GraphDef, as `ir.format.serde` writes it: the fields of each node in order.
-        signature: what it takes, returns and runs.
         salt: of the group keys of its collectives; None: such that no other function of this process has them; b"":
             those of the plan. What a job of several processes runs is to have the same in all of them.
 
     Raises:
         GraphError: an output or target does not exist.
     """
-    with no_garbage_collection():
-        return _build(data, name, signature, hashlib.sha256(data).digest() if salt is None else salt)
-
-
-def _build(data: bytes, name: str, signature: FunctionSignature, salt: bytes) -> EncodedFunction:
     targets, read_after = list(dict.fromkeys(signature.targets)), signature.read_after
     nodes, library = _read(data)
+    if salt is None:
+        salt = hashlib.sha256(data).digest()
     if salt:
         _separate_groups(nodes, salt)
     returned = [_split(output) for output in signature.outputs]
@@ -374,7 +384,6 @@ def of_nodes(
     Args:
         arguments: the types of `a0`, `a1` and so on.
         nodes: encoded, as `node` fields of GraphDef.
-        results: references to what it returns.
         types: of the results.
     """
     parts = [delimited(_SIGNATURE, _op_def(name, arguments, types, ())), *map(_as_node_def, nodes)]
@@ -536,15 +545,14 @@ def _reads(
     """Return nodes that read variables when the nodes in `last` have run; references to what they read, and its types.
 
     Args:
-        taken: arguments by placeholder.
-        last: names of nodes.
-        by_rows: variables of which rows are updated: whoever reads them then copies all of it, if nobody forbids it.
+        by_rows: variables of which rows are updated: reads are to share their buffers again.
     """
     done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
     single = [(taken[node], dtype) for node, dtype in reads.single.items() if node in taken]
-    shared = share_buffers(f"{_DONE}/share", [taken[node] for node in reads.single if node in by_rows], [_DONE])
-    nodes, results = read_each(f"{_DONE}/", single, [_DONE, *(name for name, _ in shared)])
-    nodes += [node for _, node in shared]
+    # An op that updates rows lets all later reads copy the whole variable, so that it need not look who has its buffer.
+    shared = {f"{_DONE}/share{i}": taken[node] for i, node in enumerate(n for n in reads.single if n in by_rows)}
+    nodes, results = read_each(f"{_DONE}/", single, [_DONE, *shared])
+    nodes += [encoded(name, "DisableCopyOnRead", [handle, f"^{_DONE}"], {}) for name, handle in shared.items()]
     types = [dtype for _, dtype in single]
     for device, stacks in enumerate(reads.stacks):
         handles = [(taken[node], one.dtype) for one in stacks for node in one.handles]
@@ -599,8 +607,6 @@ def read_each(prefix: str, handles: Handles, controls: Iterable[str] = ()) -> tu
     """Return nodes that read one variable each, and references to the values.
 
     Args:
-        prefix: of their names.
-        handles: of the variables.
         controls: nodes that are to have run.
     """
     waits = [f"^{name}" for name in controls]
@@ -626,28 +632,10 @@ def read_together(
     return encoded(name, "_ReadVariablesOp", inputs, attrs, device), [f"{name}:values:{i}" for i in range(len(types))]
 
 
-def share_buffers(prefix: str, handles: Sequence[str], controls: Iterable[str] = ()) -> list[tuple[str, bytes]]:
-    """Return nodes behind which reads share a variable's buffer again, and their names.
-
-    An op that updates rows lets all later reads copy the whole variable, so that it need not look who has its buffer.
-
-    Args:
-        handles: references to handles of variables.
-        controls: nodes that are to have run.
-    """
-    waits = [f"^{name}" for name in controls]
-    names = [f"{prefix}{i}" for i in range(len(handles))]
-    return [
-        (name, encoded(name, "DisableCopyOnRead", [handle, *waits], {}))
-        for name, handle in zip(names, handles, strict=True)
-    ]
-
-
 def stack(name: str, values: Sequence[str], dtype: int, device: str = "") -> tuple[bytes, str]:
     """Return a node that makes values of one type and shape the rows of a tensor, and a reference to it.
 
     Args:
-        values: references to them.
         dtype: of the values, as TensorFlow's enum.
         device: "": TensorFlow chooses.
     """
@@ -659,7 +647,6 @@ def encoded(name: str, op: str, inputs: Iterable[str], attrs: Mapping[str, bytes
     """Return a node, as a `node` field of GraphDef.
 
     Args:
-        op: its type.
         inputs: as a function's nodes spell them.
         attrs: encoded, by name.
         device: "": TensorFlow chooses.
@@ -718,43 +705,3 @@ def run_steps(step: OneStep, types: Sequence[Any], inputs: Sequence[Any], stacke
         parallel_iterations=1,
     )
     return number, results
-
-
-class LoopedCall:
-    """Does several steps in one eager call; called as the function that does one.
-
-    Args:
-        step: adds a call of it.
-        types: of its results.
-        execute: runs a function by its name, given the number of results, inputs and what cancels it; None: not here.
-    """
-
-    def __init__(self, step: OneStep, types: Sequence[Any], execute: Callable[..., list[Any]] | None) -> None:
-        self._tf = tensorflow()
-        self._step, self._types, self._execute = step, list(types), execute
-        self._concrete = functools.cache(self._trace)
-
-    def __call__(self, inputs: Sequence[Any], stacked: Stacked, cancellation: Any = None) -> list[Any]:
-        """Do the steps; return the results of the last one.
-
-        Args:
-            inputs: one tensor per argument.
-            stacked: which of them have rows.
-            cancellation: what `cancellation_manager` gave.
-        """
-        concrete = self._concrete(stacked, tuple(one.dtype for one in inputs))
-        if self._execute is None:
-            return list(concrete(*inputs))[1:]
-        return self._execute(concrete.name, len(self._types) + 1, inputs, cancellation)[1:]
-
-    def _trace(self, stacked: Stacked, types: tuple[Any, ...]) -> Any:
-        """Return the loop as a concrete function."""
-        resource = self._tf.resource
-
-        def steps(*inputs: Any) -> list[Any]:
-            number, results = run_steps(self._step, self._types, inputs, stacked)
-            return [number, *results]
-
-        specs = [self._tf.TensorSpec([] if one == resource else None, one) for one in types]
-        with self._tf.init_scope():
-            return self._tf.function(steps, autograph=False).get_concrete_function(*specs)

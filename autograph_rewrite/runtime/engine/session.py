@@ -28,11 +28,11 @@ from autograph_rewrite.runtime.engine.staleness_clock import (
     BoundedStaleness,
     FinishTogether,
     StalenessBound,
-    StoreDrain,
+    drain_stores,
 )
 from autograph_rewrite.runtime.engine.step_observers import StepObserver, observed, observers
 from autograph_rewrite.runtime.engine.steps_loop import StepsLoops
-from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, is_apart
+from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, instances_of, is_apart
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, Workers
 from autograph_rewrite.runtime.job.digests import CARRY_ON, SessionDigest, ancestors, require_consensus
 from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, abandon, replica_means
@@ -48,9 +48,12 @@ class DistributedSession:
 
     Args:
         item: rewritten, or an original to run as it is.
-        config: a `ConfigProto`, or None.
         target: address of a server; "": this process, or its job.
         all_read: what worker 0 runs for all, each of them reads by itself.
+
+    Attributes:
+        whole_variables: what reads and writes the variables.
+        driven: the session where worker 0 runs everything for all, who make the same calls; None: each runs its own.
     """
 
     def __init__(self, item: TrainingGraph, config: Any = None, target: str = "", *, all_read: bool = False) -> None:
@@ -63,22 +66,24 @@ class DistributedSession:
         self.observer: StepObserver | None = observers()
         self.graph = tf.Graph()
         plan = item.report.plan if item.report is not None else None
-        opened = connect.graph_of(item, self._member, all_read=all_read)
-        connect.imported(tf, opened.graph, self.graph, is_rewritten=item.report is not None)
+        graph_def, container = connect.graph_of(item, self._member, all_read=all_read)
+        connect.imported(tf, graph_def, self.graph, is_rewritten=item.report is not None)
         self._session = connect.connected(tf, item, self.graph, config, target, all_read=all_read)
+        self.driven = self._session if isinstance(self._session, connect.ChiefDrivenSession) else None
         self.first = FirstBatch(item, warned=True)
         self._gates = GateFeeds(self.graph, item.targets)
         self._names = OriginalNames(item, self.graph)
-        self._variables = NamedVariables(item, self.graph)
+        self.whole_variables = NamedVariables(item, self.graph)
         limit = plan.timeout_seconds if plan is not None and (plan.mode == "mirrored" or self._member) else 0.0
         self._timeout_ms = int(limit * 1e3) if self._member is None else 0
         self._digest = SessionDigest(item, self.graph) if self._member is not None and item.report.digests else None
         self._coordinator = self._make_coordinator(limit)
-        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.is_driven)
-        self._targets = {self.graph.get_operation_by_name(name) for name in item.targets if self._names.has(name)}
-        if self._member is not None and plan is not None and plan.is_asynchronous and plan.staleness:
-            clock = StalenessBound(self._session, self.run_ops, plan, self._member, opened.container)
-            self._coordinator = BoundedStaleness(self._coordinator, clock)
+        self._numbers = StepNumbers(self.graph, self._member, is_driven=self.driven is not None)
+        targets = [name for name in item.targets if _has_all(self.graph, [name])]
+        self._targets = set(map(self.graph.get_operation_by_name, targets))
+        if isinstance(self._coordinator, BoundedStaleness) and self._member is not None:
+            clock = StalenessBound(self._session, self.run_ops, item.report.plan, self._member, container)
+            self._coordinator.clock = clock
         self._finish = FinishTogether(item, self._member, self.graph) if self._member is not None else None
         self._loops: StepsLoops | None = None
         if plan is not None and plan.steps_per_run > 1:
@@ -87,7 +92,6 @@ class DistributedSession:
         added = [v.initializer for v in item.state.values() if v.initializer is not None]
         if added:  # restoring a checkpoint of the original would leave these without a value
             self.run_ops([self.graph.get_operation_by_name(name) for name in added])
-        self._batches = [(info, i.batch_axis) for i in item.inputs.values() if (info := i) and i.batch_axis is not None]
 
     def _make_coordinator(self, seconds: float) -> Coordinator:
         """Return what happens with the other workers when a run fails.
@@ -101,17 +105,16 @@ class DistributedSession:
         alone = plan.is_asynchronous or plan.is_driven  # they go on by themselves, or as worker 0 tells
         failed = None if alone else FailedSteps(self._member)
         watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
-        leave = (
-            session.abandon if isinstance(session, connect.ChiefDrivenSession) else functools.partial(abandon, session)
-        )
-        return Workers(self._member, watchdog, self._carry_on, failed, leave)
+        leave = self.driven.abandon if self.driven is not None else functools.partial(abandon, session)
+        kind = BoundedStaleness if plan.is_asynchronous and plan.staleness else Workers
+        return kind(self._member, watchdog, self._carry_on, failed, leave)
 
     def __enter__(self) -> DistributedSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.leave()
+        if kind is not None and self.driven is not None:
+            self.driven.leave()
         else:
             self.close()
 
@@ -120,15 +123,10 @@ class DistributedSession:
         if self._digest is not None:
             self._digest.apart.update(operations)
 
-    def write_first(self, writes: Sequence[Any], feeds: Mapping[Any, Any]) -> None:
-        """Run operations on worker 0, which runs for all, before the next run, once all have come to it."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.writes.append((writes, feeds))
-
     def take_no_more_part(self) -> None:
         """Tell who runs for all that this worker comes to no run any more."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.take_no_more_part()
+        if self.driven is not None:
+            self.driven.take_no_more_part()
 
     def close(self) -> None:
         """Release the session's resources."""
@@ -200,7 +198,7 @@ class DistributedSession:
         self._coordinator.before_step(updates=updates)
         try:
             with observed(self.observer if updates else None, self.item, feeds):
-                got = self._compared(wanted, feeds, options, changed)
+                got = self._run_steps(wanted, feeds, options, changed)
         except self._tf.errors.OpError as error:
             self._coordinator.step_failed(error)
             raise
@@ -221,20 +219,13 @@ class DistributedSession:
         self._numbers.renew(self._session, plan.timeout_seconds)
         self._clear_servers()
 
-    def _compared(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
-        """Run the step, and compare what it was given with what the other workers' was."""
-        if isinstance(self._session, connect.ChiefDrivenSession):
-            self._session.changed = changed
+    def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
+        """Run one step, or several in a loop (`steps_per_run`), and compare what all workers were given."""
+        if self.driven is not None:
+            self.driven.changed = changed
         digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
-        if self._digest is None or digest is None:
-            return self._run_steps(wanted, feeds, options)
-        fed = {**feeds, self._digest.feed: digest}
-        *got, table = self._run_steps([*wanted, self._digest.fetch], fed, options)
-        self._coordinator.require_equal(self._digest.account, table)
-        return got
-
-    def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any) -> Any:
-        """Run one step, or several in a loop (`steps_per_run`)."""
+        if self._digest is not None and digest is not None:
+            wanted, feeds = [*wanted, self._digest.fetch], {**feeds, self._digest.feed: digest}
         count = len(wanted)
         in_loop = self._loops is not None and self._loops.repeats(wanted)
         if self._loops is not None and in_loop:
@@ -245,6 +236,9 @@ class DistributedSession:
         got = self.run_ops(wanted, feeds, options)[:count]
         if is_numbered:
             counts().numbers += 1
+        if self._digest is not None and digest is not None:
+            *got, table = got
+            self._coordinator.require_equal(self._digest.account, table)
         return got
 
     def run_ops(
@@ -254,7 +248,6 @@ class DistributedSession:
 
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
-            feeds: values by tensor.
             alone: others do not call this, though worker 0 drives them all.
 
         Raises:
@@ -286,15 +279,15 @@ class DistributedSession:
         plan = self.item.report.plan
         if self._member is None or not plan.homes or plan.is_asynchronous:
             return
-        StoreDrain(self._session, own=not self._member.is_chief).remove()
+        drain_stores(self._session, own=not self._member.is_chief)
         Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)  # nobody begins before worker 0 is done
 
     def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
-        sizes = {
-            info.name: np.shape(feeds[info.tensor])[axis]
-            for info, axis in self._batches
-            if info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis
-        }
+        sizes = {}
+        for info in self.item.inputs.values():
+            axis = info.batch_axis
+            if axis is not None and info.tensor in feeds and np.ndim(feeds[info.tensor]) > axis:
+                sizes[info.name] = np.shape(feeds[info.tensor])[axis]
         check_batch_sizes(sizes, self.item)
         return sizes
 
@@ -313,8 +306,8 @@ class DistributedSession:
             GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
         """
         wanted = list(self.item.variables) if names is None else list(names)
-        self._variables.require_readable(wanted if names is not None else ())
-        reads = {name: self._variables.reads(name) for name in wanted}
+        self.whole_variables.require_readable(wanted if names is not None else ())
+        reads = {name: self.whole_variables.reads(name) for name in wanted}
         values = dict(zip(reads, self.run_ops(list(reads.values())), strict=True)) if reads else {}
         return {name: np.stack(rows) if name in self.item.state else rows[0] for name, rows in values.items()}
 
@@ -328,7 +321,7 @@ class DistributedSession:
 
     def write_variables(self, values: Mapping[str, Any]) -> None:
         """Set many variables in one run, by original name, as `write_variable` does."""
-        writes = [self._variables.writes(name, value) for name, value in values.items()]
+        writes = [self.whole_variables.writes(name, value) for name, value in values.items()]
         fed = {source: value for _, feeds in writes for source, value in feeds.items()}
         meeting = None
         if self._member is not None and any(map(is_apart, map(self.item.variables.get, values))):
@@ -348,19 +341,9 @@ class DistributedSession:
         """
         report = self.item.report
         names = report.averaged if report is not None else ()
-        rows = self.run_ops([self._variables.copies(name) for name in names])
+        rows = self.run_ops([self.whole_variables.copies(name) for name in names])
         means = replica_means(rows, self._member, report.plan.timeout_seconds) if names else []
         self.write_variables(dict(zip(names, means, strict=True)))
-
-    @property
-    def whole_variables(self) -> NamedVariables:
-        """The variables, with what reads and writes them."""
-        return self._variables
-
-    @property
-    def is_driven(self) -> bool:
-        """Whether worker 0 runs everything for all, who make the same calls."""
-        return isinstance(self._session, connect.ChiefDrivenSession)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -368,13 +351,13 @@ class DistributedSession:
         return {
             f"{name}/replica_{replica}": read
             for name in self.item.state
-            for replica, read in enumerate(self._variables.reads(name), self.item.report.first_replica)
+            for replica, read in enumerate(self.whole_variables.reads(name), self.item.report.first_replica)
         }
 
     @property
     def tf_session(self) -> Any:
         """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
-        return self._session.session if self.is_driven else self._session
+        return self.driven.session if self.driven is not None else self._session
 
 
 # Feed the barriers between micro-batches in runs that update no variable, so that no gradient is computed.
@@ -387,7 +370,6 @@ class GateFeeds:
     """The gates of one graph.
 
     Args:
-        graph: a tf.Graph.
         targets: names of the operations that train.
     """
 
@@ -439,7 +421,6 @@ class StepNumbers:
 
     Args:
         graph: the tf.Graph of the session, to which a node is added.
-        member: this process; None: it is alone.
         is_driven: the session of worker 0 runs for all workers.
     """
 
@@ -458,7 +439,6 @@ class StepNumbers:
 
         Args:
             fetches: tensors and operations, or names of them.
-            in_loop: the steps are in a loop.
         """
         if self._is_driven and not self._is_chief:  # its own session only takes what worker 0 has found
             return False
@@ -476,9 +456,6 @@ class StepNumbers:
         """Leave the number of a failed run to it: what other processes still clean up of it would end the next run.
 
         Workers that run sessions of their own agree on a new number (`renew`).
-
-        Args:
-            session: of the graph, in this process.
         """
         if self._is_driven and self._is_chief and counts().has_failed:
             session.run(self._nothing, options=_numbered())
@@ -496,7 +473,6 @@ class StepNumbers:
         """Go on with a number that no worker has used; all of them call this.
 
         Args:
-            session: of the graph.
             seconds: to wait for the others.
 
         Raises:
@@ -530,7 +506,6 @@ class OriginalNames:
     """Finds original names in a graph.
 
     Args:
-        item: an original or rewritten item.
         graph: the tf.Graph that holds the item's graph.
     """
 
@@ -538,13 +513,6 @@ class OriginalNames:
         self._tf = tensorflow()
         self._item, self._graph = item, graph
         self._known: dict[str, Fetch] = {}
-
-    def has(self, name: str) -> bool:
-        """Return whether the graph has an operation of this name."""
-        try:
-            return bool(self._graph.get_operation_by_name(name))
-        except KeyError:
-            return False
 
     def fetch(self, name: str) -> Fetch:
         """Return what is run for an original name, and how its value is put together.
@@ -581,7 +549,7 @@ class OriginalNames:
         if not variable or (not late and self._is_value(name)):
             return self._instances(name)
         own = name.partition(":")[0] in (variable, f"{variable}/read")
-        is_there = late and (not own or self.has(name.partition(":")[0]))
+        is_there = late and (not own or _has_all(self._graph, [name.partition(":")[0]]))
         elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
         return Fetch(elements, REPLICATED, variable=variable, late=late)
 
@@ -605,7 +573,7 @@ class OriginalNames:
                 view = view or View((name if is_tensor else f"{name}:0",), REPLICATED)
                 elements = tuple(self._graph.get_tensor_by_name(t) for t in view.tensors)
                 return Fetch(elements, view.placement, view.segments, joins=view.joins)
-            names = (layout.instances(node) if layout is not None else ()) or (node,)
+            names = instances_of(self._item, node)
             return Fetch(tuple(self._graph.get_operation_by_name(n) for n in names), None)
         except (KeyError, ValueError):
             raise GraphError(
@@ -622,9 +590,8 @@ class OriginalNames:
         return bool(found.dtype != self._tf.resource)
 
     def _has_value(self, node: str) -> bool:
-        layout = self._item.layout
-        name = ((layout.instances(node) if layout is not None else ()) or (node,))[0]
-        return self.has(name) and bool(self._graph.get_operation_by_name(name).outputs)
+        name = instances_of(self._item, node)[0]
+        return _has_all(self._graph, [name]) and bool(self._graph.get_operation_by_name(name).outputs)
 
     def feed(self, key: Any) -> str | None:
         """Return the tensor to feed; None for a placeholder of the original graph that no step needs.
@@ -656,7 +623,6 @@ class NamedVariables:
     """What reads and writes the variables of an item, by original name.
 
     Args:
-        item: an original or rewritten item.
         graph: the tf.Graph that holds the item's graph; reads are added here, and a variable's writes with its first.
     """
 
@@ -748,18 +714,21 @@ class NamedVariables:
     def _copies(self, name: str) -> list[Copy]:
         copies = [*copies_of(self._item, self._known[name])]
         if copies:  # of a variable on a server, what this worker reads instead
-            copies += [names for names in [tuple(map(proxy_of, copies[0]))] if self._has_all(names)]
+            proxies = tuple(map(proxy_of, copies[0]))
+            copies += [proxies] if _has_all(self._graph, proxies) else []
         return [Copy(self._graph, handles, self._known[name]) for handles in copies]
 
     def _is_there(self, name: str) -> bool:
         copies = copies_of(self._item, self._known[name])
-        return bool(copies) and all(map(self._has_all, copies))
+        return bool(copies) and all(_has_all(self._graph, handles) for handles in copies)
 
-    def _has_all(self, names: Iterable[str]) -> bool:
-        try:
-            return all(self._graph.get_operation_by_name(name) for name in names)
-        except KeyError:
-            return False
+
+def _has_all(graph: Any, names: Iterable[str]) -> bool:
+    """Return whether a graph has operations of all these names."""
+    try:
+        return all(graph.get_operation_by_name(name) for name in names)
+    except KeyError:
+        return False
 
 
 # Open a session: as one device has it, in an elastic job, or, in the process of a parameter server, not at all.
@@ -771,45 +740,27 @@ def open_session(item: TrainingGraph, *, config: Any = None, target: str = "") -
     A parameter server has no session: there this serves the workers until they have ended, and ends the program.
 
     Args:
-        item: an original or rewritten item.
-        config: a tf.compat.v1.ConfigProto to start from.
-        target: a server of the caller's own that has the devices.
+        target: a server of the caller's own that has the devices; "": this process, or its job.
+
+    Raises:
+        ConfigError: the job is elastic, and its workers train by themselves (`local_sgd`).
     """
-    if item.report is not None:
-        serve_if_server(item.report.member, item.report.plan.timeout_seconds)
-    return elastic_session(item, config, target) or DistributedSession(item, config, target)
+    report, loop = item.report, None
+    if report is not None:
+        serve_if_server(report.member, report.plan.timeout_seconds)
+        loop = kept_loop()
+        keep_steps(report.snapshot_steps)
+    require_alike(trains_alone=report is not None and bool(report.alone))
+    if loop is None:
+        return DistributedSession(item, config, target)
+    return _ElasticSession(item, config, target, loop)
 
 
 # A session in an elastic job: its variables are kept between steps, and come back before the first one.
 
 
-def elastic_session(item: TrainingGraph, config: Any, target: str) -> DistributedSession | None:
-    """Return a session of an elastic job; None where the job is not.
-
-    Args:
-        item: rewritten, or an original.
-        config: a `ConfigProto`, or None.
-        target: address of a server; "": this process, or its job.
-
-    Raises:
-        ConfigError: its workers train by themselves (`local_sgd`).
-    """
-    loop = kept_loop() if item.report is not None else None
-    if item.report is not None:
-        keep_steps(item.report.snapshot_steps)
-    require_alike(trains_alone=item.report is not None and bool(item.report.alone))
-    return _ElasticSession(item, config, target, loop) if loop is not None else None
-
-
 class _ElasticSession(DistributedSession):
-    """A session whose steps are counted; see `DistributedSession`.
-
-    Args:
-        item: rewritten.
-        config: a `ConfigProto`, or None.
-        target: address of a server.
-        loop: of this process.
-    """
+    """A session whose steps are counted by the loop of this process; see `DistributedSession`."""
 
     def __init__(self, item: TrainingGraph, config: Any, target: str, loop: OwnLoop) -> None:
         super().__init__(item, config, target)

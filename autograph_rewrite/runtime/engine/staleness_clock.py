@@ -29,8 +29,8 @@ from autograph_rewrite.passes.collectives.key_operands import salted
 from autograph_rewrite.plan.parts.collective_keys import group_key
 from autograph_rewrite.plan.plan import Plan
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.coordinator import Coordinator
-from autograph_rewrite.runtime.job.digests import StepAccount, ancestors, session_name
+from autograph_rewrite.runtime.job.coordinator import Workers
+from autograph_rewrite.runtime.job.digests import ancestors, session_name
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, missing, name_of
 from autograph_rewrite.training_graph import TrainingGraph
 
@@ -48,10 +48,7 @@ class StalenessBound:
     """The counters of one session's workers.
 
     Args:
-        session: a tf.compat.v1.Session that reaches the servers.
         run: runs something in it, and watches over the other processes meanwhile.
-        plan: with its staleness.
-        member: this process.
         container: where the session's servers keep what is its own.
 
     Attributes:
@@ -130,21 +127,10 @@ class StalenessBound:
         self._end()
 
 
-class BoundedStaleness(Coordinator):
-    """Workers that update servers on their own, none too far ahead of another.
+class BoundedStaleness(Workers):
+    """Workers that update servers on their own, none too far ahead of another; `clock` has the counters of all."""
 
-    Args:
-        workers: what becomes of a run that fails.
-        clock: the counters of all.
-    """
-
-    def __init__(self, workers: Coordinator, clock: StalenessBound) -> None:
-        super().__init__(workers.watchdog)
-        self._workers, self.clock = workers, clock
-
-    def check(self) -> None:
-        """Raise the error by which the job has ended."""
-        self._workers.check()
+    clock: StalenessBound
 
     def before_step(self, *, updates: bool = True) -> None:
         """Wait for who is behind."""
@@ -155,20 +141,6 @@ class BoundedStaleness(Coordinator):
         """Count a step."""
         if updates:
             self.clock.step()
-
-    def end(self, problem: ClusterError) -> None:
-        """Let every later run raise an error."""
-        self._workers.end(problem)
-
-    def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
-        """Return who is missing; None for an error of the program's own computation.
-
-        Args:
-            error: of a run.
-            what: the run was to do, for messages.
-            account: what this worker tells of it; None: nothing.
-        """
-        return self._workers.failure(error, what, account)
 
     def close(self) -> None:
         """Hold nobody up any more."""
@@ -195,50 +167,34 @@ def _end(session: Any, write: Any, feeds: Any, options: Any) -> None:
 _QUEUE, _ACCUMULATOR, _COUNTS = "FIFOQueueV2", "ResourceConditionalAccumulator", "ResourceAccumulatorNumAccumulated"
 
 
-class StoreDrain:
-    """What the stores of one session's graph hold between two steps.
+def drain_stores(session: Any, *, own: bool = False) -> None:
+    """Take out all that the stores of a session's graph hold between two steps.
 
     Args:
-        session: a tf.compat.v1.Session that reaches the servers.
         own: only what counts the runs of this worker.
     """
-
-    def __init__(self, session: Any, *, own: bool = False) -> None:
-        self._session = session
-        self._counts: list[Any] = []
-        self._takes: list[Any] = []
-        raw = tensorflow().raw_ops
-        graph = session.graph
-        operations = [op for op in graph.get_operations() if op.type in (_QUEUE, _ACCUMULATOR) and _is_ours(op)]
-        operations = [op for op in operations if _counts_runs(op) or not own]
-        with graph.as_default():
-            for op in operations:
-                handle = op.outputs[0]
-                with graph.device(handle.device):
-                    if op.type == _QUEUE:
-                        self._counts.append(raw.QueueSizeV2(handle=handle))
-                        types = op.get_attr("component_types")
-                        taken = raw.QueueDequeueV2(handle=handle, component_types=types)
-                        self._takes.append(taken[0].op)  # not fetched: NumPy has no variants
-                    else:
-                        self._counts.append(raw.ResourceAccumulatorNumAccumulated(handle=handle))
-                        dtype = op.get_attr("dtype")
-                        taken = raw.ResourceAccumulatorTakeGradient(handle=handle, num_required=1, dtype=dtype)
-                        self._takes.append(taken.op)
-
-    def counts(self) -> dict[str, int]:
-        """Return how much each store that is not empty holds."""
-        found = zip(self._counts, self._session.run(self._counts), strict=True)
-        return {count.op.inputs[0].op.name: int(held) for count, held in found if held}
-
-    def remove(self) -> None:
-        """Take out all that there is."""
-        while True:
-            held = self._session.run(self._counts)
-            takes = [take for take, count in zip(self._takes, held, strict=True) if count]
-            if not takes:
-                return
-            self._session.run(takes)
+    raw, graph = tensorflow().raw_ops, session.graph
+    counts, takes = [], []
+    for op in list(graph.get_operations()):
+        if op.type not in (_QUEUE, _ACCUMULATOR) or not _is_ours(op) or (own and not _counts_runs(op)):
+            continue
+        handle = op.outputs[0]
+        with graph.as_default(), graph.device(handle.device):
+            if op.type == _QUEUE:
+                counts.append(raw.QueueSizeV2(handle=handle))
+                taken = raw.QueueDequeueV2(handle=handle, component_types=op.get_attr("component_types"))
+                takes.append(taken[0].op)  # not fetched: NumPy has no variants
+            else:
+                counts.append(raw.ResourceAccumulatorNumAccumulated(handle=handle))
+                dtype = op.get_attr("dtype")
+                taken = raw.ResourceAccumulatorTakeGradient(handle=handle, num_required=1, dtype=dtype)
+                takes.append(taken.op)
+    while True:
+        held = session.run(counts)
+        left = [take for take, count in zip(takes, held, strict=True) if count]
+        if not left:
+            return
+        session.run(left)
 
 
 def _counts_runs(operation: Any) -> bool:
@@ -270,8 +226,6 @@ class FinishTogether:
     """What the runs of one session fetch besides.
 
     Args:
-        item: rewritten, for several processes.
-        member: which of them this is.
         graph: the tf.Graph of the session, to which nodes are added.
     """
 

@@ -32,12 +32,7 @@ class StepObserver(Protocol):
 def observed(
     observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
 ) -> AbstractContextManager[None]:
-    """Return a context in which a session runs one step.
-
-    Args:
-        observer: who is told; None: nobody.
-        feeds: by tensor.
-    """
+    """Return a context in which a session runs one step."""
     if observer is None:
         return nullcontext()
     sizes = []
@@ -66,14 +61,10 @@ class _All:
 
 def observers() -> StepObserver | None:
     """Return who is to be told of steps; None: nobody."""
-    asked = (stop.requested(), _requested_profile(), progress.requested())
+    asked: list[StepObserver | None] = [stop.requested(), progress.requested()]
+    if PROFILE in os.environ:
+        from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # with cost model and reports
+
+        asked.insert(1, RequestedProfile(PROFILE))
     found: list[StepObserver] = [one for one in asked if one is not None]
     return found[0] if len(found) == 1 else _All(found) if found else None
-
-
-def _requested_profile() -> StepObserver | None:
-    if PROFILE not in os.environ:
-        return None
-    from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # with cost model and reports
-
-    return RequestedProfile(PROFILE)

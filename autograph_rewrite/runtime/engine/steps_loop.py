@@ -9,6 +9,7 @@ its arguments; a loop that calls it is added to the session's graph the first ti
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,6 @@ class StepsLoops:
     """The loops of one session.
 
     Args:
-        item: rewritten, for several steps per run.
         graph: the tf.Graph of the session, to which the loops are added.
         device: on which they count.
     """
@@ -50,11 +50,7 @@ class StepsLoops:
         self._batches = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
 
     def repeats(self, fetches: Collection[Any]) -> bool:
-        """Return whether a run does steps: one of its operations is a target that writes variables.
-
-        Args:
-            fetches: tensors and operations.
-        """
+        """Return whether a run does steps: one of its operations is a target that writes variables."""
         return not self._targets.isdisjoint(getattr(one, "name", "") for one in fetches)
 
     def stacked(self, feeds: Mapping[str, Any]) -> list[str]:
@@ -89,12 +85,7 @@ class StepsLoops:
         return np.ndim(value) == rank + 1
 
     def of(self, fetches: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        """Return what to fetch and to feed instead.
-
-        Args:
-            fetches: tensors and operations of one step.
-            feeds: values by tensor.
-        """
+        """Return what to fetch and to feed instead."""
         rows = tuple(self.stacked(feeds))
         key = (tuple(getattr(one, "name", str(one)) for one in fetches), tuple(feeds), rows)
         if key not in self._loops:
@@ -115,16 +106,12 @@ class StepsLoops:
         )
         name = native.new_name("steps")
         function = native.build(self._item.graph_bytes, name, signature, salt=b"")
-        _add_functions(tf, function)
+        native.add_library(function)
         placeholders = {name: tf.compat.v1.placeholder(self._tensor(name).dtype, None) for name in rows}
         inputs = [placeholders.get(f"{node}:0", self._tensor(f"{node}:0")) for node in function.arguments]
         stacked = Stacked(tuple(f"{node}:0" in placeholders for node in function.arguments), self._steps)
         types = [tf.as_dtype(one) for one in function.output_types]
-
-        def step(given: Sequence[Any]) -> tuple[list[Any], Any]:
-            results = tf.raw_ops.StatefulPartitionedCall(args=list(given), Tout=types, f=name)
-            return (list(results), results[0].op) if types else ([], results)
-
+        step = functools.partial(native.add_call, name, types)
         number, results = run_steps(step, types, inputs, stacked)
         found = dict(zip(tensors, results, strict=True))
         return _Loop([found.get(name, number.op) for name in fetches], placeholders)
@@ -136,11 +123,3 @@ class StepsLoops:
 def _is_handle(tf: Any, op: Any) -> bool:
     """Return whether an operation gives the handle of something that is there between steps."""
     return not op.inputs and len(op.outputs) == 1 and op.outputs[0].dtype == tf.resource
-
-
-def _add_functions(tf: Any, function: native.EncodedFunction) -> None:
-    """Make the default graph know a function and those that it calls."""
-    graph = tf.compat.v1.GraphDef()
-    for definition in (*function.library, function.definition):
-        graph.library.function.add().ParseFromString(definition)
-    tf.graph_util.import_graph_def(graph, name="")

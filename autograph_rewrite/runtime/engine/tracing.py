@@ -45,10 +45,8 @@ class Recording:
 
     Args:
         observed: what is told of; it has run before.
-        items: what was rewritten of it.
 
     Attributes:
-        ranks: of the job.
         tracer: is told of every step.
 
     Raises:
@@ -105,11 +103,7 @@ WHAT = "profile steps"
 
 
 class Ranks:
-    """All ranks of the job that something runs in; one process alone is the only one.
-
-    Args:
-        items: rewritten, that are profiled.
-    """
+    """All ranks of the job that something runs in; one process alone is the only one."""
 
     def __init__(self, items: Sequence[TrainingGraph]) -> None:
         reports = [item.report for item in items if item.report is not None and item.report.member is not None]
@@ -147,11 +141,6 @@ class Ranks:
         mine = zlib.compress(json.dumps([trace.data(), extra]).encode())
         said = [json.loads(zlib.decompress(data)) for data in Rendezvous(*self._job).contents(mine, WHAT)]
         return [RankTrace.of(data) for data, _ in said], said[0][1]
-
-
-# Who is told of the steps of a function or session, as the environment asks.
-#
-# They are what stops between two steps, a profile, and how far the process has come.
 
 
 # The predicted step of what was measured, for the same number of examples.
@@ -200,7 +189,6 @@ class RequestedProfile:
         self._request: Mapping[str, Any] | None = None
         self._tracer: Tracer | None = None
         self._seen = 0
-        self._processes = 1
 
     @contextmanager
     def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
@@ -255,8 +243,6 @@ class Tracer:
     """A trace under way.
 
     Attributes:
-        folder: where the profiler writes.
-        examples: of each step so far.
         traces: what ran, the first first.
     """
 
@@ -320,7 +306,6 @@ def rank_trace(
     """Return what an XSpace says of this rank.
 
     Args:
-        data: the encoded XSpace.
         items: that ran; their nodes are what is measured.
         examples: of each step on this rank; 0: nobody knows.
         marks: exchanges with the other ranks, by this clock.
@@ -328,8 +313,8 @@ def rank_trace(
     Raises:
         GraphError: no step ran.
     """
-    traced = read(data, STEP)
-    if not traced.steps:
+    kernels, times = read(data, STEP)
+    if not times:
         raise GraphError(
             "nothing was profiled: no step ran",
             hint="profile what runs a step: a distributed function, session or model",
@@ -338,8 +323,8 @@ def rank_trace(
     sources: dict[tuple[str, str, Any], int] = {}
     described: list[RunSource] = []
     ran: list[Ran] = []
-    first, last = traced.steps[0][0], traced.steps[-1][1]
-    for kernel in sorted(traced.kernels, key=lambda one: (one.start, one.end)):
+    first, last = times[0][0], times[-1][1]
+    for kernel in sorted(kernels, key=lambda one: (one.start, one.end)):
         if kernel.end < first or kernel.start > last:
             continue
         number = sources.setdefault((kernel.name, kernel.op, kernel.route), len(described))
@@ -347,7 +332,7 @@ def rank_trace(
             described.append(attribution.source(kernel.name, kernel.op, kernel.route))
         ran.append(Ran(number, kernel.start, kernel.end))
     rank, flops, feeds = _of_rank(items, sum(examples) // max(1, len(examples)))
-    steps = tuple(MeasuredStep(*times, count * feeds) for times, count in zip(traced.steps, examples, strict=False))
+    steps = tuple(MeasuredStep(*one, count * feeds) for one, count in zip(times, examples, strict=False))
     return RankTrace(rank, clock_of_this_machine(), steps, tuple(described), tuple(ran), tuple(marks), flops)
 
 
@@ -390,19 +375,6 @@ class KernelRun(NamedTuple):
     route: tuple[str, str] | None = None
 
 
-@dataclass
-class Traced:
-    """What a trace holds.
-
-    Attributes:
-        kernels: in no order.
-        steps: start and end of each.
-    """
-
-    kernels: list[KernelRun] = field(default_factory=list)
-    steps: list[tuple[int, int]] = field(default_factory=list)
-
-
 class _Event(NamedTuple):
     name: str
     start: int
@@ -410,24 +382,24 @@ class _Event(NamedTuple):
     stats: Mapping[str, Any]
 
 
-def read(data: bytes, step: str) -> Traced:
-    """Return the kernels and steps of a trace.
+def read(data: bytes, step: str) -> tuple[list[KernelRun], list[tuple[int, int]]]:
+    """Return the kernels of a trace, in no order, and start and end of each step.
 
     Args:
-        data: an encoded XSpace.
         step: name of the events that stand for steps.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(data)
     begin = _began(space)
-    found = Traced()
+    kernels: list[KernelRun] = []
+    steps: list[tuple[int, int]] = []
     started: dict[Any, _Event] = {}
     done: dict[Any, _Event] = {}
     for plane in space.planes:
         for event in _events(plane, begin, step):
             if event.name == step:
-                found.steps.append((event.start, event.end))
+                steps.append((event.start, event.end))
             elif event.name == _START:
                 started[event.stats.get("_p"), event.stats.get("name")] = event
             elif event.name == _DONE:
@@ -435,14 +407,12 @@ def read(data: bytes, step: str) -> Traced:
             else:
                 name, op = KERNEL.fullmatch(event.name).groups()  # type: ignore[union-attr]
                 if not has(op, "completes_later"):
-                    found.kernels.append(KernelRun(name, op, event.start, event.end, _route(event.stats.get("key"))))
+                    kernels.append(KernelRun(name, op, event.start, event.end, _route(event.stats.get("key"))))
     for key, event in started.items():
         if key in done:
             name, op = str(event.stats["name"]), str(event.stats["kernel_type"])
-            found.kernels.append(KernelRun(name, op, event.start, done[key].start))
-    found.kernels[:] = _matched(found.kernels)
-    found.steps.sort()
-    return found
+            kernels.append(KernelRun(name, op, event.start, done[key].start))
+    return list(_matched(kernels)), sorted(steps)
 
 
 def _began(space: Any) -> int:

@@ -17,12 +17,13 @@ def copies_of(item: TrainingGraph, variable: Variable) -> tuple[tuple[str, ...],
     if variable.shards is not None and variable.shards.copies:
         return variable.shards.copies
     shards = variable.shards.handles if variable.shards is not None else (variable.handle,)
-    found = [_instances(item, handle) for handle in shards]
+    found = [instances_of(item, handle) for handle in shards]
     return tuple(zip(*found, strict=True))
 
 
-def _instances(item: TrainingGraph, handle: str) -> tuple[str, ...]:
-    return (item.layout.instances(handle) if item.layout is not None else ()) or (handle,)
+def instances_of(item: TrainingGraph, node: str) -> tuple[str, ...]:
+    """Return the instances of an original node; the node itself in an original graph."""
+    return (item.layout.instances(node) if item.layout is not None else ()) or (node,)
 
 
 def is_apart(variable: Variable | None) -> bool:
@@ -34,9 +35,7 @@ class Copy:
     """Adds to a graph what reads and writes one copy of a variable as a whole.
 
     Args:
-        graph: the graph.
         handles: nodes that give the handle, or those of the shards in order.
-        variable: the variable.
     """
 
     def __init__(self, graph: Any, handles: Sequence[str], variable: Variable) -> None:
@@ -64,7 +63,11 @@ class Copy:
         """Return an op that gives the variable a value, but for the pieces that other workers write."""
         raw, writes = self._tf.raw_ops, []
         others = self._shards.elsewhere if self._shards is not None else ()
-        for number, (handle, part) in enumerate(zip(self.handles, self._parts(value), strict=True)):
+        parts = [value]
+        if self._shards is not None:
+            with self._graph.device(self.handles[0].device):
+                parts = cut(self._shards, value)
+        for number, (handle, part) in enumerate(zip(self.handles, parts, strict=True)):
             if number in others:
                 continue
             with self._graph.device(handle.device):
@@ -73,12 +76,6 @@ class Copy:
                 else:
                     writes.append(raw.AssignVariableOp(resource=handle, value=part))
         return writes[0] if len(writes) == 1 else self._tf.group(writes)
-
-    def _parts(self, value: Any) -> Sequence[Any]:
-        if self._shards is None:
-            return [value]
-        with self._graph.device(self.handles[0].device):
-            return cut(self._shards, value)
 
     def is_initialized(self) -> Any:
         """Return a tensor that tells whether all of it has a value."""
@@ -96,11 +93,7 @@ class Copy:
 
 
 def cut(shards: Shards, value: Any) -> list[Any]:
-    """Return the pieces of a tensor.
-
-    Args:
-        value: the whole.
-    """
+    """Return the pieces of a tensor."""
     tf = tensorflow()
 
     def split(part: Any, sizes: tuple[int, ...], axis: int) -> Sequence[Any]:
@@ -113,11 +106,6 @@ def cut(shards: Shards, value: Any) -> list[Any]:
 
 
 def join(shards: Shards, pieces: Sequence[Any]) -> Any:
-    """Return the whole of its pieces.
-
-    Args:
-        shards: how it is cut.
-        pieces: tensors, in the order of its handles.
-    """
+    """Return the whole of its pieces, which are in the order of its handles."""
     tf = tensorflow()
     return shards.join(pieces, lambda parts, axis: tf.raw_ops.ConcatV2(values=parts, axis=axis))

@@ -45,7 +45,6 @@ class Arguments:
     """The parameters of one function, and which axes of its arguments count examples.
 
     Args:
-        function: whose parameters they are.
         batch_inputs: axis by argument path; None for axis 0 of everything that has one.
     """
 
@@ -114,8 +113,6 @@ class Arguments:
         """Return what to trace for arguments with these leaves.
 
         Args:
-            args: positional arguments, nested.
-            kwargs: keyword arguments, nested.
             leaves: what is traced for each tensor among them, in order.
         """
         remaining = iter(leaves)
@@ -147,7 +144,7 @@ class Arguments:
                 return given
         if isinstance(spec, Mapping) and isinstance(given, Mapping) and spec.keys() == given.keys():
             like: Any = type(given)
-            return like({key: self.cast(given[key], spec[key]) for key in given}) if _is_plain(given) else given
+            return like({key: self.cast(given[key], spec[key]) for key in given}) if type(given) is dict else given
         if isinstance(spec, tuple | list) and type(spec) is type(given) and len(spec) == len(given):
             items = [self.cast(item, part) for item, part in zip(given, spec, strict=True)]
             return type(given)(*items) if hasattr(given, "_fields") else type(given)(items)
@@ -195,10 +192,6 @@ def _signature(function: Any) -> inspect.Signature | None:
     if getattr(function, "__self__", None) is not None and "self" in signature.parameters:
         return signature.replace(parameters=list(signature.parameters.values())[1:])
     return signature
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) is dict
 
 
 def _is_hashable(value: Any) -> bool:

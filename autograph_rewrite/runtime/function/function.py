@@ -28,15 +28,14 @@ from autograph_rewrite.runtime.function.arguments import (
     accepts,
     common,
 )
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrors, track, trackable
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrors, trackable
 from autograph_rewrite.runtime.function.session_step import SessionStep
 from autograph_rewrite.runtime.function.step import BoundStep, batch_axes
 from autograph_rewrite.runtime.job.digests import Telling, nothing
 from autograph_rewrite.runtime.job.own_loop import FunctionSteps
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
-Rewrite = Callable[..., TrainingGraph]
-Trace = Callable[..., TrainingGraph]
+MakesItem = Callable[..., TrainingGraph]
 
 
 class _Traced(NamedTuple):
@@ -68,7 +67,6 @@ class DistributedFunction(NotebookView):
         function: a tf.function, or a plain function that uses tf.Variables.
         rewrite: distributes one traced item; takes `bucket_order`.
         specs: of the arguments; None to trace for what the function is called with.
-        named_specs: of keyword arguments.
         batch_inputs: axis by argument path.
         mirrors: where copies of variables are kept; shared by functions of the same variables.
         trace: makes an item of the function and specs.
@@ -82,20 +80,21 @@ class DistributedFunction(NotebookView):
         observer: is told of every step that is not part of another function.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> DistributedFunction:
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> DistributedFunction:
         """Make an object that `tf.train.Checkpoint` takes."""
-        return object.__new__(trackable(cls) if cls is DistributedFunction else cls)
+        made: DistributedFunction = object.__new__(trackable(cls) if cls is DistributedFunction else cls)
+        return made
 
     def __init__(
         self,
         function: Callable[..., Any],
-        rewrite: Rewrite,
+        rewrite: MakesItem,
         specs: Sequence[Any] | None = None,
         named_specs: Mapping[str, Any] | None = None,
         *,
         batch_inputs: Mapping[str, int | None] | None = None,
         mirrors: Mirrors | None = None,
-        trace: Trace = from_function,
+        trace: MakesItem = from_function,
         telling: Telling = nothing,
         tells: bool = True,
         steps: int = 1,
@@ -111,7 +110,8 @@ class DistributedFunction(NotebookView):
         self._trace, self._telling, self._tells, self._steps = trace, telling, tells, steps
         self._opens, self._elastic = opens, elastic
         self.observer: StepObserver | None = observers() if tells else None
-        track(self, "state", self.state)
+        tracking: Any = self
+        tracking._track_trackable(self.state, "state")
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
@@ -178,23 +178,14 @@ class DistributedFunction(NotebookView):
         flat = self._arguments.flatten(args, kwargs)
         rows: list[bool] = []
         if self._steps > 1:
-            flat, rows = one_of_several(
-                flat,
-                self._arguments.paths(args, kwargs),
-                self._arguments,
-                self._made_for,
-                self._steps,
-            )
+            paths = self._arguments.paths(args, kwargs)
+            flat, rows = one_of_several(flat, paths, self._arguments, self._made_for, self._steps)
         key = (flat.structure, *flat.leaves)
         traced = self._known.get(key)
         if traced is None:
             traced = self._known[key] = self._find(flat, args, kwargs)
-        if (
-            isinstance(traced.step, BoundStep)
-            and self._tf.executing_eagerly()
-            and (order := traced.step.learnt_order())
-        ):
-            traced = self._reordered(traced, traced.step, order)
+        if isinstance(traced.step, BoundStep) and self._tf.executing_eagerly():
+            traced = self._reordered(traced, traced.step)
         tensors = self._tensors(flat)
         if not traced.first.is_done:
             traced.first(traced.step.examples(tensors, rows))
@@ -267,15 +258,10 @@ class DistributedFunction(NotebookView):
         what = f"'{getattr(self, '__name__', 'step')}'"
         return SessionStep(item, self._mirrors) if is_on_server else BoundStep(item, self._mirrors, what, self._telling)
 
-    def _outside(self) -> Any:
-        """Return a context outside of any function that is being traced: captures have to be eager tensors."""
-        if self._tf.executing_eagerly():
-            return contextlib.nullcontext()
-        return self._tf.__internal__.eager_context.eager_mode()
-
     def _add(self, specs: Sequence[Any], named: Mapping[str, Any]) -> _Traced:
         """Trace, distribute and keep the function for specs."""
-        with self._outside():
+        eager = self._tf.__internal__.eager_context.eager_mode  # captures of a trace have to be eager tensors
+        with contextlib.nullcontext() if self._tf.executing_eagerly() else eager():
             item = self._trace(self._function, *specs, batch_inputs=self._batch_inputs, **named)
             step = self._step(self._rewrite(item))
         flat = self._arguments.flatten(specs, named)
@@ -288,8 +274,11 @@ class DistributedFunction(NotebookView):
         self._traces.append(traced)
         return traced
 
-    def _reordered(self, traced: _Traced, step: BoundStep, order: Sequence[str]) -> _Traced:
-        """Rewrite a step anew, with buckets in the order in which their members are ready; return its trace."""
+    def _reordered(self, traced: _Traced, step: BoundStep) -> _Traced:
+        """Rewrite a step anew once it is known in which order the members of buckets are ready; return its trace."""
+        order = step.learnt_order()
+        if not order:
+            return traced
         new = self._step(self._rewrite(traced.original, bucket_order=order))
         assert isinstance(new, BoundStep)
         new.follow(step)
@@ -342,7 +331,6 @@ def one_of_several(
     """Return the arguments with the leaves that one step has, and for each tensor whether its rows are the steps'.
 
     Args:
-        flat: what the call was given.
         arguments: says which of them hold examples.
         made_for: the leaves of one step where specs were given; None: whatever holds examples has rows.
         most: how many steps one call does.
@@ -366,12 +354,11 @@ def one_of_several(
     for path, size in counts.items():
         if not 1 <= size <= most:
             raise GraphError(f"'{path}' has rows for {size} steps, and steps_per_run is {most}")
-    leaves = [_row(leaf) if rows else leaf for leaf, rows in zip(flat.leaves, has, strict=True)]
+    leaves = [
+        leaf._replace(shape=leaf.shape[1:]) if rows and leaf.shape else leaf
+        for leaf, rows in zip(flat.leaves, has, strict=True)
+    ]
     return flat._replace(leaves=leaves), _of_tensors(flat, paths, has)
-
-
-def _row(leaf: ArgumentLeaf) -> ArgumentLeaf:
-    return leaf._replace(shape=leaf.shape[1:] if leaf.shape else leaf.shape)
 
 
 def _has_rows(leaf: ArgumentLeaf, holds_examples: bool, made_for: ArgumentLeaf | None) -> bool:

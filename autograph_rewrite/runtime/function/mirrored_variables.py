@@ -7,14 +7,14 @@ mirror              @ device 1  ── updated by every step as well; refreshed 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
+from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.types.dtypes import BOOL, INEXACT, INTEGER
 from autograph_rewrite.plan.parts.residence import shard_name
@@ -22,6 +22,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine import variable_copies
 from autograph_rewrite.runtime.engine.native import Reader
 from autograph_rewrite.runtime.function.served_variables import Held, Served, ValueSource
+from autograph_rewrite.runtime.job.digests import adopt_from_chief
 from autograph_rewrite.training_graph import Shards, Variable
 
 Array = np.ndarray[Any, Any]
@@ -29,11 +30,6 @@ Array = np.ndarray[Any, Any]
 
 class Mirrored:
     """One variable of the user, its copies by device, and the value that it had after the last step.
-
-    Args:
-        handle: of the variable.
-        dtype: TensorFlow's name of its element type.
-        shape: static shape, None when unknown.
 
     Attributes:
         alone: each replica trains its copy by itself (`local_sgd`), so the copies differ, after a failed step, too.
@@ -48,22 +44,17 @@ class Mirrored:
         self.served: Served | None = None  # where its value may be on a server
         self.alone = False
         self.adopts = True  # in a job of several processes: what it holds is still this one's own
-        self._shape = self._tf.TensorShape(shape)
+        self.shape = self._tf.TensorShape(shape)
         self.parts = 1  # tensors that tell its value after a step
         # Scalars of any type can be compared, strings cannot be watched.
         self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The static shape; None where a dimension is open."""
-        return tuple(self._shape.as_list()) if self._shape.is_fully_defined() else None
 
     def copy_on(self, device: str) -> Any:
         """Return the handle of the copy on a device, making it if there is none."""
         if device not in self.copies:
             with self._tf.init_scope(), self._tf.device(device):
                 self.copies[device] = self._tf.Variable(
-                    self.value(), trainable=False, dtype=self.dtype, shape=self._shape, name="mirror"
+                    self.value(), trainable=False, dtype=self.dtype, shape=self.shape, name="mirror"
                 )  # it shares the memory of the original until one of the two is written
         return self.copies[device].handle
 
@@ -86,7 +77,6 @@ class Mirrored:
         """Let somebody else have the value of a variable that is fetched when Python asks.
 
         Args:
-            source: who has it.
             free: give back its memory here; nobody but the variable may hold the handle.
         """
         assert self.served is not None
@@ -113,13 +103,6 @@ class Mirrored:
         (self.seen,) = values
 
 
-class Holder(Protocol):
-    """What knows the values that variables had after the last step."""
-
-    def give(self) -> None:
-        """Let each variable know its value."""
-
-
 class Mirrors:
     """The mirrored variables of one distributed function or model, shared by all its traces.
 
@@ -134,33 +117,33 @@ class Mirrors:
         self._cut: dict[tuple[int, Shards], ShardedCopies] = {}
         self.extra = ExtraState()
         self.held = Held()
-        self.holder: Holder | None = None
+        self.holder: MirrorGuard | None = None
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
-        """Return what is known of the variable with this handle.
-
-        Args:
-            handle: resource tensor of the user's variable.
-            dtype: name of its type.
-            shape: of its value; None where it is open.
-        """
+        """Return what is known of the variable with this handle."""
         if id(handle) not in self._known:
             self._known[id(handle)] = Mirrored(handle, dtype, shape)
             self.held.add(self._known[id(handle)])
         return self._known[id(handle)]
 
     def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> ShardedCopies:
-        """Return the variable with this handle as it is cut into shards.
-
-        Args:
-            handle: resource tensor of the user's variable.
-            variable: its type and shape.
-            shards: how the rewrite has cut it.
-        """
+        """Return the variable with this handle as it is cut into shards."""
         key = id(handle), replace(shards, handles=(), copies=())
         if key not in self._cut:
             self._cut[key] = ShardedCopies(handle, variable.dtype, variable.shape, shards)
         return self._cut[key]
+
+
+def adopt(variables: Sequence[Mirrored], member: Membership, seconds: float) -> None:
+    """Give variables the values that worker 0 has of them; all workers call this together.
+
+    Raises:
+        ClusterError: somebody is missing.
+    """
+    values = [np.asarray(variable.value()) for variable in variables]
+    for variable, value in zip(variables, adopt_from_chief(member, seconds, values), strict=True):
+        variable.write(value)
+        variable.adopts = False
 
 
 def is_equal(old: Any, new: Any) -> bool:
@@ -185,12 +168,6 @@ def _bits(array: Array) -> Array:
 class ShardedCopies:
     """One variable, and the copies of its shards.
 
-    Args:
-        handle: of the user's variable.
-        dtype: TensorFlow's name of its element type.
-        shape: of the whole.
-        shards: how it is cut.
-
     Attributes:
         seen: the value that the user's variable got after the last step.
         parts: tensors that tell its value after a step.
@@ -212,18 +189,14 @@ class ShardedCopies:
     def copy_at(self, places: tuple[str, ...]) -> list[Any]:
         """Return the handles of the shards that are on some devices, making them if there are none."""
         if places not in self.copies:
+            made: list[Any] = []
             with self._tf.init_scope():
-                self.copies[places] = tuple(
-                    self._made(k, part, place) for k, (part, place) in enumerate(zip(self._cut(), places, strict=True))
-                )
+                for part, place in zip(variable_copies.cut(self.shards, self.value()), places, strict=True):
+                    with self._tf.device(place):
+                        name = shard_name("shard", len(made))
+                        made.append(self._tf.Variable(part, trainable=False, dtype=self.dtype, name=name))
+            self.copies[places] = tuple(made)
         return [shard.handle for shard in self.copies[places]]
-
-    def _made(self, shard: int, value: Any, device: str) -> Any:
-        with self._tf.device(device):
-            return self._tf.Variable(value, trainable=False, dtype=self.dtype, name=shard_name("shard", shard))
-
-    def _cut(self, value: Any = None) -> Sequence[Any]:
-        return variable_copies.cut(self.shards, self.value() if value is None else value)
 
     def value(self) -> Any:
         """Return what the user's variable holds."""
@@ -236,7 +209,7 @@ class ShardedCopies:
     def refresh(self, value: Any) -> list[Any]:
         """Give the shards of all copies a value; return the ops, which exist while a function is traced."""
         ops = []
-        parts = self._cut(value)
+        parts = variable_copies.cut(self.shards, value)
         for copy in self.copies.values():
             for variable, part in zip(copy, parts, strict=True):
                 with self._tf.device(variable.handle.device):
@@ -275,8 +248,6 @@ class MirrorGuard:
 
     Args:
         mirrored: variables with mirrors, or such of which writes are noticed.
-        sharded: variables in shards.
-        mirrors: of the function.
     """
 
     def __init__(self, mirrored: Iterable[Mirrored], sharded: Iterable[ShardedCopies], mirrors: Mirrors) -> None:
@@ -417,19 +388,15 @@ def stacks_of(variables: Iterable[Mirrored]) -> list[list[Mirrored]]:
     found: dict[tuple[str, str, tuple[int, ...]], list[Mirrored]] = {}
     for variable in variables:
         shape, dtype = variable.shape, variable.dtype
-        if shape is None or not variable.watchable or dtype.as_datatype_enum not in _STACKED:
+        if not shape.is_fully_defined() or not variable.watchable or dtype.as_datatype_enum not in _STACKED:
             continue
-        if math.prod(shape) * dtype.size <= SMALL:
-            found.setdefault((variable.handle.device, dtype.name, shape), []).append(variable)
+        if shape.num_elements() * dtype.size <= SMALL:
+            found.setdefault((variable.handle.device, dtype.name, tuple(shape.as_list())), []).append(variable)
     return [found[key] for key in sorted(found)]
 
 
 class StackRows:
-    """The values of the variables of one stack after the last step.
-
-    Args:
-        variables: of one type, shape and device.
-    """
+    """The values of the variables of one stack after the last step."""
 
     def __init__(self, variables: Sequence[Mirrored]) -> None:
         self.variables = tuple(variables)
@@ -481,27 +448,15 @@ class StackRows:
 # They are made when the function is first traced; a checkpoint that was restored before gives them their values then.
 
 
-Class = TypeVar("Class", bound=type)
-
-
 class ExtraState:
-    """The variables that all traces of one function or model share.
-
-    Attributes:
-        module: a tf.Module that tracks them.
-    """
+    """The variables that all traces of one function or model share."""
 
     def __init__(self) -> None:
         self._tf = tensorflow()
         self.module = self._tf.Module(name="state")
 
     def of(self, variable: Variable, replica: int, device: str) -> Any:
-        """Return one replica's variable, making it if there is none; replicas are counted over all processes.
-
-        Args:
-            variable: what the rewrite declared.
-            device: where to make it.
-        """
+        """Return one replica's variable, making it if there is none; replicas are counted over all processes."""
         name = f"{variable.name}/replica_{replica}"
         found = getattr(self.module, name, None)
         if found is None:
@@ -518,24 +473,8 @@ class ExtraState:
         return found
 
 
-def trackable(cls: Class) -> Class:
-    """Return a subclass that `tf.train.Checkpoint` takes; instances track what `track` is told."""
-    made: Class = _trackable(cls)
-    return made
-
-
 @functools.cache
-def _trackable(cls: Any) -> Any:
+def trackable(cls: Any) -> Any:
+    """Return a subclass that `tf.train.Checkpoint` takes; `_track_trackable` gives its instances what is saved."""
     base = tensorflow().__internal__.tracking.Trackable
     return type(cls.__name__, (cls, base), {"__doc__": cls.__doc__, "__module__": cls.__module__})
-
-
-def track(owner: Any, name: str, child: Any) -> None:
-    """Let checkpoints of `owner`, which is trackable, hold `child` under `name`.
-
-    Args:
-        owner: a trackable object.
-        name: of the dependency.
-        child: what is saved with it.
-    """
-    owner._track_trackable(child, name)

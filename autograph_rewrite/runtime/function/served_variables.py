@@ -56,7 +56,6 @@ class Served:
     Attributes:
         source: what has its value; None: it is here.
         is_empty: its memory has been freed, as its value is somewhere else.
-        attributes: of the variable.
         held: what holds its handle.
     """
 
@@ -241,11 +240,7 @@ def _subclass(base: Any) -> type:
 
 
 class TablesWritten:
-    """The tables of a session whose rows are looked up on servers.
-
-    Args:
-        session: of a step.
-    """
+    """The tables of a session whose rows are looked up on servers."""
 
     def __init__(self, session: DistributedSession) -> None:
         before, behind = f"{PREFIX}/", f"/{FLAG}"

@@ -17,8 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from autograph_rewrite.errors import GraphError, PlanError
 from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.graph import PASS_ATTR, Node
@@ -29,7 +27,7 @@ from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.parameter_server import turns
 from autograph_rewrite.passes.sharding.pieces import pieces_of
 from autograph_rewrite.plan.parts.messages import Server, VariableRequest
-from autograph_rewrite.plan.parts.names import proxy_name, proxy_of
+from autograph_rewrite.plan.parts.names import proxy_of
 from autograph_rewrite.plan.parts.notes import stays_whole
 from autograph_rewrite.plan.parts.residence import REPLICATED, placed
 from autograph_rewrite.plan.plan import Plan
@@ -38,10 +36,10 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.native import Reader
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.engine.variable_copies import Copy, copies_of, is_apart
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, is_equal, is_same
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, Mirrors, adopt, is_equal, is_same
 from autograph_rewrite.runtime.function.served_variables import Served, TablesWritten, bring, served
 from autograph_rewrite.runtime.function.step import batch_axes, most_examples
-from autograph_rewrite.runtime.job.digests import adopt_from_chief, described, session_name, written_between
+from autograph_rewrite.runtime.job.digests import described, session_name, written_between
 from autograph_rewrite.runtime.job.exchanges import WRITE, Rendezvous, stay_for_others
 from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.training_graph import TrainingGraph, Variable
@@ -110,7 +108,6 @@ class SessionStep:
 
     Args:
         item: the rewritten item; its binding is that of the function.
-        mirrors: what is known of the user's variables.
     """
 
     def __init__(self, item: TrainingGraph, mirrors: Mirrors) -> None:
@@ -172,12 +169,6 @@ class SessionStep:
 class SessionVariables:
     """The variables that a function has captured, in its session.
 
-    Args:
-        item: rewritten, stands alone.
-        binding: what the function has captured.
-        mirrors: what is known of the user's variables.
-        session: that of the item.
-
     Attributes:
         began: whether the other workers have begun the next step.
     """
@@ -196,7 +187,9 @@ class SessionVariables:
         self._seen: dict[str, Any] = {}
         self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
         targets = [session.graph.get_operation_by_name(name) for name in item.targets]
-        self._reads = self._readers(targets, self._are_written())
+        # Of the others, worker 0 has the same value after a step.
+        written = [name for name in self._variables if not (self._is_driven and self._is_only_read(name))]
+        self._reads = self._readers(targets, written)
         self._asks = self._readers((), self._variables)
         session.fetch_apart(read.op for read in self._reads.values())
         mirrors.held.add_binding(binding)
@@ -235,83 +228,44 @@ class SessionVariables:
         seconds = report.plan.timeout_seconds
         if len(report.member.workers) > 1:
             new = [variable for variable in self._variables.values() if variable.adopts]
-            values = [np.asarray(variable.value()) for variable in new]
-            for variable, value in zip(new, adopt_from_chief(report.member, seconds, values), strict=True):
-                variable.write(value)
-                variable.adopts = False
+            adopt(new, report.member, seconds)
         self._hand_over(self._changes({}))
         name = session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
         if self._workers_stay:
             stay_for_others(report.member, name, self._session.take_no_more_part)
 
-    def _handles(self, variable: Variable) -> list[Any]:
-        """Return what has to be written when the user's variable was."""
-        graph, item = self._session.graph, self._item
-        names = list(item.layout.instances(variable.handle))
-        if variable.name in item.report.homes:
-            names = [*(names if self._is_chief else ()), proxy_name(variable)]
-        found = []
-        for name in names:
-            try:
-                found.append(graph.get_tensor_by_name(f"{name}:0"))
-            except KeyError:
-                continue  # this process does not read it
-        return found
-
     def _copies(self, variable: Variable) -> list[Copy]:
-        """Return the copies of a variable in pieces that have to be written when the user's was."""
-        graph, handles = self._session.graph, copies_of(self._item, variable)
-        if all(piece.name not in self._item.report.homes for piece in pieces_of(variable)):
-            return [Copy(graph, one, variable) for one in handles]
-        copies = [Copy(graph, one, variable) for one in handles if self._is_chief]
-        with suppress(KeyError):  # this process does not read it
-            copies.append(Copy(graph, tuple(map(proxy_of, handles[0])), variable))
-        return copies
+        """Return the copies of a variable that have to be written when the user's was."""
+        handles = list(copies_of(self._item, variable))
+        if any(piece.name in self._item.report.homes for piece in pieces_of(variable)):
+            handles = [*(handles if self._is_chief else ()), tuple(map(proxy_of, handles[0]))]
+        found = []
+        for one in handles:
+            with suppress(KeyError):  # this process does not read it
+                found.append(Copy(self._session.graph, one, variable))
+        return found
 
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
         """Return a placeholder and the ops that write it."""
-        raw, v1 = self._tf.raw_ops, self._tf.compat.v1
         with self._session.graph.as_default():
-            source = v1.placeholder(self._tf.as_dtype(variable.dtype))
-            writes = []
-            if variable.shards is not None:
-                writes += [copy.write(source) for copy in self._copies(variable)]
-                return source, writes
-            for handle in self._handles(variable):
-                with self._tf.device(handle.device):
-                    writes.append(raw.AssignVariableOp(resource=handle, value=source))
-        return source, writes
+            source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
+            return source, [copy.write(source) for copy in self._copies(variable)]
 
-    def _read_from(self, name: str) -> Any:
-        """Return the handle from which a variable is read: that of this worker's copy, where it has one."""
-        item, variable = self._item, self._item.variables[name]
-        handles = {handle.op.name: handle for handle in self._handles(variable)}
-        own = handles.get(proxy_name(variable))
-        if own is not None:
-            return own
-        try:
-            return self._session.graph.get_tensor_by_name(f"{item.layout.instances(variable.handle)[0]}:0")
-        except (KeyError, IndexError):
-            return None  # the step has nothing to do with it
+    def _read_from(self, name: str) -> Copy | None:
+        """Return the copy from which a variable is read: this worker's own, where it has one."""
+        item, graph, variable = self._item, self._session.graph, self._item.variables[name]
+        if variable.shards is not None:
+            return Copy(graph, copies_of(item, variable)[0], variable)
+        own = [proxy_of(variable.handle)] if name in item.report.homes else []
+        for handle in (*own, *item.layout.instances(variable.handle)[:1]):
+            with suppress(KeyError):  # this process does not read it
+                return Copy(graph, (handle,), variable)
+        return None  # the step has nothing to do with it
 
     def _readers(self, done: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
         """Return what reads each variable once operations are done."""
-        graph, item = self._session.graph, self._item
-        reads = {}
-        with graph.as_default(), self._tf.control_dependencies(list(done)):
-            for name in names:
-                variable = item.variables[name]
-                if variable.shards is not None:
-                    reads[name] = self._first_copy(variable).read()
-                elif (handle := self._read_from(name)) is not None:
-                    with self._tf.device(handle.device):
-                        dtype = self._tf.as_dtype(variable.dtype)
-                        reads[name] = self._tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        return reads
-
-    def _are_written(self) -> list[str]:
-        """Return the names of the variables of which worker 0 may have another value after a step."""
-        return [name for name in self._variables if not (self._is_driven and self._is_only_read(name))]
+        with self._session.graph.as_default(), self._tf.control_dependencies(list(done)):
+            return {name: copy.read() for name in names if (copy := self._read_from(name)) is not None}
 
     def _is_only_read(self, name: str) -> bool:
         """Return whether a step leaves a variable as it is: nobody has to send it back."""
@@ -319,7 +273,8 @@ class SessionVariables:
         if variable.shards is not None:
             return False
         own = set(self._writes[name][1])
-        users = {op for handle in self._handles(variable) for op in handle.consumers()} - own
+        handles = [handle for copy in self._copies(variable) for handle in copy.handles]
+        users = {op for handle in handles for op in handle.consumers()} - own
         return all(has(op.type, "reads", "inspects") for op in users)
 
     def _can_wait(self, name: str) -> bool:
@@ -327,25 +282,15 @@ class SessionVariables:
 
         Servers stay to the end, and so do workers that hold shards (`stay_for_others`), but in elastic jobs.
         """
-        if name not in self._asks or not self._variables[name].watchable:
+        copy = self._read_from(name)
+        if copy is None or not self._variables[name].watchable:
             return False
         if self._is_driven and not self._workers_stay:
             return False
         staying = ["/job:ps/", f"/job:worker/replica:0/task:{self._item.report.member.task}/"]
         if self._workers_stay:
             staying.append("/job:worker/")
-        return all(any(host in f"{device}/" for host in staying) for device in self._read_on(name) if device)
-
-    def _read_on(self, name: str) -> list[str]:
-        """Return the devices that have a variable, or its shards."""
-        variable = self._item.variables[name]
-        if variable.shards is None:
-            return [self._asks[name].op.inputs[0].device]
-        return [handle.device for handle in self._first_copy(variable).handles]
-
-    def _first_copy(self, variable: Variable) -> Copy:
-        """Return what reads and writes the first copy of a variable in shards."""
-        return Copy(self._session.graph, copies_of(self._item, variable)[0], variable)
+        return all(any(host in f"{one.device}/" for host in staying) for one in copy.handles if one.device)
 
     def before_step(self) -> dict[str, str]:
         """Hand over what somebody else has written since the last step; return what has changed, for the others."""
@@ -397,8 +342,9 @@ class SessionVariables:
         """
         feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
         writes = [op for name in new for op in self._writes[name][1]]
-        if writes and later and self._is_chief:
-            self._session.write_first(writes, feeds)
+        driven = self._session.driven
+        if writes and later and self._is_chief and driven is not None:
+            driven.writes.append((writes, feeds))
         elif writes and not later and (self._is_chief or not self._is_driven):
             self._session.run_ops(writes, feeds, alone=self._is_driven)
 
@@ -458,14 +404,11 @@ class SessionVariables:
         # Another thread may ask while a step runs: what watches that one cannot watch two.
         session = self._session
         values = session.tf_session.run(reads) if self._runs else session.run_ops(reads, alone=self._is_driven)
-        with self._outside():
+        with self._tf.__internal__.eager_context.eager_mode():
             self._give(names, values)
         if self._runs:  # it may be another value already
             for name in names:
                 self._served[name].source = self
-
-    def _outside(self) -> Any:
-        return self._tf.__internal__.eager_context.eager_mode()
 
 
 def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
@@ -485,11 +428,7 @@ _TAKE = "QueueDequeueManyV2"
 
 
 class OthersBegan:
-    """Takes what the others say; does nothing where a step does not wait for it.
-
-    Args:
-        session: of a step.
-    """
+    """Takes what the others say; does nothing where a step does not wait for it."""
 
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
@@ -558,7 +497,7 @@ def unbind(item: TrainingGraph) -> Unbound:
     for capture in binding.captures:
         node = graph.nodes.get(capture.node)
         if capture.name is not None:
-            values[capture.name] = _value(capture)
+            values[capture.name] = capture.value if isinstance(capture, SavedCapture) else capture.variable.numpy()
             if node is not None:
                 _make_variable(node, item, capture.name, values[capture.name])
         elif node is not None:
@@ -568,13 +507,6 @@ def unbind(item: TrainingGraph) -> Unbound:
         for name, variable in item.variables.items()
     }
     return Unbound(replace(item, source=graph, variables=variables, binding=None), values)
-
-
-def _value(capture: Capture | SavedCapture) -> Any:
-    """Return the value that a captured variable has now."""
-    if isinstance(capture, SavedCapture):
-        return capture.value
-    return capture.variable.numpy()
 
 
 def _make_variable(node: Node, item: TrainingGraph, name: str, value: Any) -> None:

@@ -30,12 +30,12 @@ from autograph_rewrite.resolve.buckets import BucketFiller
 from autograph_rewrite.runtime.engine import native
 from autograph_rewrite.runtime.engine.batch_sizes import check_batch_sizes, may_refuse
 from autograph_rewrite.runtime.engine.native import ReadAfter, Stack, Stacked, run_steps
-from autograph_rewrite.runtime.engine.variable_copies import copies_of
-from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors
+from autograph_rewrite.runtime.engine.variable_copies import copies_of, instances_of
+from autograph_rewrite.runtime.function.mirrored_variables import Mirrored, MirrorGuard, Mirrors, adopt
 from autograph_rewrite.runtime.function.served_variables import bring
 from autograph_rewrite.runtime.job import digests
 from autograph_rewrite.runtime.job.coordinator import Coordinator, FailedSteps, SingleProcess, Workers
-from autograph_rewrite.runtime.job.digests import CARRY_ON, COMPARE, adopt_from_chief, require_consensus
+from autograph_rewrite.runtime.job.digests import CARRY_ON, COMPARE, require_consensus
 from autograph_rewrite.runtime.job.exchanges import Rendezvous, replica_means
 from autograph_rewrite.runtime.job.liveness import PeerMonitor
 from autograph_rewrite.runtime.job.tf_server import abort_when_lost
@@ -51,7 +51,6 @@ class BoundStep:
 
     Args:
         item: made from a function; its binding holds what the function captured.
-        mirrors: where copies of variables are kept.
         what: the function, for messages.
         telling: gives what else all workers have to be given alike in a step.
     """
@@ -66,7 +65,9 @@ class BoundStep:
         self._what, self._telling = what, telling
         self._tf = tensorflow()
         self.item = item
-        self.binding = _binding(item)
+        if not isinstance(item.binding, FunctionBinding):
+            raise GraphError("this item was not made from a function, so it has no arguments to call it with")
+        self.binding = item.binding
         self._member = item.report.member if item.report is not None else None
         self._number = 0
         self._plan = item.report.plan if item.report is not None else None
@@ -136,12 +137,7 @@ class BoundStep:
         what = CARRY_ON if after_error else COMPARE
         require_consensus(self._member, self._plan, self.item.report.contents, numbers, what=what)
         new = [variable for variable in self._captures.variables if variable.adopts or after_error]
-        values = [np.asarray(variable.value()) for variable in new]
-        for variable, value in zip(
-            new, adopt_from_chief(self._member, self._plan.timeout_seconds, values), strict=True
-        ):
-            variable.write(value)
-            variable.adopts = False
+        adopt(new, self._member, self._plan.timeout_seconds)
 
     def _carry_on(self) -> None:
         """Go on after an error with all other workers, from the values of worker 0.
@@ -263,14 +259,11 @@ class BoundStep:
         Raises:
             ClusterError: somebody is missing.
         """
-        if not self._has_learnt():
+        if self._ready_order is None or self._number < LAST:
             return ()
         self._coordinator.before_step()  # if the last one has failed, all carry on, and nothing is learnt
         learnt, self._ready_order = self._ready_order, None
         return learnt.agreed() if learnt is not None else ()
-
-    def _has_learnt(self) -> bool:
-        return self._ready_order is not None and self._number >= LAST
 
     def follow(self, other: BoundStep) -> None:
         """Count on from the steps of another one, in whose place this one is."""
@@ -352,12 +345,6 @@ class BoundStep:
         return most_examples(self._batches, self._first_of(flat, rows))
 
 
-def _binding(item: TrainingGraph) -> FunctionBinding:
-    if not isinstance(item.binding, FunctionBinding):
-        raise GraphError("this item was not made from a function, so it has no arguments to call it with")
-    return item.binding
-
-
 def batch_axes(item: TrainingGraph, binding: FunctionBinding) -> list[tuple[str, int, int]]:
     """Return name, position and axis of the flat arguments that count examples."""
     position = {f"{node}:0": index for index, node in enumerate(binding.inputs)}
@@ -408,12 +395,7 @@ class Timed(NamedTuple):
 
 
 class ReadyOrder:
-    """Learns the order in which the members of buckets are ready; every worker of a job has one.
-
-    Args:
-        item: rewritten, a function's.
-        edges: the members of buckets.
-    """
+    """Learns the order in which the members of buckets are ready; every worker of a job has one."""
 
     def __init__(self, item: TrainingGraph, edges: Sequence[EdgePlan]) -> None:
         self._item, self._edges = item, edges
@@ -475,9 +457,6 @@ def ready_order(item: TrainingGraph) -> ReadyOrder | None:
 
     On accelerators a Timestamp tells when work was handed to the device, not when it was done. What draws with a seed
     goes on only in the function in which it began.
-
-    Args:
-        item: a function's.
     """
     report = item.report
     if report is None or report.member is None or report.plan.bucket_order or report.plan.local_sgd is not None:
@@ -496,8 +475,6 @@ def leave_earlier(plan: Plan, edges: Iterable[EdgePlan], ready: Mapping[str, flo
     """Return whether buckets that are filled in the measured order would leave earlier.
 
     Args:
-        plan: says how large buckets get.
-        edges: their members.
         ready: when each value is, in seconds.
     """
     now: dict[int, list[EdgePlan]] = {}
@@ -530,9 +507,6 @@ class BoundCaptures:
     """The captures of a function in its rewritten graph.
 
     Args:
-        item: the rewritten item, or the original one.
-        binding: what the function captured.
-        mirrors: where copies of variables are kept.
         is_compared: whether it is noticed if only some workers write a variable from Python.
 
     Attributes:
@@ -629,11 +603,6 @@ class BoundCaptures:
                 places = sharded.shards.places(number, devices[number])
                 fixed |= dict(zip(names, sharded.copy_at(places), strict=True))
         return [fixed.get(name) for name in arguments]
-
-
-def instances_of(item: TrainingGraph, node: str) -> tuple[str, ...]:
-    """Return the instances of an original node; the node itself in an original graph."""
-    return (item.layout.instances(node) if item.layout is not None else ()) or (node,)
 
 
 def kind_of(item: TrainingGraph, name: str) -> tuple[str, Sequence[int | None] | None]:
