@@ -227,12 +227,7 @@ def describe(error: RewriteError | OSError) -> dict[str, str | None]:
 
 
 def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
-    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does.
-
-    Args:
-        error: what a verb has raised.
-        args: of the verb.
-    """
+    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does."""
     if (
         isinstance(error, (RewriteError, OSError, ModuleNotFoundError))
         or not {"graph", "train_op"} <= vars(args).keys()
@@ -286,7 +281,6 @@ def require_known_options(parser: argparse.ArgumentParser, words: Sequence[str])
     """End the program where a word looks like a long option and none begins so.
 
     Args:
-        parser: of the verb.
         words: what follows it. A script's own arguments are its own.
     """
     by_name = {name: action for action in options_of(parser) for name in action.option_strings}

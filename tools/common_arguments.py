@@ -100,7 +100,6 @@ def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required:
     """Declare `--config`, or the choice of `--config` and `--plan`.
 
     Args:
-        parser: of the verb.
         plan: a plan may be given instead.
         required: one of them must be given.
     """
@@ -129,7 +128,6 @@ def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
     """Declare what a rewrite is compared with the original on.
 
     Args:
-        parser: of the verb.
         steps: how many are trained where nobody says.
     """
     text = f"training steps (default {steps})"
@@ -148,9 +146,7 @@ def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
     """Return the command of another comparing verb on the same.
 
     Args:
-        verb: its name.
         graph: the file.
-        args: of the verb that runs.
     """
     given = {name: getattr(args, name, None) for name in ("config", "plan", "steps", "seed", "rtol", "batch")}
     line = ["autograph-rewrite", verb, graph]
@@ -185,7 +181,6 @@ def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar
     """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
 
     Args:
-        args: of the command line.
         load_custom_ops: whether to run the files of custom ops now: a graph that has some is read after that.
 
     Raises:

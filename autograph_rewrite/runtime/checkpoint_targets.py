@@ -54,7 +54,6 @@ def target_of(given: Any, workers: int = 1) -> Target:
 
     Args:
         given: the session, model or object.
-        workers: how many there are.
 
     Raises:
         GraphError: it has none that can be found, or some that cannot be saved.
@@ -146,11 +145,7 @@ class EagerVariables:
 
 
 class SessionTarget:
-    """The variables of a session, whole, wherever they are.
-
-    Args:
-        session: the session.
-    """
+    """The variables of a session, whole, wherever they are."""
 
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
@@ -214,7 +209,6 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
     Args:
         named: variables that have other names than the way to them.
         own: what is this worker's alone.
-        workers: how many there are.
 
     Raises:
         GraphError: some of it cannot be saved.
@@ -402,7 +396,6 @@ def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
 
     Args:
         extents: of the variables, by name.
-        workers: how many there are.
     """
     shares: list[list[Piece]] = [[] for _ in range(workers)]
     ends = bounds(sum(extent.size for extent in extents.values()), workers)[1:]

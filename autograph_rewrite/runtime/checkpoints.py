@@ -434,7 +434,6 @@ class Pace:
 
         Args:
             checkpoint: what it says of itself.
-            calls: that this process has made.
         """
         self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
         self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
@@ -444,7 +443,6 @@ class Pace:
 
         Args:
             step: that the program names.
-            calls: that this process has made.
             extra: what the program adds to it.
         """
         step_before, calls_before = self._from
@@ -454,11 +452,7 @@ class Pace:
         self.last, self._from, self._has_extra = step, (step, calls), bool(extra)
 
     def step(self, calls: int) -> int | None:
-        """Return the step that the program would name; None where only the program can tell.
-
-        Args:
-            calls: that this process has made.
-        """
+        """Return the step that the program would name; None where only the program can tell."""
         step, before = self._from
         if calls == before:
             return self.last
@@ -517,12 +511,8 @@ def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         kinds = reader.get_variable_to_dtype_map()
         for name in names:
             if kinds.get(name) == tf.variant:  # the position of an iterator: nothing that numpy has
-                yield (
-                    name,
-                    tf.raw_ops.RestoreV2(
-                        prefix=str(prefix), tensor_names=[name], shape_and_slices=[""], dtypes=[tf.variant]
-                    )[0],
-                )
+                given = {"prefix": str(prefix), "tensor_names": [name], "shape_and_slices": [""]}
+                yield name, tf.raw_ops.RestoreV2(**given, dtypes=[tf.variant])[0]
             elif name in kinds:
                 yield name, reader.get_tensor(name)
     except (tf.errors.OpError, RuntimeError) as error:
@@ -654,13 +644,9 @@ class CheckpointFolder:
 
     def sweep(self) -> None:
         """Remove what killed processes have left half-written."""
-        for folder in self._unfinished():
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _unfinished(self) -> Iterator[Path]:
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if re.fullmatch(r"\.step-\d{8,}\..+", entry.name):
-                yield entry
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _name(step: int) -> str:
@@ -673,9 +659,15 @@ def _digest(file: Path) -> str:
 
 def _sync(path: Path) -> None:
     """Wait until a file or the names in a folder are on the disk."""
+    with _opened(path) as handle:
+        os.fsync(handle)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
 
@@ -727,12 +719,9 @@ def _drain(prefix: Path, over: threading.Event) -> None:
 
 
 def _write_back(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
+    with _opened(file) as handle:
         os.fdatasync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
 
 
 def be_patient() -> None:

@@ -25,7 +25,7 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.parts.batch_split import block_begin, bounds
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
+from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
 from autograph_rewrite.runtime.job.parameter_server import take_part
 from autograph_rewrite.runtime.job.tf_server import counts, join, patience
@@ -40,10 +40,8 @@ def shard_dataset(
     """Return this worker's part of a dataset; see `api.shard_dataset`.
 
     Args:
-        dataset: a `tf.data.Dataset`.
         global_batch_size: examples of a step on all workers together; None: it is batched already.
         policy: an `AutoShardPolicy`; None: the dataset's own.
-        config: names the job.
     """
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
@@ -110,7 +108,6 @@ class _Sharding:
     """Splits one dataset among the workers.
 
     Args:
-        member: this process.
         seconds: how long to wait for the others.
         dataset: batched.
         is_told: the program says so here; else as long as what it distributes waits, once it does.
@@ -118,11 +115,10 @@ class _Sharding:
 
     def __init__(self, member: Membership, seconds: float, dataset: Any, *, is_told: bool) -> None:
         self._tf = tensorflow()
-        self._member = member
+        self._member, self._workers = member, len(member.workers)
         self._default, self._is_told = seconds, is_told
         self._problem: ClusterError | None = None
         self._dataset = dataset
-        self._workers = len(member.workers)
         self._channel = next(counts().channels)
 
     @property
@@ -140,11 +136,13 @@ class _Sharding:
             ClusterError: the workers have different datasets, or somebody is missing.
             GraphError: the policy does not fit the dataset.
         """
-        stated = int(self._tf.raw_ops.ComputeBatchSize(input_dataset=self._variant(self._dataset)))
+        stated = _stated_size(self._dataset)
         files = self._of_own_files() if policy in ("AUTO", "FILE") else None
         own = self._dataset if policy == "OFF" else files
         # Looking at the first batch of what is split by rows would shuffle it anew: one process does not do that.
-        seen = self._first_size(own) if own is not None else 0
+        seen = 0
+        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
+            seen = _first_size(own) if own is not None else 0
         mine = [stated, _POLICIES.index(policy), own is not None, seen]
         table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), _SPLIT)
         if (table[:, :3] != table[0, :3]).any():
@@ -166,16 +164,6 @@ class _Sharding:
             )
         return self._rows_of_each_batch()
 
-    def _first_size(self, dataset: Any) -> int:
-        """Return the size of the first batch: where something follows on batch(...), TensorFlow does not know it."""
-        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
-            for batch in dataset.take(1):
-                return int(batch_size(batch))
-        return 0
-
-    def _variant(self, dataset: Any) -> Any:
-        return self._tf.data.experimental.to_variant(dataset)
-
     def _of_own_files(self) -> Any:
         """Return what TensorFlow makes of the pipeline for this worker's files; None if it reads none."""
         tf, spec = self._tf, self._dataset.element_spec
@@ -183,7 +171,7 @@ class _Sharding:
         dense = [leaf if isinstance(leaf, tf.TensorSpec) else tf.TensorSpec(None, tf.variant) for leaf in leaves]
         try:
             variant = tf.raw_ops.AutoShardDataset(
-                input_dataset=self._variant(self._dataset),
+                input_dataset=tf.data.experimental.to_variant(self._dataset),
                 num_workers=self._workers,
                 index=self._member.task,
                 auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
@@ -212,8 +200,7 @@ class _Sharding:
         tf, task, workers = self._tf, self._member.task, self._workers
 
         def compare(*numbers: Any) -> bool:
-            mine = np.zeros(workers, np.int64)
-            mine[task] = checksum(numbers)
+            mine = table_of(self._member, np.array(checksum(numbers), np.int64))
             try:
                 with self._exchange(mine) as exchange:
                     all_of_them = exchange.add_up(mine, "compare the first batch of a dataset")
@@ -258,8 +245,6 @@ def distribute_datasets_from_function(
 
     Args:
         dataset_fn: takes a `tf.distribute.InputContext`, returns a `tf.data.Dataset` in batches of one replica.
-        options: `tf.distribute.InputOptions`.
-        config: names devices and job.
     """
     given, member = take_part(config)
     given = with_local_devices(given)
@@ -320,14 +305,19 @@ def _checked(dataset: Any, options: Any) -> Any:
 
 def _batch_size(dataset: Any) -> int:
     """Return how many examples a replica is given; 0 where there are none at all."""
+    stated = _stated_size(dataset)
+    return stated if stated >= 0 else _first_size(dataset)
+
+
+def _stated_size(dataset: Any) -> int:
+    """Return how many examples TensorFlow knows that each batch has; where it does not, a negative number."""
     tf = tensorflow()
-    stated = int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
-    if stated >= 0:
-        return stated
-    with suppress(tf.errors.OutOfRangeError):
-        for batch in dataset.take(1):
-            return int(batch_size(batch))
-    return 0
+    return int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
+
+
+def _first_size(dataset: Any) -> int:
+    """Return the size of the first batch; 0 where there is none."""
+    return next((int(batch_size(batch)) for batch in dataset.take(1)), 0)
 
 
 def _require_alike(member: Membership, given: Config, local: int) -> None:
@@ -403,8 +393,7 @@ class EndingTogether:
             ClusterError: they are somewhere else, or somebody is missing.
         """
         mine = [iteration, number, batch is not None, *lengths(batch, self.element_spec)]
-        table = np.zeros((len(self._member.workers), len(mine)), np.int64)
-        table[self._member.task] = mine
+        table = table_of(self._member, np.array(mine, np.int64))
         if self._exchange is None:
             self._exchange = self._connect(table)
         table = self._exchange.add_up(table, "tell whether they have another batch")

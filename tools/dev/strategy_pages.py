@@ -30,7 +30,6 @@ def with_tables(page: str, found: Mapping[str, Any]) -> str:
     """Return a page with the tables that its marks ask for.
 
     Args:
-        page: its text.
         found: what was measured.
     """
     presets = found["presets"]
@@ -61,7 +60,6 @@ def picture(name: str, one: Mapping[str, Any]) -> str:
     """Return a picture of which share of each variable the two devices hold, as SVG.
 
     Args:
-        name: the preset.
         one: what was found of it.
     """
     variables = one["variables"]

@@ -83,7 +83,6 @@ def environment(args: argparse.Namespace, restarts: int, grace: float) -> dict[s
     """What each process finds in its environment.
 
     Args:
-        args: of the command line.
         restarts: how many there were before.
         grace: seconds that it has to end by itself.
     """

@@ -101,11 +101,7 @@ class JobStatus:
 
 
 class StatusFolder:
-    """The folder of one launcher; use it as a context manager.
-
-    Args:
-        script: what it runs.
-    """
+    """The folder of one launcher; use it as a context manager."""
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -312,9 +308,6 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
 
     A process of its own does: the launcher has one thread only, as it forks.
 
-    Args:
-        folder: of the job's status.
-
     Raises:
         ClusterError: the port is taken.
     """
@@ -346,7 +339,6 @@ def serve(listening: socket.socket, folder: Path) -> None:
 
     Args:
         listening: bound, and listening.
-        folder: of the job's status.
     """
 
     class Handler(BaseHTTPRequestHandler):

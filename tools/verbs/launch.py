@@ -224,11 +224,7 @@ _FRESH = 1.0
 
 
 def json_lines(status: StatusFolder) -> Callable[[str, str], Form]:
-    """Return what makes the form of the lines that a process writes to a stream.
-
-    Args:
-        status: of the job.
-    """
+    """Return what makes the form of the lines that a process writes to a stream."""
 
     def of(process: str, stream: str) -> Form:
         steps, looked = None, float("-inf")

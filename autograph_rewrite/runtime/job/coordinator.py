@@ -78,8 +78,6 @@ class Coordinator:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
 
         Args:
-            error: of a run.
-            what: the run was to do, for messages.
             account: what this worker tells of it; None: nothing.
         """
         return None
@@ -105,8 +103,6 @@ class SingleProcess(Coordinator):
         """Return what a failure of a collective means; None for an error of the program's own computation.
 
         Args:
-            error: of a run.
-            what: the run was to do, for messages.
             account: what this worker tells of it; None: nothing.
         """
         text = str(getattr(error, "message", error))
@@ -129,7 +125,6 @@ class Workers(Coordinator):
     """Of one of several processes.
 
     Args:
-        member: this process.
         watchdog: ends steps that wait for somebody who is missing.
         carry_on: lets all workers go on after an error of all; raises ClusterError if they do not.
         failed: tells the others of steps that fail, and of theirs; None: each goes on by itself.
@@ -182,8 +177,6 @@ class Workers(Coordinator):
         None for an error of the program's own.
 
         Args:
-            error: of a run.
-            what: the run was to do, for messages.
             account: what this worker tells of it; None: nothing.
         """
         if not self.watchdog.expired and not is_of_the_job(error):
@@ -234,11 +227,7 @@ _SAID = 4_000
 
 
 class FailedSteps:
-    """What the workers of a job have told of steps that failed; all of them carry on equally often.
-
-    Args:
-        member: this process.
-    """
+    """What the workers of a job have told of steps that failed; all of them carry on equally often."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member

@@ -197,7 +197,7 @@ class JobMemory:
         Args:
             seconds: from one to the next.
         """
-        path = self._beat(self.rank)
+        path = self._mark("beat", self.rank)
         path.touch()
 
         def beat() -> None:
@@ -213,7 +213,7 @@ class JobMemory:
     def silence(self, rank: int) -> float:
         """Return for how many seconds a worker has given no sign of life; 0 before its first."""
         with suppress(OSError):
-            return _age(self._beat(rank))
+            return _age(self._mark("beat", rank))
         return 0.0
 
     def renew(self) -> None:
@@ -228,11 +228,9 @@ class JobMemory:
         """
         write_whole(self._folder / "copied", f"{name} {changed}".encode())
 
-    def _beat(self, rank: int) -> Path:
-        return self._folder / f"beat-{self.generation}-{rank}"
-
-    def _mark(self, name: str) -> Path:
-        return self._folder / f"{name}-{self.generation}"
+    def _mark(self, name: str, *rank: int) -> Path:
+        """Return the file by which this generation, or one of its workers, says something."""
+        return self._folder / "-".join(map(str, (name, self.generation, *rank)))
 
     def did_step(self) -> None:
         """Note that this generation has done a step."""
@@ -256,12 +254,12 @@ class JobMemory:
 
     def blame(self, ranks: Sequence[int]) -> None:
         """Say whom this worker waited for in vain."""
-        (self._folder / f"blame-{self.generation}-{self.rank}").write_text(json.dumps(list(ranks)))
+        self._mark("blame", self.rank).write_text(json.dumps(list(ranks)))
 
     def blamed(self, by: int) -> list[int]:
         """Return whom a worker waited for in vain."""
         with suppress(OSError, ValueError):
-            return [int(r) for r in json.loads((self._folder / f"blame-{self.generation}-{by}").read_text())]
+            return [int(rank) for rank in json.loads(self._mark("blame", by).read_text())]
         return []
 
     def let_join(self) -> None:

@@ -6,7 +6,6 @@ error that the survivors raise. Nobody is asked before something has gone wrong,
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
@@ -38,7 +37,6 @@ class PeerMonitor:
     """Looks again and again, while a step waits, whether the other processes are still there.
 
     Args:
-        member: this process.
         seconds: how long one that is there may stay silent.
         workers: look for the other workers.
         servers: look for the parameter servers.
@@ -84,11 +82,7 @@ def all_answer(addresses: Iterable[str]) -> bool:
 
 
 def silent_at_exit(member: Membership) -> list[str]:
-    """Return one other worker that does not answer, if there is one: Python has no threads while it ends.
-
-    Args:
-        member: this process.
-    """
+    """Return one other worker that does not answer, if there is one: Python has no threads while it ends."""
     workers = others(member, {"worker": member.workers})
     return next(([name] for name, address in workers.items() if not all_answer([address])), [])
 
@@ -155,7 +149,7 @@ def _status(address: str, patience: float, task: bytes = b"") -> str:
     import grpc
 
     # A call that blocks: others have gRPC start threads, which may be in the way when Python ends.
-    with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
+    with closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
         call = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
         try:
             answer: bytes = call(b"", timeout=patience)
@@ -271,10 +265,8 @@ def missing(
     """Return the error of a worker that waited in vain, with the names of those who do not answer.
 
     Args:
-        member: this process.
         what: what it waited for the others to do.
         seconds: how long it is patient.
-        error: TensorFlow's.
         lost: who was missed already.
         differs: finds out what the workers do differently, if all of them are there.
     """

@@ -33,9 +33,6 @@ Failed = Callable[[], ClusterError | None]
 class OwnLoop:
     """Where the loop of this process is.
 
-    Args:
-        memory: of the job.
-
     Attributes:
         every: how many steps there are from one snapshot to the next.
     """
@@ -55,9 +52,11 @@ class OwnLoop:
         self._last = self._done
 
     @classmethod
+    @functools.cache
     def here(cls) -> OwnLoop | None:
         """Return the loop of this process; None where its job is not elastic."""
-        return _here()
+        memory = JobMemory.here()
+        return cls(memory) if memory is not None else None
 
     def set_every(self, steps: int) -> None:
         """Take snapshots so often that no more than so many steps can be lost.
@@ -73,11 +72,7 @@ class OwnLoop:
         return f"'{name}' ({number})" if number > 1 else f"'{name}'"
 
     def on_resize(self, function: Callable[[int], None]) -> None:
-        """Tell the program how many steps are done, if there are any.
-
-        Args:
-            function: the program's.
-        """
+        """Tell the program how many steps are done, if there are any."""
         self._is_led = True
         if self._done:
             function(self._done)
@@ -120,7 +115,6 @@ class OwnLoop:
         """Before a step: take a snapshot if it is time to.
 
         Args:
-            who: what does the step.
             read: gives the values of its variables, as one device has them.
 
         Raises:
@@ -137,11 +131,7 @@ class OwnLoop:
             self._take()
 
     def after(self, who: str) -> None:
-        """Count a step.
-
-        Args:
-            who: what has done it.
-        """
+        """Count a step."""
         if not self._is_first(who):
             return
         self._done += 1
@@ -151,22 +141,14 @@ class OwnLoop:
             self._memory.did_step()
 
     def values(self, who: str, names: Iterable[str]) -> dict[str, Array]:
-        """Return the values that variables had in the last snapshot of an earlier generation, of those that it has.
-
-        Args:
-            who: what does the step.
-        """
+        """Return the values that variables had in the last snapshot of an earlier generation, of those that it has."""
         if self._found is None:
             return {}
         numbers = self._found.position["variables"].get(who, {})
         return {name: self._found.arrays[numbers[name]] for name in names if name in numbers}
 
     def known(self, who: str) -> list[str]:
-        """Return the names of the variables of which the last snapshot has values.
-
-        Args:
-            who: what does the step.
-        """
+        """Return the names of the variables of which the last snapshot has values."""
         return list(self._found.position["variables"].get(who, {})) if self._found is not None else []
 
     def _is_first(self, who: str) -> bool:
@@ -208,7 +190,6 @@ class Batches:
     """The batches of a worker's part of a dataset, from where the last snapshot was taken.
 
     Args:
-        dataset: the part.
         loop: knows how many were drawn.
         number: which of the program's datasets it is.
         failed: tells why workers could not compare their batches.
@@ -239,22 +220,11 @@ def keep_steps(steps: int | None) -> None:
         loop.set_every(steps)
 
 
-@functools.cache
-def _here() -> OwnLoop | None:
-    memory = JobMemory.here()
-    return OwnLoop(memory) if memory is not None else None
-
-
 # The steps of a distributed function in an elastic job: how its variables are kept, and come back.
 
 
 class FunctionSteps:
-    """The steps of one distributed function.
-
-    Args:
-        loop: of this process.
-        name: of the function.
-    """
+    """The steps of one distributed function."""
 
     def __init__(self, loop: OwnLoop, name: str) -> None:
         self._tf = tensorflow()

@@ -62,7 +62,6 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     """Serve the workers of a job; end the program once they have ended.
 
     Args:
-        member: this process.
         seconds: how long all workers that are there may stay silent.
 
     Raises:
@@ -114,7 +113,6 @@ class Leaving:
     """Whether, and until when, a server ends because it was asked to.
 
     Args:
-        member: this process.
         target: of sessions on its server.
     """
 

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,23 +32,6 @@ _PERIOD = 1.0
 """Seconds from one writing to the next."""
 _WINDOW = 10
 """Over how many of them the rate is taken."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a process says of one function or session. Times are those of `time.time`, in seconds."""
-
-    task: int = 0
-    steps: int = 0
-    """Calls that are done; with `steps_per_run` each makes several steps."""
-    examples: int = 0
-    """Of this process, in all calls."""
-    rate: float = 0.0
-    """Examples per second of this process, over the last ten seconds."""
-    in_step: bool = False
-    changed: float = 0.0
-    """When a step has last begun or ended."""
-    written: float = 0.0
 
 
 class ProgressReport:
@@ -86,17 +68,24 @@ class ProgressReport:
         finally:
             self._in_step, self._changed = False, time.time()
 
-    def now(self) -> Progress:
-        """Return how far the steps have come."""
+    def _now(self) -> dict[str, object]:
+        """Return how far the steps have come. Times are those of `time.time`, in seconds."""
         now = time.time()
         self._seen.append((now, self._examples))
         before, examples = self._seen[0]
-        rate = (self._examples - examples) / (now - before) if now > before else 0.0
-        return Progress(self._task, self._steps, self._examples, rate, self._in_step, self._changed, now)
+        return {
+            "task": self._task,
+            "steps": self._steps,  # calls: with `steps_per_run` each makes several steps
+            "examples": self._examples,  # of this process, in all calls
+            "rate": (self._examples - examples) / (now - before) if now > before else 0.0,
+            "in_step": self._in_step,
+            "changed": self._changed,  # when a step has last begun or ended
+            "written": now,
+        }
 
     def _write(self) -> bool:
         with suppress(OSError):  # whoever looked is gone
-            write_whole(self._path, json.dumps(asdict(self.now())).encode())
+            write_whole(self._path, json.dumps(self._now()).encode())
         return self._path.parent.is_dir()
 
 
