@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.tools.standard_streams import STANDARD, readable, to_standard_output
 
 if TYPE_CHECKING:
-    from autograph_rewrite.resolve.coverage import Coverage
+    from autograph_rewrite.inspect.report_view import Account
 
 _SCRIPT = re.compile(r".+\.py(:\w+)?")
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
@@ -170,11 +170,25 @@ def number_of(what: str) -> Callable[[str], int]:
     return read
 
 
-def whole_work(covered: Coverage) -> list[dict[str, Any]]:
-    """Return as plain data what made work whole, the most expensive first."""
-    return [
-        {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
-    ]
+def account_data(account: Account) -> dict[str, Any]:
+    """Return as plain data what every account of a rewrite tells; what made work whole, the most expensive first."""
+    covered = account.covered
+    return {
+        "replicas": account.replicas,
+        "mode": account.mode,
+        "coverage": covered.share,
+        "batch": covered.batch,
+        "whole": [
+            {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
+        ],
+        "notes": notes_data(account.notes),
+        "plan_notes": list(account.plan_notes),
+    }
+
+
+def notes_data(notes: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return notes on nodes as plain data."""
+    return [{"node": node, "op": op, "text": text} for node, op, text in notes]
 
 
 def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar.Config:
@@ -310,15 +324,11 @@ def write_item(item: ar.GraphItem, path: Path) -> None:
     if path.suffix.lower() == ".pb":
         path.write_bytes(item.graph_bytes)
     elif path.suffix.lower() == ".pbtxt":
-        path.write_text(_as_text(item.graph_bytes), encoding="utf-8")
+        from google.protobuf import text_format
+
+        from autograph_rewrite.ir.types.protos import proto
+
+        message = proto("GraphDef").FromString(item.graph_bytes)
+        path.write_text(text_format.MessageToString(message), encoding="utf-8")
     else:
         item.save(path)
-
-
-def _as_text(data: bytes) -> str:
-    from google.protobuf import text_format
-
-    from autograph_rewrite.ir.types.protos import proto
-
-    text: str = text_format.MessageToString(proto("GraphDef").FromString(data))
-    return text

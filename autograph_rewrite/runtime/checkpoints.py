@@ -148,11 +148,8 @@ class CheckpointManager:
         one = JointSave(self.folder, partial, label, self._task, self._names, self._seconds)
         if beside:
             self._running = self._thread.submit(self._write, one, pieces, values)
-            return
-        try:
+        else:
             self._write(one, pieces, values)
-        except OSError as error:
-            raise _not_written(error) from error
 
     def _write(self, save: JointSave, pieces: list[Piece], values: Mapping[str, Any]) -> None:
         try:
@@ -162,6 +159,8 @@ class CheckpointManager:
                 self.folder.prune(self._keep)
         except Exception as error:  # the program may never ask again
             warn_user(f"step {save.label.step} was not saved: {error}")
+            if isinstance(error, OSError):
+                raise CheckpointError(f"a checkpoint could not be written: {error}") from error
             raise
 
     def wait(self) -> None:
@@ -172,12 +171,8 @@ class CheckpointManager:
             ClusterError: a worker did not write its part.
         """
         running, self._running = self._running, None
-        if running is None:
-            return
-        try:
+        if running is not None:
             running.result()
-        except OSError as error:
-            raise _not_written(error) from error
 
     def restore(self, step: int | None = None) -> Restored | None:
         """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
@@ -209,8 +204,7 @@ class CheckpointManager:
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
         if tried is not None or step is not None:
-            said = tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
-            raise said
+            raise tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
         return None
 
     def _save_before_the_end(self) -> str | None:
@@ -266,10 +260,6 @@ class CheckpointManager:
             return [numbers]
         rows = Rendezvous(self._member, self._seconds).rows(np.array(numbers, np.int64), "restore a checkpoint")
         return [[int(number) for number in row] for row in rows]
-
-
-def _not_written(error: OSError) -> CheckpointError:
-    return CheckpointError(f"a checkpoint could not be written: {error}")
 
 
 def _require_fitting(

@@ -312,21 +312,22 @@ class _StepFunction:
 
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
         self._model, self._run, self._kind = model, run, kind
-        # Training is never done on one device in its place.
-        self._fall_back = _FallBack(model, kind) if kind != "train" else None
+        self._trains = kind == "train"
+        self._on_one_device: Any = None
 
     def _one(self, data: Any) -> Any:
-        """Return the results of one batch, of the model's own function where its step cannot be distributed."""
-        if self._fall_back is None:
-            return self._run(data)
-        if self._fall_back.function is None:
+        """Return the results of one batch; but for training, of the model's own step where it cannot be distributed."""
+        if self._on_one_device is None:
             try:
                 return self._run(data)
-            except ClusterError:
-                raise
             except RewriteError as error:
-                self._fall_back.use(error)
-        return self._fall_back.function(data)
+                if self._trains or isinstance(error, ClusterError):
+                    raise
+                verb = {"test": "evaluate", "predict": "predict"}[self._kind]
+                warnings.warn(f"{verb} runs on one device: {error}", stacklevel=5)
+            step = getattr(self._model, f"{self._kind}_step")
+            self._on_one_device = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
+        return self._on_one_device(data)
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -363,9 +364,9 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        with Stop.here().one_step(self, counts=self._fall_back is None):
+        with Stop.here().one_step(self, counts=self._trains):
             outputs, count = None, int(self._model.steps_per_execution)
-            if count == 1 or self._fall_back is not None or not self._run.is_alone:
+            if count == 1 or not self._trains or not self._run.is_alone:
                 for data in islice(iterator, count):
                     outputs = self._one(data)
             elif self._drawn.takes(iterator):
@@ -374,7 +375,7 @@ class IteratorFunction(_StepFunction):
                 for rows, are_stacked in stacked(islice(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
             if outputs is None:
-                if count == 1 and self._fall_back is None and not self._model.jit_compile:
+                if count == 1 and self._trains and not self._model.jit_compile:
                     self._run.at_end()
                 raise StopIteration
             count_steps(self._model, self._kind, count)
@@ -406,21 +407,6 @@ class PredictFunction(_StepFunction):
             return outputs[0]
         tf = tensorflow()
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
-
-
-class _FallBack:
-    """The model's own step on one device, for what cannot be distributed although training can."""
-
-    def __init__(self, model: Any, kind: str) -> None:
-        self._model, self._kind = model, kind
-        self.function: Any = None
-
-    def use(self, error: RewriteError) -> None:
-        """Take the model's step from now on, saying why."""
-        verb = {"test": "evaluate", "predict": "predict"}[self._kind]
-        warnings.warn(f"{verb} runs on one device: {error}", stacklevel=6)
-        step = getattr(self._model, f"{self._kind}_step")
-        self.function = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
 
 
 # The dimensions that a Keras model leaves open: workers with sequences of other lengths have to trace one step.

@@ -375,20 +375,19 @@ class WrittenFiles:
         """
 
         @wraps(write)
-        def left_to_the_chief(*args: Any, **kwargs: Any) -> None:
-            self._wait(self._call(what, args, kwargs))
-
-        @wraps(write)
         def written(*args: Any, **kwargs: Any) -> Any:
             if self._is_writing:  # a part of what is being written
                 return write(*args, **kwargs)
+            told = self._call(what, args, kwargs)
+            if not self._member.is_chief:
+                return self._wait(told)
             self._is_writing = True
             try:
-                return self._run_and_tell(functools.partial(write, *args, **kwargs), self._call(what, args, kwargs))
+                return self._run_and_tell(functools.partial(write, *args, **kwargs), told)
             finally:
                 self._is_writing = False
 
-        return written if self._member.is_chief else left_to_the_chief
+        return written
 
     def at_end(self, run: Callable[..., Any], what: str) -> Callable[..., Any]:
         """Return a method that all workers run, and that is over when worker 0 has run it: its callbacks write, too."""

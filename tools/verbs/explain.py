@@ -41,13 +41,9 @@ def _data(account: Account) -> dict[str, Any]:
     from autograph_rewrite.plan.parts.notes import ranking
 
     return {
-        "replicas": account.replicas,
-        "mode": account.mode,
+        **common.account_data(account),
         "devices": [list(own) for own in account.devices],
-        "coverage": account.covered.share,
-        "batch": account.covered.batch,
         "flops": account.covered.flops,
-        "whole": common.whole_work(account.covered),
         "bytes_of_batch": account.batch,
         "exchanged_bytes": account.exchanged_bytes,
         "exchanges": [
@@ -55,8 +51,6 @@ def _data(account: Account) -> dict[str, Any]:
             for edge in account.edges
             if edge.kind != "local"
         ],
-        "inexact": [{"node": node, "op": op, "text": text} for node, op, text in account.inexact],
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
-        "plan_notes": list(account.plan_notes),
+        "inexact": common.notes_data(account.inexact),
         "ranking": ranking(account.ranking),
     }

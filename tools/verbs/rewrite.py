@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add = parser.add_argument
     common.add_graph(parser)
     common.add_config(parser, plan=True)
     text = "the result: .ar, .pb or .pbtxt, or - for standard output (as .ar)"
-    parser.add_argument("-o", dest="out", metavar="OUT", required=True, help=text)
-    parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
-    parser.add_argument("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
-    parser.add_argument("--print-changed", action="store_true", help="print what each pass changes")
-    parser.add_argument(
-        "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
-    )
+    add("-o", dest="out", metavar="OUT", required=True, help=text)
+    add("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
+    add("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
+    add("--print-changed", action="store_true", help="print what each pass changes")
+    add("--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster")
     common.add_batch(parser)
-    parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
+    add("--no-verify", action="store_true", help="do not check the graph after each pass")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,8 +97,7 @@ def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
 def _data(account: Account, out: str) -> dict[str, Any]:
     return {
         "out": out,
-        "replicas": account.replicas,
-        "mode": account.mode,
+        **common.account_data(account),
         "nodes_before": account.before,
         "nodes_after": account.after,
         "seconds": account.seconds,
@@ -107,10 +105,5 @@ def _data(account: Account, out: str) -> dict[str, Any]:
             {"name": name, "seconds": seconds, "added": added, "removed": removed}
             for name, seconds, added, removed in account.passes
         ],
-        "coverage": account.covered.share,
-        "batch": account.covered.batch,
-        "whole": common.whole_work(account.covered),
         "reshards": len(account.edges),
-        "notes": [{"node": node, "op": op, "text": text} for node, op, text in account.notes],
-        "plan_notes": list(account.plan_notes),
     }

@@ -17,14 +17,14 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
-from autograph_rewrite.runtime.job.exchanges import Array, Flags
+from autograph_rewrite.runtime.job.exchanges import Array, Flags, put
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
 from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
@@ -244,9 +244,7 @@ class FailedSteps:
         text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""
         counts().failures += 1
         with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
-            flags = Flags(self._member, _NAME, [self._member.task])
-            flags.put(text)
-            flags.close()
+            put(self._member, _NAME, [self._member.task], text=text)
 
     def ahead(self) -> list[str]:
         """Return the other workers of whom more steps have failed than of this one: they wait for it to carry on.
@@ -254,9 +252,8 @@ class FailedSteps:
         Raises:
             tf.errors.OpError: somebody does not answer.
         """
-        flags = Flags(self._member, _NAME, self._others)
-        mine, theirs = counts().failures, flags.counts()
-        flags.close()
+        with closing(Flags(self._member, _NAME, self._others)) as flags:
+            mine, theirs = counts().failures, flags.counts()
         return [self._name(task) for task, count in zip(self._others, theirs, strict=True) if count > mine]
 
     def awaited(self) -> list[str]:
@@ -278,9 +275,8 @@ class FailedSteps:
         at = counts().failures
         for task in self._others:
             if self._name(task) in ahead:
-                flags = Flags(self._member, _NAME, [task])
-                text = flags.texts(at)[0]
-                flags.close()
+                with closing(Flags(self._member, _NAME, [task])) as flags:
+                    text = flags.texts(at)[0]
                 if text:
                     return [self._name(task), text]
         return ["", ""]

@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +34,7 @@ import numpy as np
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.progress import note_saved
+from autograph_rewrite.runtime.job.say import say
 
 Array = np.ndarray[Any, Any]
 
@@ -175,11 +175,9 @@ class JobMemory:
             waited = time.monotonic() - began
             if waited > _TELL and not is_told:
                 is_told = True
-                print(
-                    f"autograph_rewrite: worker {self.rank} has waited {waited:.0f} s for its last snapshot to be "
-                    "copied to a second host, and takes the next one then: the steps of all workers wait for it",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"worker {self.rank} has waited {waited:.0f} s for its last snapshot to be copied to a second "
+                    "host, and takes the next one then: the steps of all workers wait for it"
                 )
             time.sleep(_POLL)
 

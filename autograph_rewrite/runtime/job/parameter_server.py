@@ -25,6 +25,7 @@ from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.liveness import PATIENCE, Presence, listed, name_of
+from autograph_rewrite.runtime.job.say import say
 from autograph_rewrite.runtime.job.signals import grace, listen, name_of_signal
 from autograph_rewrite.runtime.job.stop import FLAG, of_grace
 from autograph_rewrite.runtime.job.tf_server import PortGuard, open_to_all, require_free
@@ -157,11 +158,11 @@ class Leaving:
         if not there:
             self._end()
         if left <= 0:
-            _say(f"{self._member.name} ends, as {signalled} asks for, by force: {names} has not ended before it")
+            say(f"{self._member.name} ends, as {signalled} asks for, by force: {names} has not ended before it")
             self._end()
         if not self._is_told:
             self._is_told = True
-            _say(
+            say(
                 f"{self._member.name} is asked to end by {signalled}, and tells its workers; it serves {names} until "
                 f"they have ended, for {left:.0f} s at most"
             )
@@ -176,7 +177,3 @@ class Leaving:
         """End as a process does that does not handle the signal."""
         signal.signal(self._number, signal.SIG_DFL)
         os.kill(os.getpid(), self._number)
-
-
-def _say(text: str) -> None:
-    print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)

@@ -39,6 +39,7 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import liveness
 from autograph_rewrite.runtime.job.background_thread import repeat
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, listed, others, silent_at_exit, sockets
+from autograph_rewrite.runtime.job.say import say
 
 LEADER = "/job:worker/replica:0/task:0"
 _ASK = 2.0
@@ -192,7 +193,7 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
 
 def _say(member: Membership, lost: list[str]) -> str:
     problem = f"{member.name} waited for {listed(lost)}: no answer"
-    print(f"autograph_rewrite: {problem}", file=sys.stderr, flush=True)
+    say(problem)
     return problem
 
 
@@ -353,18 +354,10 @@ class Meetings:
             if absent:
                 if deadline - time.monotonic() < seconds * _TELL and not is_told:
                     is_told = True
-                    self._tell(absent_with_status(absent, statuses), what, seconds)
+                    names, ends = absent_with_status(absent, statuses), f"after {seconds:g} s (timeout_seconds) it ends"
+                    say(f"{self._member.name} has waited {seconds * (1 - _TELL):.0f} s for {names} to {what}; {ends}")
                 time.sleep(_REPEAT)
         self._met |= others.keys()
-
-    def _tell(self, names: str, what: str, seconds: float) -> None:
-        """Say for whom this process waits."""
-        waited = f"{self._member.name} has waited {seconds * (1 - _TELL):.0f} s for {names} to {what}"
-        print(
-            f"autograph_rewrite: {waited}; after {seconds:g} s (timeout_seconds) it ends",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def absent_with_status(absent: Iterable[str], statuses: Mapping[str, str]) -> str:
@@ -529,16 +522,12 @@ def _wanted(address: str) -> list[_Address]:
 def _listeners(port: int) -> Iterator[socket.socket]:
     """The sockets of this process that listen at a port, opened a second time."""
     for found in sockets():
-        if _listens(found, port):
+        is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+        listens = is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and found.getsockname()[1] == port:
             yield found
         else:
             found.close()
-
-
-def _listens(found: socket.socket, port: int) -> bool:
-    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
-        return False
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and found.getsockname()[1] == port
 
 
 def _program(addresses: Sequence[_Address], accepted: int = _WHOLE) -> list[_Instruction]:
