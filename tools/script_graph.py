@@ -23,7 +23,6 @@ from unittest import mock
 import autograph_rewrite as ar
 from autograph_rewrite import api
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.launcher.run_script import as_main
 
 _SCRIPT = re.compile(r"(.+\.py)(?::(\w+))?")
 _HINT = "it has to call fit, what ar.distribute returned, or ar.rewrite; train.py:NAME names one of several"
@@ -46,7 +45,7 @@ def load_script(graph: str, batch_inputs: dict[str, int | None] | None = None) -
         raise GraphError(f"there is no script '{path}'", hint="give the path of a Python file, or of a graph")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     try:
-        with _stopped_at_training(_libraries(path), name), contextlib.redirect_stdout(sys.stderr), as_main(str(path)):
+        with _stopped_at_training(_libraries(path), name), contextlib.redirect_stdout(sys.stderr), _as_main(path):
             runpy.run_path(str(path), run_name="__main__")
     except _Found as one:
         return one.item(batch_inputs)
@@ -170,6 +169,17 @@ def _of_any_batch(part: Any) -> Any:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if dense else spec
 
     return tf.nest.map_structure(opened, of_any_batch(part))
+
+
+@contextmanager
+def _as_main(path: Path) -> Iterator[None]:
+    """Give the script its own arguments and the folder that Python would search first."""
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[:] = [str(path)], [str(path.resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
 
 
 def _line_of(error: Exception, path: Path) -> str | None:

@@ -65,7 +65,7 @@ def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> i
     """
     importlib.import_module(f"{PACKAGE}.runtime.job.join_on_import").join_on_import()
     try:
-        with as_main(script, arguments, module=module):
+        with _arguments_and_path(script, arguments, module=module):
             if module:
                 runpy.run_module(script, run_name="__main__", alter_sys=True)
             else:
@@ -94,8 +94,7 @@ def _tell_if_idle(script: str) -> None:
 
 
 @contextmanager
-def as_main(script: str, arguments: Sequence[str] = (), *, module: bool = False) -> Iterator[None]:
-    """Give a script its own arguments, and the folder that Python would search first."""
+def _arguments_and_path(script: str, arguments: Sequence[str], *, module: bool) -> Iterator[None]:
     before = sys.argv, sys.path[:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
