@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,27 +26,6 @@ from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.function.function import DistributedFunction
-
-
-class Target(Protocol):
-    """The variables of a program."""
-
-    @property
-    def common(self) -> Mapping[str, StoredShape]:
-        """Those that all workers have alike."""
-
-    @property
-    def own(self) -> Mapping[str, StoredShape]:
-        """Those of this worker alone."""
-
-    def snapshot(self, names: Iterable[str]) -> Mapping[str, Any]:
-        """Return values that no later step changes, by name."""
-
-    def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Give variables values."""
-
-    def holds(self, name: str) -> bool:
-        """Return whether something of this name, which the program does not have, would belong to what it tracks."""
 
 
 def target_of(given: Any, workers: int = 1) -> Target:
@@ -114,7 +93,9 @@ class EagerVariables:
     variables: Mapping[str, Any]
     """Variables, and parts of other state, by name."""
     common: Mapping[str, StoredShape]
+    """Those that all workers have alike."""
     own: Mapping[str, StoredShape]
+    """Those of this worker alone."""
     ways: frozenset[str] = frozenset()
     """The ways to all objects that are tracked: what was saved below one of them is to be found in the program."""
 
@@ -179,6 +160,10 @@ class SessionTarget:
     def holds(self, name: str) -> bool:
         """Return whether the program lacks something of this name: a graph has all that it will ever have."""
         return False
+
+
+Target = EagerVariables | SessionTarget
+"""The variables of a program."""
 
 
 def _of_model(model: Any, workers: int) -> EagerVariables:

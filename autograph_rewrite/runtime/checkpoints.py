@@ -347,11 +347,12 @@ class JointSave:
             self.partial.mkdir(parents=True, exist_ok=True)
             if pieces:
                 write_part(self.partial / f"part-{self.task}", pieces, values)
-            self._say(f"part-{self.task}.done", "part" if pieces else "")
+            write_whole(self.partial / f"part-{self.task}.done", b"part" if pieces else b"")
             if self.task == 0:
                 self._join()
         except (OSError, CheckpointError, ClusterError) as error:
-            self._say(_FAILED, f"{self.workers[self.task]}: {error}")
+            with suppress(OSError):  # where nothing can be written the others find out by themselves
+                write_whole(self.partial / _FAILED, f"{self.workers[self.task]}: {error}".encode())
             raise
         if self.task != 0:
             self._until(lambda: not self.partial.exists(), lambda: [self.workers[0]])
@@ -388,14 +389,6 @@ class JointSave:
                     "after the same steps?",
                 )
             time.sleep(_LOOK)
-
-    def _say(self, name: str, text: str) -> None:
-        """Leave a note for the others, whole from the moment that they see it."""
-        try:
-            write_whole(self.partial / name, text.encode())
-        except OSError:
-            if name != _FAILED:  # where nothing can be written they find out by themselves
-                raise
 
 
 # The pace of a program's checkpoints: how many of its steps one call makes, found by the steps that it names.

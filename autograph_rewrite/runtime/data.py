@@ -480,7 +480,7 @@ def lengths(batch: Any, spec: Any) -> list[int]:
     ]
 
 
-def none_of(spec: Any, sizes: Sequence[int] = (), last: Any = None) -> Any:
+def none_of(spec: Any, sizes: Sequence[int], last: Any) -> Any:
     """Return an element without rows.
 
     Args:

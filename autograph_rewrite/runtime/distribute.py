@@ -156,7 +156,12 @@ class Rewriter:
         require_alike(trains_alone=self.given.local_sgd is not None)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
-        self.devices = self._own_devices()
+        given = self._job.given
+        if isinstance(given, Plan):
+            self.devices = (needed_devices if given.is_driven else run_devices)(given, self._job.task)
+        else:
+            given.require_usable()
+            self.devices = devices_of(given)
         self._is_of_model_in_job = False
 
     @property
@@ -179,13 +184,6 @@ class Rewriter:
         """How many steps there are from one snapshot of an elastic job to the next."""
         config = self._job.config
         return (config if config is not None else Config()).snapshot_steps
-
-    def _own_devices(self) -> tuple[str, ...]:
-        given = self._job.given
-        if isinstance(given, Plan):
-            return (needed_devices if given.is_driven else run_devices)(given, self._job.task)
-        given.require_usable()
-        return devices_of(given)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""

@@ -69,7 +69,7 @@ class KerasJob:
         *,
         splits: bool,
         batch_inputs: Mapping[str, int | None] | None,
-        whole: Collection[str] = (),
+        whole: Collection[str],
     ) -> None:
         self._tf = tensorflow()
         self._member = member

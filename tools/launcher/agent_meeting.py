@@ -47,7 +47,12 @@ class AgentMeeting:
         self._spawn(self._look_around())
 
     def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
-        """Form the next generation with the others; None: there is none."""
+        """Form the next generation with the others; None: there is none.
+
+        Args:
+            report: how this host's part of the last one ended; None: there was none.
+            impatient: whether to give up.
+        """
         state = self._state
         if report is not None:
             self._note_snapshots(None)

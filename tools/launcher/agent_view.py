@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-from autograph_rewrite.runtime.job.job_memory import JobMemory
+from typing import Any
 
 WORKER = "worker "
 
@@ -235,27 +233,3 @@ class Part:
     """Whether it is the first host."""
     lease: float = 0.0
     """For how many seconds its workers go on without news of other hosts; 0: there are none."""
-
-
-class Group(Protocol):
-    """The agents of a job, as one of them sees it."""
-
-    why: str
-    """Why the last generation ended."""
-
-    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
-        """Form the next generation with the others; None: there is none.
-
-        Args:
-            report: how this host's part of the last one ended; None: there was none.
-            impatient: whether to give up.
-        """
-
-    def look(self, memory: JobMemory) -> str | None:
-        """While a generation runs: hear of the others; return why it is to end, if it is."""
-
-    def request(self) -> None:
-        """Ask for as many workers as there may be."""
-
-    def leave(self) -> None:
-        """Take part no more."""

@@ -53,7 +53,7 @@ class ForkedChild(StartedProcess):
 
     def __init__(self, task: Task, body: Callable[[Task], int]) -> None:
         self._body = body
-        super().__init__(task)
+        super().__init__(task, pipes=True)
 
     def _start(self, outputs: Sequence[int]) -> int:
         prepared = functools.partial(prepare, os.getpid(), self.task.core, libc())

@@ -21,7 +21,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
 from autograph_rewrite.tools.launcher import agent_view
 from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
-from autograph_rewrite.tools.launcher.agent_meeting import AgentState, Way
+from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, AgentState, Way
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
     EndReason,
@@ -70,7 +70,15 @@ def run_elastic(
     with OwnedMemory() as owned:
         if kept is not None and kept.restore(owned.folder):
             say(options, f"goes on from the snapshot in {args.snapshot_dir}")
-        group = _group(args, bounds, ports, owned, options)
+        group: Group
+        if args.rdzv_endpoint:
+            token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
+            way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
+            state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
+            state.restarts, state.auxiliary = args.restart, args.ps or 0
+            group = AgentMeeting(state, functools.partial(say, options))
+        else:
+            group = OnlyAgent(bounds, args.restart, args.ps or 0, ports)
         body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
         job = Elastic(tasks, body, options, args.heartbeat, group, owned)
         summary = job.run()
@@ -79,25 +87,6 @@ def run_elastic(
         elif kept is not None and kept.keep(owned.folder):
             say(options, f"the last snapshot is in {args.snapshot_dir}: the same command goes on from there")
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
-
-
-def _group(
-    args: argparse.Namespace,
-    bounds: agent_view.Bounds,
-    ports: agent_view.Ports,
-    owned: OwnedMemory,
-    options: LaunchOptions,
-) -> agent_view.Group:
-    """Return who decides."""
-    if not args.rdzv_endpoint:
-        return OnlyAgent(bounds, args.restart, args.ps or 0, ports)
-    from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting  # a network, for those who have one
-
-    token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
-    way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-    state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
-    state.restarts, state.auxiliary = args.restart, args.ps or 0
-    return AgentMeeting(state, functools.partial(say, options))
 
 
 # Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
@@ -154,7 +143,7 @@ class Elastic:
         body: Callable[[Task], int],
         options: LaunchOptions,
         heartbeat: float,
-        group: agent_view.Group,
+        group: Group,
         owned: OwnedMemory,
     ) -> None:
         self._tasks, self._body, self._options = tasks, body, options
@@ -248,7 +237,7 @@ def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
 
 
 @contextmanager
-def _noted_requests(group: agent_view.Group) -> Iterator[None]:
+def _noted_requests(group: Group) -> Iterator[None]:
     """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
     def note(_: int, __: FrameType | None) -> None:
@@ -315,6 +304,10 @@ class OnlyAgent:
 
     def leave(self) -> None:
         """Do nothing: nobody else is there."""
+
+
+Group = AgentMeeting | OnlyAgent
+"""The agents of a job, as one of them sees it."""
 
 
 # The folder in which an elastic job that has not come to its end leaves its snapshots, for the next one to go on from.

@@ -47,7 +47,7 @@ class StartedProcess(ABC):
         pid: its number, and that of its group.
     """
 
-    def __init__(self, task: Task, pipes: bool = True) -> None:
+    def __init__(self, task: Task, pipes: bool) -> None:
         self.task = task
         self.code: int | None = None
         made = [os.pipe(), os.pipe()] if pipes else []

@@ -100,11 +100,7 @@ class SingleProcess(Coordinator):
     """Of one process, whose replicas meet in collectives."""
 
     def failure(self, error: Exception, what: str, account: StepAccount | None) -> ClusterError | None:
-        """Return what a failure of a collective means; None for an error of the program's own computation.
-
-        Args:
-            account: what this worker tells of it; None: nothing.
-        """
+        """Return what a failure of a collective means; None for an error of the program's own computation."""
         text = str(getattr(error, "message", error))
         if self.watchdog is not None and self.watchdog.expired:
             return ClusterError(
@@ -158,11 +154,7 @@ class Workers(Coordinator):
         self._failed = False
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed, and tell the others: all have to agree before the next.
-
-        Args:
-            error: of TensorFlow's, by which it has; None: not by one.
-        """
+        """Note that a step has failed, and tell the others: all have to agree before the next."""
         if not self._failed and self._told is not None:
             self._told.tell(error)
         self._failed = True
@@ -175,9 +167,6 @@ class Workers(Coordinator):
         """Return who is missing, or what has failed on another worker, or what the workers do differently.
 
         None for an error of the program's own.
-
-        Args:
-            account: what this worker tells of it; None: nothing.
         """
         if not self.watchdog.expired and not is_of_the_job(error):
             return None

@@ -286,7 +286,7 @@ class Relay:
         holds: others than worker 0 hold what it runs on their devices until it has ended.
     """
 
-    def __init__(self, member: Membership, name: str, *, holds: bool = True) -> None:
+    def __init__(self, member: Membership, name: str, *, holds: bool) -> None:
         tf = tensorflow()
         raw, graph = tf.raw_ops, tf.Graph()
         hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]

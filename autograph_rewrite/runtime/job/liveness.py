@@ -28,9 +28,9 @@ OTHER = "OTHER"
 """The status of a process that answers as somebody else."""
 
 
-def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
+def silent(member: Membership) -> list[str]:
     """Return the other processes that do not answer, as `worker 1 (10.0.0.2:2222)`."""
-    return [name for name, status in ask(others(member, member.cluster), patience).items() if status != "OK"]
+    return [name for name, status in ask(others(member, member.cluster), PATIENCE).items() if status != "OK"]
 
 
 class PeerMonitor:

@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,20 +89,19 @@ class ProgressReport:
         return self._path.parent.is_dir()
 
 
-def note_saved(what: str, step: int, environ: Mapping[str, str] = os.environ) -> None:
+def note_saved(what: str, step: int) -> None:
     """Tell whoever looks that something was saved, from which the job can go on.
 
     Args:
         what: "snapshot" or "checkpoint".
         step: behind which it was taken.
-        environ: says where.
     """
-    if environ.get(VARIABLE):
+    if os.environ.get(VARIABLE):
         told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()
         with suppress(OSError):  # whoever looked is gone
-            write_whole(Path(environ[VARIABLE]) / SAVED, told)
+            write_whole(Path(os.environ[VARIABLE]) / SAVED, told)
 
 
-def requested(environ: Mapping[str, str] = os.environ) -> ProgressReport | None:
+def requested() -> ProgressReport | None:
     """Return what observes steps, if somebody wants to look."""
-    return ProgressReport(Path(environ[VARIABLE])) if environ.get(VARIABLE) else None
+    return ProgressReport(Path(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None

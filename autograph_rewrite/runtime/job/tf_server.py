@@ -46,10 +46,10 @@ _ASK = 2.0
 """Seconds from one look at the other workers to the next."""
 
 
-def join_early(environ: Mapping[str, str] = os.environ) -> None:
+def join_early() -> None:
     """Join the job that environment and command line describe; what is wrong with it is told once it is needed."""
     try:
-        member = membership_of(chosen_config(None), environ)
+        member = membership_of(chosen_config(None))
     except ConfigError:
         return
     if member is not None and member.is_worker:
