@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         call, own = call_of(fit, args, kwargs)
-        position = FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own)
-        position.lead(call)
-        with saved_at_the_end(position.save):
-            return fit(*call.args, **call.kwargs)
+        return FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own).run(fit, call)
 
     return fitted
 
@@ -156,10 +153,18 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         if self._found is not None:
             self._mute()
 
-    def lead(self, call: inspect.BoundArguments) -> None:
-        """Become the last callback of a call of `fit`, whose first epoch is noted."""
+    def run(self, fit: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+        """Make a call of `fit` as the last of its callbacks; save it if its process is asked to end."""
         self._first = call.arguments.get("initial_epoch", 0)
         call.arguments["callbacks"] = [*self._others, self]
+        stop = Stop.here()
+        stop.begin_loop()
+        stop.add(self.save)
+        try:
+            return fit(*call.args, **call.kwargs)
+        finally:
+            with suppress(ValueError):
+                stop.remove(self.save)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take the first snapshot, or begin to go to where the last one was taken."""
@@ -320,23 +325,6 @@ def make_preemptible(model: Any, member: Membership | None, seconds: float) -> N
         object.__setattr__(model, "fit", _keeping(model.fit, member, seconds))
 
 
-@contextmanager
-def saved_at_the_end(save: Callable[[], str | None]) -> Iterator[None]:
-    """Give a context in which a `fit` is saved if its process is asked to end.
-
-    Args:
-        save: saves it, and returns what was saved.
-    """
-    stop = Stop.here()
-    stop.begin_loop()
-    stop.add(save)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            stop.remove(save)
-
-
 def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
     """Return a `fit` that is kept where a BackupAndRestore says where."""
     numbers = count(1)
@@ -349,10 +337,8 @@ def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float)
         if not folders or "://" in folders[0]:
             Stop.here().begin_loop()
             return fit(*call.args, **call.kwargs)
-        position = PreemptedFit(SnapshotFile(Path(folders[0]) / f"preempted-{number}.npz", member, seconds), own)
-        position.lead(call)
-        with saved_at_the_end(position.save):
-            return fit(*call.args, **call.kwargs)
+        file = SnapshotFile(Path(folders[0]) / f"preempted-{number}.npz", member, seconds)
+        return PreemptedFit(file, own).run(fit, call)
 
     return fitted
 

@@ -61,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
         if snapshots is not None:
             snapshots.keep("expand", new.graph, new.placements)
             snapshots.publish()
-    account = account_of(new)
     if args.json:
-        common.print_json(_data(account, args.out))
+        common.print_json(_data(account_of(new), args.out))
     else:
         print("standard output:" if args.out == STANDARD else f"{args.out}:", file=stream)
         print(new.report, file=stream)
