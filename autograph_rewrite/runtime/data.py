@@ -31,7 +31,6 @@ from autograph_rewrite.runtime.job.parameter_server import take_part
 from autograph_rewrite.runtime.job.tf_server import counts, join, patience
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")
-_SPLIT = "split a dataset"
 
 
 def shard_dataset(
@@ -144,7 +143,7 @@ class _Sharding:
         with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
             seen = _first_size(own) if own is not None else 0
         mine = [stated, _POLICIES.index(policy), own is not None, seen]
-        table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), _SPLIT)
+        table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), "split a dataset")
         if (table[:, :3] != table[0, :3]).any():
             raise ClusterError(
                 "the workers split datasets of different batch sizes, or by different policies",
@@ -235,8 +234,6 @@ class _Sharding:
 # The batch of a step is what all workers hold together, in worker order; here each replica's part is one batch of the
 # function's. TensorFlow has this as `tf.distribute.Strategy.distribute_datasets_from_function`.
 
-_WHAT = "make datasets from a function"
-
 
 def distribute_datasets_from_function(
     dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
@@ -326,7 +323,8 @@ def _require_alike(member: Membership, given: Config, local: int) -> None:
     Raises:
         ClusterError: they have not.
     """
-    counts = Rendezvous(member, given.timeout_seconds).rows(np.array([local], np.int64), _WHAT)[:, 0]
+    job = Rendezvous(member, given.timeout_seconds)
+    counts = job.rows(np.array(local, np.int64), "make datasets from a function")
     if (counts != counts[0]).any():
         raise ClusterError(
             f"the workers have different numbers of replicas: {', '.join(map(str, counts))}",

@@ -112,7 +112,7 @@ class OwnLoop:
                 return
 
     def before(self, who: str, read: Read) -> None:
-        """Before a step: take a snapshot if it is time to.
+        """Before a step: take a snapshot if it is time to, and then let others join if they want to.
 
         Args:
             read: gives the values of its variables, as one device has them.
@@ -128,7 +128,9 @@ class OwnLoop:
             )
         self._reads.setdefault(who, read)
         if self._is_first(who) and self._has_stepped and self._done - self._last >= self.every:
-            self._take()
+            self._keep()
+            if self._memory.rank == 0 and self._memory.lets_join:
+                self._memory.wait_to_join()
 
     def after(self, who: str) -> None:
         """Count a step."""
@@ -164,12 +166,6 @@ class OwnLoop:
         if self._done > self._last:
             self._keep()
         return f"a snapshot of step {self._done}"
-
-    def _take(self) -> None:
-        """Take a snapshot; let others join if they want to."""
-        self._keep()
-        if self._memory.rank == 0 and self._memory.lets_join:
-            self._memory.wait_to_join()
 
     def _keep(self) -> None:
         """Let worker 0 take a snapshot; all have the same values, and all read them."""
