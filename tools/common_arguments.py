@@ -143,11 +143,7 @@ def comparison(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
-    """Return the command of another comparing verb on the same.
-
-    Args:
-        graph: the file.
-    """
+    """Return the command of another comparing verb on the same."""
     given = {name: getattr(args, name, None) for name in ("config", "plan", "steps", "seed", "rtol", "batch")}
     line = ["autograph-rewrite", verb, graph]
     line += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
@@ -306,7 +302,6 @@ def check_form(out: str, forms: Sequence[str], what: str) -> None:
     Args:
         out: path of the file; - for standard output, which has the usual one.
         forms: suffixes, such as ".yaml".
-        what: noun for the message.
 
     Raises:
         GraphError: it does not.

@@ -31,9 +31,6 @@ from autograph_rewrite.runtime.function.function import DistributedFunction
 def target_of(given: Any, workers: int = 1) -> Target:
     """Return the variables of a session, a Keras model, or what TensorFlow tracks.
 
-    Args:
-        given: the session, model or object.
-
     Raises:
         GraphError: it has none that can be found, or some that cannot be saved.
     """
@@ -50,11 +47,7 @@ def target_of(given: Any, workers: int = 1) -> Target:
 
 
 def average_variables(given: Any) -> None:
-    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`).
-
-    Args:
-        given: as for `target_of`.
-    """
+    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`)."""
     if isinstance(given, DistributedSession):
         given.average_variables()
     elif is_model(given):
@@ -193,7 +186,6 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
 
     Args:
         named: variables that have other names than the way to them.
-        own: what is this worker's alone.
 
     Raises:
         GraphError: some of it cannot be saved.
@@ -377,11 +369,7 @@ class Piece:
 
 
 def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
-    """Return the pieces that each worker writes; together they are every variable once.
-
-    Args:
-        extents: of the variables, by name.
-    """
+    """Return the pieces that each worker writes; together they are every variable once."""
     shares: list[list[Piece]] = [[] for _ in range(workers)]
     ends = bounds(sum(extent.size for extent in extents.values()), workers)[1:]
     offset = 0

@@ -267,12 +267,6 @@ def _require_fitting(
 ) -> None:
     """Refuse a checkpoint that is not of all that the target tracks, or of more of it than there is.
 
-    Args:
-        folder: of the checkpoint.
-        target: what its values are for.
-        values: those that it has for the target.
-        written: the names of all.
-
     Raises:
         CheckpointError: a variable has no value in it, or one of another shape; or a value has no variable.
     """
@@ -317,10 +311,8 @@ class JointSave:
     """One save of a job.
 
     Args:
-        folder: where the checkpoints are.
         partial: where this one is while it is being written: of all workers the same, and of no other save.
         label: what the program says of it; that of worker 0 counts.
-        task: which worker this is.
         workers: their names, for messages.
         seconds: how long to wait for the others.
     """
@@ -336,7 +328,6 @@ class JointSave:
         """Write this worker's part, and come back when the checkpoint is whole.
 
         Args:
-            pieces: what this worker writes.
             values: whole values of the variables that these are of, by name.
 
         Raises:
@@ -413,21 +404,12 @@ class Pace:
         self._has_extra = False
 
     def restored(self, checkpoint: Manifest, calls: int) -> None:
-        """Note that a checkpoint was read: its pace holds until this program's own is known.
-
-        Args:
-            checkpoint: what it says of itself.
-        """
+        """Note that a checkpoint was read: its pace holds until this program's own is known."""
         self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
         self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
 
     def saved(self, step: int, calls: int, extra: Mapping[str, Any] | None) -> None:
-        """Note that a checkpoint is written.
-
-        Args:
-            step: that the program names.
-            extra: what the program adds to it.
-        """
+        """Note that a checkpoint is written."""
         step_before, calls_before = self._from
         steps, made = step - step_before, calls - calls_before
         if made:
@@ -453,9 +435,7 @@ def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any])
     """Write pieces of variables.
 
     Args:
-        prefix: of the files.
         pieces: which; at least one.
-        values: whole values by name.
     """
     tf = tensorflow()
     with tf.device("CPU:0"), kept_small(prefix):
@@ -573,12 +553,7 @@ class CheckpointFolder:
         return sorted((int(match[1]) for match in found if match is not None), reverse=True)
 
     def commit(self, partial: Path, label: Label) -> None:
-        """Make a checkpoint whose files are all there a whole one; one of the same step is replaced.
-
-        Args:
-            partial: where it was written.
-            label: what the program says of it.
-        """
+        """Make a checkpoint whose files are all there a whole one; one of the same step is replaced."""
         files = sorted(file for file in partial.iterdir() if file.name.startswith(f"{PREFIX}."))
         sizes = {file.name: file.stat().st_size for file in files}
         manifest = Manifest(
@@ -671,11 +646,7 @@ _ENOUGH = 2**26
 
 @contextmanager
 def kept_small(prefix: Path) -> Iterator[None]:
-    """Keep files out of the page cache while the block writes them.
-
-    Args:
-        prefix: with which their names begin.
-    """
+    """Keep files whose names begin like this out of the page cache while the block writes them."""
     if not _CAN:
         yield
         return

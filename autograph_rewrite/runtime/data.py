@@ -353,8 +353,6 @@ class EndingTogether:
     """What one worker gets of a dataset; iterate over it as over the dataset, as often as all others do.
 
     Args:
-        dataset: this worker's.
-        member: which one this is.
         connect: makes an exchange between the workers, of arrays like a given one.
 
     Attributes:
@@ -425,8 +423,6 @@ def rows(batch: Any, workers: int, task: int) -> Any:
 
     Args:
         batch: nested tensors whose dimension 0 counts examples.
-        workers: how many share it.
-        task: number of this worker.
     """
     return tensorflow().nest.map_structure(lambda leaf: _rows(leaf, workers, task), batch)
 

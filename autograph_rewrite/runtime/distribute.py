@@ -201,7 +201,6 @@ class Rewriter:
         """Return the distributed item.
 
         Args:
-            item: traced.
             bucket_order: values in the order in which they were ready in the first steps.
 
         Raises:

@@ -135,7 +135,6 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     """Knows where one `fit` is.
 
     Args:
-        name: of them.
         every: how many steps there are from one to the next.
         others: all other callbacks, a History among them.
     """
@@ -413,12 +412,7 @@ class SnapshotFile:
             return None
 
     def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
-        """Write the snapshot in place of the last one.
-
-        Args:
-            _: its name, which the path says already.
-            step: behind which it was taken.
-        """
+        """Write the snapshot in place of the last one."""
         written = io.BytesIO()
         snapshot.write(written)
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -148,11 +148,7 @@ def _whole(item: TrainingGraph) -> TrainingGraph:
 
 
 def without_batch(item: TrainingGraph) -> TrainingGraph:
-    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay.
-
-    Args:
-        item: as traced.
-    """
+    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay."""
     node = item.graph.node
     waits = descendants(node(info.tensor.partition(":")[0]) for info in item.inputs.values())
     targets = tuple(name for name in item.targets if node(name) not in waits)

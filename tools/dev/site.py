@@ -96,11 +96,7 @@ def sections() -> dict[str, str]:
 
 
 def weight(uri: str) -> float:
-    """Return what a hit on a page counts for in the search.
-
-    Args:
-        uri: of the page, below docs/.
-    """
+    """Return what a hit on a page counts for in the search."""
     listing = any(name in uri for name in LISTS)
     return 0.1 if listing else WEIGHTS[sections().get(uri, "Internals")]
 

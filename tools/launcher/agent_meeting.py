@@ -585,7 +585,6 @@ class AgentState:
     Args:
         own: its seat, without an address yet.
         owned: the memory of the job on this host.
-        ports: finds free ones.
     """
 
     def __init__(

@@ -179,7 +179,6 @@ class Door:
     """Where an agent listens, and from where it calls.
 
     Args:
-        token: of the job.
         patience: seconds to wait for an answer.
         answer: is given who calls: the connection and the first message.
     """

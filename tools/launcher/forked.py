@@ -129,7 +129,6 @@ def _become(
 
     Args:
         body: what it does; returns its exit code.
-        prepared: is called first.
         outputs: its stdout and stderr.
         mask: signals that stay blocked.
     """

@@ -336,11 +336,7 @@ def start(
 
 
 def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> None:
-    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen.
-
-    Args:
-        received: the signal that ended it.
-    """
+    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen."""
     if received is not None:
         killed = f"; killed, as they had not ended by then: {', '.join(outcome.killed)}" if outcome.killed else ""
         say(options, f"stopped by {signal_name(received)}{killed}")

@@ -48,9 +48,7 @@ def run_elastic(
     """Run a job that goes on without workers that are lost; return the summary.
 
     Args:
-        args: the options.
         made: makes processes, given who they are, what they find in their environment, and what they run.
-        ports: finds free ones.
     """
     least, most = args.elastic
     bounds = agent_view.Bounds(least, most, args.heartbeat)
@@ -131,7 +129,6 @@ class Elastic:
     Args:
         tasks: makes the processes of a generation, given this host's part of it and its memory.
         body: what each process does.
-        options: how to run them.
         heartbeat: seconds from one sign of life of a worker to the next.
         group: decides who goes on.
         owned: the memory of the job on this host.
@@ -265,10 +262,8 @@ class OnlyAgent:
     """The only agent of a job.
 
     Args:
-        bounds: how many workers there may be.
         restarts: how many of them may be restarted.
         auxiliary: how many processes serve them.
-        ports: finds free ones.
     """
 
     def __init__(self, bounds: agent_view.Bounds, restarts: int, auxiliary: int, ports: agent_view.Ports) -> None:

@@ -152,9 +152,6 @@ def running() -> list[JobStatus]:
 def read_status(folder: Path) -> JobStatus:
     """Return the status of the job whose launcher has a folder.
 
-    Args:
-        folder: the launcher's.
-
     Raises:
         OSError: the job has ended.
     """
@@ -234,7 +231,6 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
     """Give the folder in which the processes of a job write how far they have come.
 
     Args:
-        script: what they run.
         port: where to answer Prometheus; None: nowhere.
 
     Raises:
@@ -335,11 +331,7 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
 
 
 def serve(listening: socket.socket, folder: Path) -> None:
-    """Answer without end.
-
-    Args:
-        listening: bound, and listening.
-    """
+    """Answer without end."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

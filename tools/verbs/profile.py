@@ -61,7 +61,6 @@ def collected(folder: Path, script: str) -> Profile:
 
     Args:
         folder: with a file for each rank.
-        script: what was run, for messages.
 
     Raises:
         GraphError: nobody has left one.

@@ -50,26 +50,15 @@ class Coordinator:
     def before_step(self, *, updates: bool = True) -> None:
         """Wait until this worker may do a step.
 
-        Args:
-            updates: the step writes variables.
-
         Raises:
             ClusterError: somebody is missing, or does something else.
         """
 
     def after_step(self, *, updates: bool = True) -> None:
-        """Note that a step is done.
-
-        Args:
-            updates: it has written variables.
-        """
+        """Note that a step is done."""
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed: nobody knows what each worker had updated.
-
-        Args:
-            error: of TensorFlow's, by which it has; None: not by one.
-        """
+        """Note that a step has failed: nobody knows what each worker had updated."""
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
@@ -223,11 +212,7 @@ class FailedSteps:
         self._others = [task for task in range(len(member.workers)) if task != member.task]
 
     def tell(self, error: Exception | None = None) -> None:
-        """Say that one more step of this worker has failed, and that it waits for the others to carry on.
-
-        Args:
-            error: of TensorFlow's, by which it has failed; None: not by one.
-        """
+        """Say that one more step of this worker has failed, and that it waits for the others to carry on."""
         code = getattr(error, "error_code", None)
         is_own = error is not None and code is not None and not is_of_the_job(error)
         text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""

@@ -93,11 +93,7 @@ class Inputs:
                 self._open += [(info.name, found, dims)] if dims else []
 
     def given(self, values: Any) -> dict[str, str]:
-        """Return what a step is given, by name.
-
-        Args:
-            values: a mapping, or a sequence, of values by key.
-        """
+        """Return what a step is given, by name."""
         has = values.__contains__ if isinstance(values, Mapping) else lambda key: True
         said = {
             name: described(values[key])
@@ -165,8 +161,6 @@ class SessionDigest:
         """Note a run; return its digest if it meets other workers.
 
         Args:
-            fetches: tensors and operations.
-            feeds: values by tensor.
             changed: what else has to be equal in all workers, by name.
         """
         kind = self._kind(fetches)

@@ -40,7 +40,6 @@ class Rendezvous:
     """Exchanges of one job. All workers must make the same ones in the same order.
 
     Args:
-        group: the group key.
         numbers: those of its exchanges, which all workers count alike; None: the usual ones.
         tells: whether to say that one stands still.
     """
@@ -154,7 +153,6 @@ class RepeatedSum:
     Args:
         seconds: how long to wait for the others.
         like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
-        group: the group key.
         key: the instance key, which no other exchange of the group has.
         tells: whether to say that it stands still.
     """
@@ -456,9 +454,6 @@ class Flags:
     def put(self, text: str = "") -> None:
         """Put one more into each.
 
-        Args:
-            text: what it says.
-
         Raises:
             tf.errors.OpError: somebody does not answer.
         """
@@ -502,7 +497,6 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", t
 
     Args:
         target: of the session, in a server; "": of this worker.
-        text: what it says.
 
     Raises:
         tf.errors.OpError: somebody does not answer.
@@ -569,7 +563,6 @@ def _hold(is_over: Callable[[], bool], is_awaited: Callable[[], bool], told: Cal
     Args:
         is_over: whether they have said that they need it no more.
         is_awaited: whether somebody of them is still there.
-        told: what is printed.
     """
     began = asked = time.monotonic()
     pause, is_told = _LOOK, False

@@ -80,9 +80,6 @@ class Snapshot:
 def require_alike(*, trains_alone: bool) -> None:
     """Refuse replicas that train by themselves in an elastic job: what a lost one has trained is on no other.
 
-    Args:
-        trains_alone: whether they do (`local_sgd`).
-
     Raises:
         ConfigError: they do, in an elastic job.
     """
@@ -97,9 +94,6 @@ class JobMemory:
     """The memory of a job, as one generation of its workers sees it.
 
     Args:
-        folder: where it is.
-        generation: which one.
-        rank: which worker this is.
         lease: for how many seconds it goes on without news of other hosts; 0: there are none.
     """
 
@@ -135,11 +129,7 @@ class JobMemory:
         return False
 
     def every(self, steps: int) -> int:
-        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost.
-
-        Args:
-            steps: the setting `snapshot_steps`.
-        """
+        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost."""
         if not self._lease:
             return steps
         self._waits_at_once = steps < 2
@@ -190,11 +180,7 @@ class JobMemory:
             return Snapshot.read(file)
 
     def beat(self, seconds: float) -> None:
-        """Give a sign of life every so often, from a thread, and end this process once it is expelled.
-
-        Args:
-            seconds: from one to the next.
-        """
+        """Give a sign of life every so many seconds, from a thread, and end this process once it is expelled."""
         path = self._mark("beat", self.rank)
         path.touch()
 
@@ -313,7 +299,6 @@ class OwnedMemory:
         """Begin a generation: all earlier ones are expelled.
 
         Args:
-            generation: its number.
             lease: for how many seconds workers go on without news of other hosts; 0: there are none.
         """
         write_whole(self.folder / "generation", str(generation).encode())

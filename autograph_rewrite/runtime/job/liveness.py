@@ -38,8 +38,6 @@ class PeerMonitor:
 
     Args:
         seconds: how long one that is there may stay silent.
-        workers: look for the other workers.
-        servers: look for the parameter servers.
     """
 
     def __init__(self, member: Membership, seconds: float, *, workers: bool = True, servers: bool = False) -> None:
@@ -90,9 +88,6 @@ def silent_at_exit(member: Membership) -> list[str]:
 class Presence:
     """Tells which of some processes are there: they accept connections, however busy they are.
 
-    Args:
-        addresses: theirs.
-
     Attributes:
         answered: when one of them has last answered, or none was there; who only accepts connections may be stopped,
             or another program.
@@ -103,11 +98,7 @@ class Presence:
         self.answered = time.monotonic()
 
     def there(self, patience: float = PATIENCE) -> set[str]:
-        """Return the addresses at which somebody listens.
-
-        Args:
-            patience: seconds to wait for an answer.
-        """
+        """Return the addresses at which somebody listens; wait for so many seconds at most."""
         statuses = ask(self._addresses, patience)
         there = {name for name, status in statuses.items() if status != "UNAVAILABLE"}
         if "OK" in statuses.values() or not there:
@@ -159,13 +150,7 @@ def _status(address: str, patience: float, task: bytes = b"") -> str:
 
 
 def name_of(job: str, task: int, address: str) -> str:
-    """Return what messages call a process.
-
-    Args:
-        job: such as "worker".
-        task: its number in the job.
-        address: `host:port`.
-    """
+    """Return what messages call a process: `worker 1 (10.0.0.2:2222)`."""
     return f"{job} {task} ({address})"
 
 
@@ -265,9 +250,7 @@ def missing(
     """Return the error of a worker that waited in vain, with the names of those who do not answer.
 
     Args:
-        what: what it waited for the others to do.
         seconds: how long it is patient.
-        lost: who was missed already.
         differs: finds out what the workers do differently, if all of them are there.
     """
     quiet = lost or _silent(member, error)

@@ -59,11 +59,7 @@ class OwnLoop:
         return cls(memory) if memory is not None else None
 
     def set_every(self, steps: int) -> None:
-        """Take snapshots so often that no more than so many steps can be lost.
-
-        Args:
-            steps: the setting `snapshot_steps`.
-        """
+        """Take snapshots so often that no more than so many steps can be lost."""
         self.every = self._memory.every(steps)
 
     def unique(self, name: str) -> str:
@@ -81,7 +77,6 @@ class OwnLoop:
         """Return a dataset whose batches are given from where the last snapshot was taken.
 
         Args:
-            dataset: this worker's part.
             ends: it does; around one that does not the program counts its steps by itself.
             failed: tells why workers could not compare their batches, for TensorFlow gives no more than its text.
         """
@@ -90,12 +85,7 @@ class OwnLoop:
         return Batches(dataset, self, len(self._drawn) - 1, failed)
 
     def iterate(self, dataset: Any, number: int) -> Iterator[Any]:
-        """Yield the batches of one iteration.
-
-        Args:
-            dataset: what to iterate over.
-            number: which of the program's datasets it is.
-        """
+        """Yield the batches of one iteration."""
         mine = self._drawn[number]
         before = self._dropped[number] if number < len(self._dropped) else []
         mine.append(0)
@@ -113,9 +103,6 @@ class OwnLoop:
 
     def before(self, who: str, read: Read) -> None:
         """Before a step: take a snapshot if it is time to, and then let others join if they want to.
-
-        Args:
-            read: gives the values of its variables, as one device has them.
 
         Raises:
             ConfigError: nobody leads the program back to where a snapshot was taken.
@@ -186,8 +173,6 @@ class Batches:
     """The batches of a worker's part of a dataset, from where the last snapshot was taken.
 
     Args:
-        loop: knows how many were drawn.
-        number: which of the program's datasets it is.
         failed: tells why workers could not compare their batches.
     """
 
@@ -230,9 +215,6 @@ class FunctionSteps:
     def before(self, item: TrainingGraph) -> None:
         """Before a step: give variables that are new the values that they had, and take a snapshot if it is time to.
 
-        Args:
-            item: the trace of the function that the step runs.
-
         Raises:
             ConfigError: nobody leads the program back to where a snapshot was taken.
         """
@@ -273,7 +255,6 @@ def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
     """Return the attributes of a callback that are plain data.
 
     Args:
-        callback: of Keras, or the program's own.
         arrays: where its arrays are added.
     """
     found: dict[str, Any] = {}
@@ -290,12 +271,7 @@ def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
 
 
 def set_state(callback: Any, state: Mapping[str, Any], arrays: Sequence[Array]) -> None:
-    """Give a callback the attributes that it had.
-
-    Args:
-        callback: made anew by the program.
-        arrays: all arrays of the snapshot.
-    """
+    """Give a callback the attributes that it had."""
     for name, value in state.items():
         setattr(callback, name, _back(value, arrays))
 

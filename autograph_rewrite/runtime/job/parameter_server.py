@@ -111,11 +111,7 @@ _LOOK = 0.1
 
 
 class Leaving:
-    """Whether, and until when, a server ends because it was asked to.
-
-    Args:
-        target: of sessions on its server.
-    """
+    """Whether, and until when, a server ends because it was asked to."""
 
     def __init__(self, member: Membership, target: str) -> None:
         self._member, self._target = member, target
@@ -135,22 +131,14 @@ class Leaving:
         return min(PATIENCE, max(_LOOK, left))
 
     def wait(self, seconds: float) -> None:
-        """Wait between two looks at the workers; less if somebody asks this process to end.
-
-        Args:
-            seconds: as long at most.
-        """
+        """Wait between two looks at the workers; less if somebody asks this process to end."""
         if self._asked.is_set():
             time.sleep(_LOOK)
         else:
             self._asked.wait(seconds)
 
     def look(self, there: Collection[str]) -> None:
-        """End if this process was asked to and nobody needs it any more, or time is up.
-
-        Args:
-            there: the addresses of the workers that are there.
-        """
+        """End if this process was asked to and nobody needs it any more, or time is up."""
         if not self._asked.is_set():
             return
         names = listed(name_of("worker", task, a) for task, a in enumerate(self._member.workers) if a in there)

@@ -35,11 +35,7 @@ _WINDOW = 10
 
 
 class ProgressReport:
-    """Observes steps, and writes how far they have come.
-
-    Args:
-        folder: where to.
-    """
+    """Observes steps, and writes how far they have come."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{os.getpid()}-{id(self)}.json"
@@ -53,7 +49,6 @@ class ProgressReport:
         """Count one step, once it is done.
 
         Args:
-            trace: what runs.
             examples: of this process; None: nobody knows.
         """
         if not self._is_running:
@@ -94,7 +89,6 @@ def note_saved(what: str, step: int) -> None:
 
     Args:
         what: "snapshot" or "checkpoint".
-        step: behind which it was taken.
     """
     if os.environ.get(VARIABLE):
         told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()

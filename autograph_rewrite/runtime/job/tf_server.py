@@ -111,7 +111,6 @@ def session_of(graph: Any, member: Membership, devices: Iterable[str] = (), at: 
     """Return a session of what this process runs with others.
 
     Args:
-        devices: of the processes that it meets.
         at: the target that it connects to; "": this process's own.
     """
     v1 = tensorflow().compat.v1
@@ -330,11 +329,6 @@ class Meetings:
     def meet(self, others: Mapping[str, str], seconds: float, what: str, hint: str = _HINT) -> None:
         """Wait until some processes answer; who had answered before may not be gone.
 
-        Args:
-            others: their addresses, by name.
-            seconds: how long to wait.
-            hint: what to do if one is missing.
-
         Raises:
             ClusterError: somebody is not there in time.
         """
@@ -364,7 +358,6 @@ def absent_with_status(absent: Iterable[str], statuses: Mapping[str, str]) -> st
     """Return who is not there, with what is known of each.
 
     Args:
-        absent: their names.
         statuses: gRPC's name of what became of asking, by name.
     """
     return liveness.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
