@@ -60,9 +60,41 @@ class ForkedChild(StartedProcess):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the child is no launcher any more
         pid = os.fork()
         if not pid:
-            _become(self.task, self._body, prepared, outputs, mask)
+            self._become(prepared, outputs, mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return pid
+
+    def _become(self, prepared: Callable[[], None], outputs: Sequence[int], mask: set[int | signal.Signals]) -> None:
+        """Be a process of its own, which calls `prepared` first and keeps blocking `mask`; never return."""
+        code = 1
+        try:
+            os.setsid()
+            prepared()
+            for number in HANDLED:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            _leave_sockets()
+            os.dup2(outputs[0], 1)
+            os.dup2(outputs[1], 2)
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            os.environ.update(self.task.environment)
+            atexit._clear()
+            code = self._body(self.task)
+            threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
+            atexit._run_exitfuncs()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            time.sleep(FLUSH)  # TensorFlow is not tidied up, which takes a second
+            os._exit(code)
 
     def _wait(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -116,48 +148,3 @@ def _leave_sockets() -> None:
             with contextlib.suppress(OSError):
                 if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     os.dup2(0, int(name))  # the number stays taken: an object that has it may close it
-
-
-def _become(
-    task: Task,
-    body: Callable[[Task], int],
-    prepared: Callable[[], None],
-    outputs: Sequence[int],
-    mask: set[int | signal.Signals],
-) -> None:
-    """Be a process of its own; never return.
-
-    Args:
-        body: what it does; returns its exit code.
-        outputs: its stdout and stderr.
-        mask: signals that stay blocked.
-    """
-    code = 1
-    try:
-        os.setsid()
-        prepared()
-        for number in HANDLED:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _leave_sockets()
-        os.dup2(outputs[0], 1)
-        os.dup2(outputs[1], 2)
-        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        os.environ.update(task.environment)
-        atexit._clear()
-        code = body(task)
-        threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
-        atexit._run_exitfuncs()
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        time.sleep(FLUSH)  # TensorFlow is not tidied up, which takes a second
-        os._exit(code)

@@ -29,7 +29,6 @@ from autograph_rewrite.tools.launcher.status import ShowStatus, StatusFolder, wa
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Membership
     from autograph_rewrite.config.config import Config
-    from autograph_rewrite.tools.launcher.status import StatusFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
