@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 NODES = 240_000
 """So many nodes are simulated in all: fewer plans of larger graphs."""
-FEWEST, MOST = 24, 120
-"""Plans that are tried at least, and at most."""
+FEWEST, MOST = 10, 60
+"""Plans that are tried at least, and at most, for each of the two searches."""
 AROUND = 12
 """The same with a memory limit, beside what fits: recomputation is chosen anew for each of them."""
 BUCKETS = (256 * 1024, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -435,14 +436,16 @@ class Starts:
 
         With stages, do so in as few as fit: the first of them keep the most micro-batches.
         """
-        everywhere = self._try(with_settings(start.config, remat=Remat(policy=policy)), start.builder)
-        if everywhere is None or not everywhere.candidate.fits(self.limit):
-            return False  # in fewer stages it would keep more
-        for count in range(1, start.config.pipeline.stages if start.config.pipeline is not None else 0):
-            section = Remat(policy=policy, stages=tuple(range(count)))
+
+        def fits(stages: Sequence[int] | None) -> bool:
+            section = Remat(policy=policy) if stages is None else Remat(policy=policy, stages=tuple(stages))
             made = self._try(with_settings(start.config, remat=section), start.builder)
-            if made is not None and made.candidate.fits(self.limit):
-                break
+            return made is not None and made.candidate.fits(self.limit)
+
+        if not fits(None):
+            return False  # in fewer stages it would keep more
+        stages = start.config.pipeline.stages if start.config.pipeline is not None else 1
+        bisect_left(range(1, stages), True, key=lambda count: fits(range(count)))
         return True
 
     def _budget(self, start: Start) -> None:
@@ -540,8 +543,6 @@ def _front(starts: list[Start]) -> Iterator[Start]:
 
 NODES_ON_AXES = 120_000
 """So many nodes are partitioned in all, about."""
-FEWEST, MOST = 10, 60
-"""Plans that are tried at least, and at most."""
 COMPLETIONS = 4
 """How often what is read in blocks is cut, too."""
 JOINS = 10

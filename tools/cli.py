@@ -19,7 +19,8 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, Protocol, cast
+from types import ModuleType
+from typing import NoReturn
 
 import autograph_rewrite
 from autograph_rewrite.errors import GraphError, RewriteError
@@ -86,16 +87,6 @@ EXAMPLES = {
 EPILOG = "exit codes: 0 good, 1 the check failed, 2 bad usage or input; VERB --help says more"
 
 
-class Verb(Protocol):
-    """What the module of a verb offers."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the verb's options."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Carry the verb out and return the exit code."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     stay_out()
@@ -121,7 +112,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _outcome(args: argparse.Namespace) -> int:
     try:
-        code = load_verb(args.verb).run(args)
+        code: int = load_verb(args.verb).run(args)
         sys.stdout.flush()  # a full disk must be met here, not at interpreter exit
         return code
     except BrokenPipeError:  # Python would write the same pipe again at exit: what it still holds goes nowhere
@@ -182,9 +173,9 @@ def available_verbs() -> list[str]:
     return [verb for verb in VERBS if importlib.util.find_spec(module_of(verb)) is not None]
 
 
-def load_verb(verb: str) -> Verb:
+def load_verb(verb: str) -> ModuleType:
     """Import the module of a verb."""
-    return cast(Verb, importlib.import_module(module_of(verb)))
+    return importlib.import_module(module_of(verb))
 
 
 def module_of(verb: str) -> str:
@@ -210,15 +201,11 @@ def report(error: Exception, *, as_json: bool) -> int:
 
 def describe(error: RewriteError | OSError) -> dict[str, str | None]:
     """Return an error as plain data."""
+    kind = type(error).__name__
     if isinstance(error, OSError):
-        return {"type": type(error).__name__, "problem": str(error)}
-    return {
-        "type": type(error).__name__,
-        "problem": error.problem,
-        "where": error.where,
-        "node": error.node_name,
-        "hint": error.hint,
-    }
+        return {"type": kind, "problem": str(error)}
+    where = {"where": error.where, "node": error.node_name}
+    return {"type": kind, "problem": error.problem, **where, "hint": error.hint}
 
 
 # Errors that nobody foresaw: where TensorFlow does not take the graph either, the graph is to blame.
@@ -227,12 +214,7 @@ def describe(error: RewriteError | OSError) -> dict[str, str | None]:
 
 
 def of_the_graph(error: Exception, args: argparse.Namespace) -> Exception:
-    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does.
-
-    Args:
-        error: what a verb has raised.
-        args: of the verb.
-    """
+    """Return an error; instead of one that nobody foresaw, what TensorFlow says against the graph, if it does."""
     if (
         isinstance(error, (RewriteError, OSError, ModuleNotFoundError))
         or not {"graph", "train_op"} <= vars(args).keys()
@@ -286,11 +268,11 @@ def require_known_options(parser: argparse.ArgumentParser, words: Sequence[str])
     """End the program where a word looks like a long option and none begins so.
 
     Args:
-        parser: of the verb.
         words: what follows it. A script's own arguments are its own.
     """
     by_name = {name: action for action in options_of(parser) for name in action.option_strings}
-    for name in _long_options(by_name, words, takes_rest=_takes_rest(parser)):
+    takes_rest = any(action.nargs == argparse.REMAINDER for action in options_of(parser))
+    for name in _long_options(by_name, words, takes_rest=takes_rest):
         if not any(known.startswith(name) for known in by_name):
             known = [one for one in by_name if one.startswith("--")]
             parser.error(f"there is no option '{name}': {_closest(name, known, 'options')}")
@@ -300,10 +282,6 @@ def _closest(word: str, known: Sequence[str], noun: str) -> str:
     from autograph_rewrite.diagnostics.faults import did_you_mean  # it takes as long as all of --help
 
     return did_you_mean(word, known, noun=noun)
-
-
-def _takes_rest(parser: argparse.ArgumentParser) -> bool:
-    return any(action.nargs == argparse.REMAINDER for action in options_of(parser))
 
 
 def _long_options(by_name: dict[str, argparse.Action], words: Sequence[str], *, takes_rest: bool) -> Iterator[str]:

@@ -21,7 +21,7 @@ from autograph_rewrite.errors import GraphError
 from autograph_rewrite.tools.standard_streams import STANDARD, readable, to_standard_output
 
 if TYPE_CHECKING:
-    from autograph_rewrite.resolve.coverage import Coverage
+    from autograph_rewrite.inspect.report_view import Account
 
 _SCRIPT = re.compile(r".+\.py(:\w+)?")
 GRAPH_FORMS = (".ar", ".pb", ".pbtxt")
@@ -100,7 +100,6 @@ def add_config(parser: argparse.ArgumentParser, *, plan: bool = False, required:
     """Declare `--config`, or the choice of `--config` and `--plan`.
 
     Args:
-        parser: of the verb.
         plan: a plan may be given instead.
         required: one of them must be given.
     """
@@ -129,7 +128,6 @@ def add_comparison(parser: argparse.ArgumentParser, *, steps: int = 3) -> None:
     """Declare what a rewrite is compared with the original on.
 
     Args:
-        parser: of the verb.
         steps: how many are trained where nobody says.
     """
     text = f"training steps (default {steps})"
@@ -145,13 +143,7 @@ def comparison(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def command_line(verb: str, graph: str, args: argparse.Namespace) -> str:
-    """Return the command of another comparing verb on the same.
-
-    Args:
-        verb: its name.
-        graph: the file.
-        args: of the verb that runs.
-    """
+    """Return the command of another comparing verb on the same."""
     given = {name: getattr(args, name, None) for name in ("config", "plan", "steps", "seed", "rtol", "batch")}
     line = ["autograph-rewrite", verb, graph]
     line += [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
@@ -174,18 +166,26 @@ def number_of(what: str) -> Callable[[str], int]:
     return read
 
 
-def whole_work(covered: Coverage) -> list[dict[str, Any]]:
-    """Return as plain data what made work whole, the most expensive first."""
-    return [
-        {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
-    ]
+def account_data(account: Account) -> dict[str, Any]:
+    """Return as plain data what every account of a rewrite tells; what made work whole, the most expensive first."""
+    covered = account.covered
+    return {
+        "replicas": account.plan.replicas,
+        "mode": account.plan.mode,
+        "coverage": covered.share,
+        "batch": covered.batch,
+        "whole": [
+            {"node": one.node, "op": one.op, "flops": one.amount.flops, "reason": one.reason} for one in covered.largest
+        ],
+        "notes": [vars(note) for note in account.report.notes],
+        "plan_notes": list(account.plan_notes),
+    }
 
 
 def read_config(args: argparse.Namespace, *, load_custom_ops: bool = True) -> ar.Config:
     """Read the configuration that `--config` names; with `--allow-code`, allow the code that it names.
 
     Args:
-        args: of the command line.
         load_custom_ops: whether to run the files of custom ops now: a graph that has some is read after that.
 
     Raises:
@@ -297,7 +297,6 @@ def check_form(out: str, forms: Sequence[str], what: str) -> None:
     Args:
         out: path of the file; - for standard output, which has the usual one.
         forms: suffixes, such as ".yaml".
-        what: noun for the message.
 
     Raises:
         GraphError: it does not.
@@ -315,15 +314,11 @@ def write_item(item: ar.GraphItem, path: Path) -> None:
     if path.suffix.lower() == ".pb":
         path.write_bytes(item.graph_bytes)
     elif path.suffix.lower() == ".pbtxt":
-        path.write_text(_as_text(item.graph_bytes), encoding="utf-8")
+        from google.protobuf import text_format
+
+        from autograph_rewrite.ir.types.protos import proto
+
+        message = proto("GraphDef").FromString(item.graph_bytes)
+        path.write_text(text_format.MessageToString(message), encoding="utf-8")
     else:
         item.save(path)
-
-
-def _as_text(data: bytes) -> str:
-    from google.protobuf import text_format
-
-    from autograph_rewrite.ir.types.protos import proto
-
-    text: str = text_format.MessageToString(proto("GraphDef").FromString(data))
-    return text

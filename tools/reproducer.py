@@ -26,12 +26,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 @contextmanager
 def reproducible(item: TrainingGraph, chosen: Config | Plan, task: int = 0) -> Iterator[None]:
-    """Run passes; if one of them breaks, leave a reproducer and let the error name it.
-
-    Args:
-        item: what is rewritten.
-        task: for which worker.
-    """
+    """Run passes; if one of them breaks, leave a reproducer and let the error name it."""
     try:
         yield
     except Exception as error:

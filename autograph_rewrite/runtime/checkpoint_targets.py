@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,33 +28,8 @@ from autograph_rewrite.runtime.engine.session import DistributedSession
 from autograph_rewrite.runtime.function.function import DistributedFunction
 
 
-class Target(Protocol):
-    """The variables of a program."""
-
-    @property
-    def common(self) -> Mapping[str, StoredShape]:
-        """Those that all workers have alike."""
-
-    @property
-    def own(self) -> Mapping[str, StoredShape]:
-        """Those of this worker alone."""
-
-    def snapshot(self, names: Iterable[str]) -> Mapping[str, Any]:
-        """Return values that no later step changes, by name."""
-
-    def write(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Give variables values."""
-
-    def holds(self, name: str) -> bool:
-        """Return whether something of this name, which the program does not have, would belong to what it tracks."""
-
-
 def target_of(given: Any, workers: int = 1) -> Target:
     """Return the variables of a session, a Keras model, or what TensorFlow tracks.
-
-    Args:
-        given: the session, model or object.
-        workers: how many there are.
 
     Raises:
         GraphError: it has none that can be found, or some that cannot be saved.
@@ -72,11 +47,7 @@ def target_of(given: Any, workers: int = 1) -> Target:
 
 
 def average_variables(given: Any) -> None:
-    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`).
-
-    Args:
-        given: as for `target_of`.
-    """
+    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`)."""
     if isinstance(given, DistributedSession):
         given.average_variables()
     elif is_model(given):
@@ -115,7 +86,9 @@ class EagerVariables:
     variables: Mapping[str, Any]
     """Variables, and parts of other state, by name."""
     common: Mapping[str, StoredShape]
+    """Those that all workers have alike."""
     own: Mapping[str, StoredShape]
+    """Those of this worker alone."""
     ways: frozenset[str] = frozenset()
     """The ways to all objects that are tracked: what was saved below one of them is to be found in the program."""
 
@@ -146,11 +119,7 @@ class EagerVariables:
 
 
 class SessionTarget:
-    """The variables of a session, whole, wherever they are.
-
-    Args:
-        session: the session.
-    """
+    """The variables of a session, whole, wherever they are."""
 
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
@@ -186,6 +155,10 @@ class SessionTarget:
         return False
 
 
+Target = EagerVariables | SessionTarget
+"""The variables of a program."""
+
+
 def _of_model(model: Any, workers: int) -> EagerVariables:
     """Return the variables of a Keras model, none before it is built; its optimizer makes its own now."""
     from autograph_rewrite.runtime.keras_model import functions_of
@@ -213,8 +186,6 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
 
     Args:
         named: variables that have other names than the way to them.
-        own: what is this worker's alone.
-        workers: how many there are.
 
     Raises:
         GraphError: some of it cannot be saved.
@@ -398,12 +369,7 @@ class Piece:
 
 
 def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
-    """Return the pieces that each worker writes; together they are every variable once.
-
-    Args:
-        extents: of the variables, by name.
-        workers: how many there are.
-    """
+    """Return the pieces that each worker writes; together they are every variable once."""
     shares: list[list[Piece]] = [[] for _ in range(workers)]
     ends = bounds(sum(extent.size for extent in extents.values()), workers)[1:]
     offset = 0

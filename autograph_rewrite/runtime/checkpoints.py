@@ -148,11 +148,8 @@ class CheckpointManager:
         one = JointSave(self.folder, partial, label, self._task, self._names, self._seconds)
         if beside:
             self._running = self._thread.submit(self._write, one, pieces, values)
-            return
-        try:
+        else:
             self._write(one, pieces, values)
-        except OSError as error:
-            raise _not_written(error) from error
 
     def _write(self, save: JointSave, pieces: list[Piece], values: Mapping[str, Any]) -> None:
         try:
@@ -162,6 +159,8 @@ class CheckpointManager:
                 self.folder.prune(self._keep)
         except Exception as error:  # the program may never ask again
             warn_user(f"step {save.label.step} was not saved: {error}")
+            if isinstance(error, OSError):
+                raise CheckpointError(f"a checkpoint could not be written: {error}") from error
             raise
 
     def wait(self) -> None:
@@ -172,12 +171,8 @@ class CheckpointManager:
             ClusterError: a worker did not write its part.
         """
         running, self._running = self._running, None
-        if running is None:
-            return
-        try:
+        if running is not None:
             running.result()
-        except OSError as error:
-            raise _not_written(error) from error
 
     def restore(self, step: int | None = None) -> Restored | None:
         """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
@@ -209,8 +204,7 @@ class CheckpointManager:
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
         if tried is not None or step is not None:
-            said = tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
-            raise said
+            raise tried or CheckpointError(f"there is no checkpoint of step {step} in {self.folder.path}")
         return None
 
     def _save_before_the_end(self) -> str | None:
@@ -268,20 +262,10 @@ class CheckpointManager:
         return [[int(number) for number in row] for row in rows]
 
 
-def _not_written(error: OSError) -> CheckpointError:
-    return CheckpointError(f"a checkpoint could not be written: {error}")
-
-
 def _require_fitting(
     folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]], written: Iterable[str]
 ) -> None:
     """Refuse a checkpoint that is not of all that the target tracks, or of more of it than there is.
-
-    Args:
-        folder: of the checkpoint.
-        target: what its values are for.
-        values: those that it has for the target.
-        written: the names of all.
 
     Raises:
         CheckpointError: a variable has no value in it, or one of another shape; or a value has no variable.
@@ -327,10 +311,8 @@ class JointSave:
     """One save of a job.
 
     Args:
-        folder: where the checkpoints are.
         partial: where this one is while it is being written: of all workers the same, and of no other save.
         label: what the program says of it; that of worker 0 counts.
-        task: which worker this is.
         workers: their names, for messages.
         seconds: how long to wait for the others.
     """
@@ -346,7 +328,6 @@ class JointSave:
         """Write this worker's part, and come back when the checkpoint is whole.
 
         Args:
-            pieces: what this worker writes.
             values: whole values of the variables that these are of, by name.
 
         Raises:
@@ -357,11 +338,12 @@ class JointSave:
             self.partial.mkdir(parents=True, exist_ok=True)
             if pieces:
                 write_part(self.partial / f"part-{self.task}", pieces, values)
-            self._say(f"part-{self.task}.done", "part" if pieces else "")
+            write_whole(self.partial / f"part-{self.task}.done", b"part" if pieces else b"")
             if self.task == 0:
                 self._join()
         except (OSError, CheckpointError, ClusterError) as error:
-            self._say(_FAILED, f"{self.workers[self.task]}: {error}")
+            with suppress(OSError):  # where nothing can be written the others find out by themselves
+                write_whole(self.partial / _FAILED, f"{self.workers[self.task]}: {error}".encode())
             raise
         if self.task != 0:
             self._until(lambda: not self.partial.exists(), lambda: [self.workers[0]])
@@ -399,14 +381,6 @@ class JointSave:
                 )
             time.sleep(_LOOK)
 
-    def _say(self, name: str, text: str) -> None:
-        """Leave a note for the others, whole from the moment that they see it."""
-        try:
-            write_whole(self.partial / name, text.encode())
-        except OSError:
-            if name != _FAILED:  # where nothing can be written they find out by themselves
-                raise
-
 
 # The pace of a program's checkpoints: how many of its steps one call makes, found by the steps that it names.
 #
@@ -430,23 +404,12 @@ class Pace:
         self._has_extra = False
 
     def restored(self, checkpoint: Manifest, calls: int) -> None:
-        """Note that a checkpoint was read: its pace holds until this program's own is known.
-
-        Args:
-            checkpoint: what it says of itself.
-            calls: that this process has made.
-        """
+        """Note that a checkpoint was read: its pace holds until this program's own is known."""
         self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
         self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
 
     def saved(self, step: int, calls: int, extra: Mapping[str, Any] | None) -> None:
-        """Note that a checkpoint is written.
-
-        Args:
-            step: that the program names.
-            calls: that this process has made.
-            extra: what the program adds to it.
-        """
+        """Note that a checkpoint is written."""
         step_before, calls_before = self._from
         steps, made = step - step_before, calls - calls_before
         if made:
@@ -454,11 +417,7 @@ class Pace:
         self.last, self._from, self._has_extra = step, (step, calls), bool(extra)
 
     def step(self, calls: int) -> int | None:
-        """Return the step that the program would name; None where only the program can tell.
-
-        Args:
-            calls: that this process has made.
-        """
+        """Return the step that the program would name; None where only the program can tell."""
         step, before = self._from
         if calls == before:
             return self.last
@@ -476,9 +435,7 @@ def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any])
     """Write pieces of variables.
 
     Args:
-        prefix: of the files.
         pieces: which; at least one.
-        values: whole values by name.
     """
     tf = tensorflow()
     with tf.device("CPU:0"), kept_small(prefix):
@@ -517,12 +474,8 @@ def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         kinds = reader.get_variable_to_dtype_map()
         for name in names:
             if kinds.get(name) == tf.variant:  # the position of an iterator: nothing that numpy has
-                yield (
-                    name,
-                    tf.raw_ops.RestoreV2(
-                        prefix=str(prefix), tensor_names=[name], shape_and_slices=[""], dtypes=[tf.variant]
-                    )[0],
-                )
+                given = {"prefix": str(prefix), "tensor_names": [name], "shape_and_slices": [""]}
+                yield name, tf.raw_ops.RestoreV2(**given, dtypes=[tf.variant])[0]
             elif name in kinds:
                 yield name, reader.get_tensor(name)
     except (tf.errors.OpError, RuntimeError) as error:
@@ -600,12 +553,7 @@ class CheckpointFolder:
         return sorted((int(match[1]) for match in found if match is not None), reverse=True)
 
     def commit(self, partial: Path, label: Label) -> None:
-        """Make a checkpoint whose files are all there a whole one; one of the same step is replaced.
-
-        Args:
-            partial: where it was written.
-            label: what the program says of it.
-        """
+        """Make a checkpoint whose files are all there a whole one; one of the same step is replaced."""
         files = sorted(file for file in partial.iterdir() if file.name.startswith(f"{PREFIX}."))
         sizes = {file.name: file.stat().st_size for file in files}
         manifest = Manifest(
@@ -654,13 +602,9 @@ class CheckpointFolder:
 
     def sweep(self) -> None:
         """Remove what killed processes have left half-written."""
-        for folder in self._unfinished():
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _unfinished(self) -> Iterator[Path]:
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if re.fullmatch(r"\.step-\d{8,}\..+", entry.name):
-                yield entry
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _name(step: int) -> str:
@@ -673,9 +617,15 @@ def _digest(file: Path) -> str:
 
 def _sync(path: Path) -> None:
     """Wait until a file or the names in a folder are on the disk."""
+    with _opened(path) as handle:
+        os.fsync(handle)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)
 
@@ -696,11 +646,7 @@ _ENOUGH = 2**26
 
 @contextmanager
 def kept_small(prefix: Path) -> Iterator[None]:
-    """Keep files out of the page cache while the block writes them.
-
-    Args:
-        prefix: with which their names begin.
-    """
+    """Keep files whose names begin like this out of the page cache while the block writes them."""
     if not _CAN:
         yield
         return
@@ -727,12 +673,9 @@ def _drain(prefix: Path, over: threading.Event) -> None:
 
 
 def _write_back(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
+    with _opened(file) as handle:
         os.fdatasync(handle)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(handle)
 
 
 def be_patient() -> None:

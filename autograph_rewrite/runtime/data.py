@@ -25,13 +25,12 @@ from autograph_rewrite.config.config import Config, ConfigLike
 from autograph_rewrite.errors import ClusterError, ConfigError, GraphError
 from autograph_rewrite.plan.parts.batch_split import block_begin, bounds
 from autograph_rewrite.requires import tensorflow
-from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
+from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
 from autograph_rewrite.runtime.job.own_loop import OwnLoop
 from autograph_rewrite.runtime.job.parameter_server import take_part
 from autograph_rewrite.runtime.job.tf_server import counts, join, patience
 
 _POLICIES = ("AUTO", "FILE", "DATA", "OFF")
-_SPLIT = "split a dataset"
 
 
 def shard_dataset(
@@ -40,10 +39,8 @@ def shard_dataset(
     """Return this worker's part of a dataset; see `api.shard_dataset`.
 
     Args:
-        dataset: a `tf.data.Dataset`.
         global_batch_size: examples of a step on all workers together; None: it is batched already.
         policy: an `AutoShardPolicy`; None: the dataset's own.
-        config: names the job.
     """
     if global_batch_size is not None:
         dataset = dataset.batch(global_batch_size)
@@ -110,7 +107,6 @@ class _Sharding:
     """Splits one dataset among the workers.
 
     Args:
-        member: this process.
         seconds: how long to wait for the others.
         dataset: batched.
         is_told: the program says so here; else as long as what it distributes waits, once it does.
@@ -118,11 +114,10 @@ class _Sharding:
 
     def __init__(self, member: Membership, seconds: float, dataset: Any, *, is_told: bool) -> None:
         self._tf = tensorflow()
-        self._member = member
+        self._member, self._workers = member, len(member.workers)
         self._default, self._is_told = seconds, is_told
         self._problem: ClusterError | None = None
         self._dataset = dataset
-        self._workers = len(member.workers)
         self._channel = next(counts().channels)
 
     @property
@@ -140,13 +135,15 @@ class _Sharding:
             ClusterError: the workers have different datasets, or somebody is missing.
             GraphError: the policy does not fit the dataset.
         """
-        stated = int(self._tf.raw_ops.ComputeBatchSize(input_dataset=self._variant(self._dataset)))
+        stated = _stated_size(self._dataset)
         files = self._of_own_files() if policy in ("AUTO", "FILE") else None
         own = self._dataset if policy == "OFF" else files
         # Looking at the first batch of what is split by rows would shuffle it anew: one process does not do that.
-        seen = self._first_size(own) if own is not None else 0
+        seen = 0
+        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
+            seen = _first_size(own) if own is not None else 0
         mine = [stated, _POLICIES.index(policy), own is not None, seen]
-        table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), _SPLIT)
+        table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), "split a dataset")
         if (table[:, :3] != table[0, :3]).any():
             raise ClusterError(
                 "the workers split datasets of different batch sizes, or by different policies",
@@ -166,16 +163,6 @@ class _Sharding:
             )
         return self._rows_of_each_batch()
 
-    def _first_size(self, dataset: Any) -> int:
-        """Return the size of the first batch: where something follows on batch(...), TensorFlow does not know it."""
-        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
-            for batch in dataset.take(1):
-                return int(batch_size(batch))
-        return 0
-
-    def _variant(self, dataset: Any) -> Any:
-        return self._tf.data.experimental.to_variant(dataset)
-
     def _of_own_files(self) -> Any:
         """Return what TensorFlow makes of the pipeline for this worker's files; None if it reads none."""
         tf, spec = self._tf, self._dataset.element_spec
@@ -183,7 +170,7 @@ class _Sharding:
         dense = [leaf if isinstance(leaf, tf.TensorSpec) else tf.TensorSpec(None, tf.variant) for leaf in leaves]
         try:
             variant = tf.raw_ops.AutoShardDataset(
-                input_dataset=self._variant(self._dataset),
+                input_dataset=tf.data.experimental.to_variant(self._dataset),
                 num_workers=self._workers,
                 index=self._member.task,
                 auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
@@ -212,8 +199,7 @@ class _Sharding:
         tf, task, workers = self._tf, self._member.task, self._workers
 
         def compare(*numbers: Any) -> bool:
-            mine = np.zeros(workers, np.int64)
-            mine[task] = checksum(numbers)
+            mine = table_of(self._member, np.array(checksum(numbers), np.int64))
             try:
                 with self._exchange(mine) as exchange:
                     all_of_them = exchange.add_up(mine, "compare the first batch of a dataset")
@@ -248,8 +234,6 @@ class _Sharding:
 # The batch of a step is what all workers hold together, in worker order; here each replica's part is one batch of the
 # function's. TensorFlow has this as `tf.distribute.Strategy.distribute_datasets_from_function`.
 
-_WHAT = "make datasets from a function"
-
 
 def distribute_datasets_from_function(
     dataset_fn: Callable[[Any], Any], options: Any = None, *, config: ConfigLike | None = None
@@ -258,8 +242,6 @@ def distribute_datasets_from_function(
 
     Args:
         dataset_fn: takes a `tf.distribute.InputContext`, returns a `tf.data.Dataset` in batches of one replica.
-        options: `tf.distribute.InputOptions`.
-        config: names devices and job.
     """
     given, member = take_part(config)
     given = with_local_devices(given)
@@ -320,14 +302,19 @@ def _checked(dataset: Any, options: Any) -> Any:
 
 def _batch_size(dataset: Any) -> int:
     """Return how many examples a replica is given; 0 where there are none at all."""
+    stated = _stated_size(dataset)
+    return stated if stated >= 0 else _first_size(dataset)
+
+
+def _stated_size(dataset: Any) -> int:
+    """Return how many examples TensorFlow knows that each batch has; where it does not, a negative number."""
     tf = tensorflow()
-    stated = int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
-    if stated >= 0:
-        return stated
-    with suppress(tf.errors.OutOfRangeError):
-        for batch in dataset.take(1):
-            return int(batch_size(batch))
-    return 0
+    return int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
+
+
+def _first_size(dataset: Any) -> int:
+    """Return the size of the first batch; 0 where there is none."""
+    return next((int(batch_size(batch)) for batch in dataset.take(1)), 0)
 
 
 def _require_alike(member: Membership, given: Config, local: int) -> None:
@@ -336,7 +323,8 @@ def _require_alike(member: Membership, given: Config, local: int) -> None:
     Raises:
         ClusterError: they have not.
     """
-    counts = Rendezvous(member, given.timeout_seconds).rows(np.array([local], np.int64), _WHAT)[:, 0]
+    job = Rendezvous(member, given.timeout_seconds)
+    counts = job.rows(np.array(local, np.int64), "make datasets from a function")
     if (counts != counts[0]).any():
         raise ClusterError(
             f"the workers have different numbers of replicas: {', '.join(map(str, counts))}",
@@ -365,8 +353,6 @@ class EndingTogether:
     """What one worker gets of a dataset; iterate over it as over the dataset, as often as all others do.
 
     Args:
-        dataset: this worker's.
-        member: which one this is.
         connect: makes an exchange between the workers, of arrays like a given one.
 
     Attributes:
@@ -403,8 +389,7 @@ class EndingTogether:
             ClusterError: they are somewhere else, or somebody is missing.
         """
         mine = [iteration, number, batch is not None, *lengths(batch, self.element_spec)]
-        table = np.zeros((len(self._member.workers), len(mine)), np.int64)
-        table[self._member.task] = mine
+        table = table_of(self._member, np.array(mine, np.int64))
         if self._exchange is None:
             self._exchange = self._connect(table)
         table = self._exchange.add_up(table, "tell whether they have another batch")
@@ -438,8 +423,6 @@ def rows(batch: Any, workers: int, task: int) -> Any:
 
     Args:
         batch: nested tensors whose dimension 0 counts examples.
-        workers: how many share it.
-        task: number of this worker.
     """
     return tensorflow().nest.map_structure(lambda leaf: _rows(leaf, workers, task), batch)
 
@@ -491,7 +474,7 @@ def lengths(batch: Any, spec: Any) -> list[int]:
     ]
 
 
-def none_of(spec: Any, sizes: Sequence[int] = (), last: Any = None) -> Any:
+def none_of(spec: Any, sizes: Sequence[int], last: Any) -> Any:
     """Return an element without rows.
 
     Args:

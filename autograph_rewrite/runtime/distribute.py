@@ -68,11 +68,10 @@ def distribute(
                 hint="ar.distribute(model, config)",
             )
         return _distributed_model(target, rewriter, batch_inputs)
+    name = getattr(target, "__name__", "step")
     if isinstance(target, DistributedFunction):
-        name = getattr(target, "__name__", "step")
         raise GraphError(f"the function '{name}' is already distributed", hint="distribute the original function")
     loop = kept_loop()
-    name = getattr(target, "__name__", "step")
     return DistributedFunction(
         target,
         rewriter,
@@ -102,13 +101,13 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
         seed(memory)
     job = rewriter.keras_job(batch_inputs)
     model = distribute_keras(model, rewriter, batch_inputs=batch_inputs, job=job, steps=rewriter.steps_per_run)
-    if rewriter.trains_alone:
+    if rewriter.given.local_sgd is not None:
         average_in_fit(model)
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps)
         kept_loop()  # one around `train_on_batch`
     elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
-        make_preemptible(model, rewriter.member, rewriter.timeout_seconds)
+        make_preemptible(model, rewriter.member, rewriter.given.timeout_seconds)
     return model
 
 
@@ -154,10 +153,15 @@ class Rewriter:
             join(job.member)
             be_patient(job.member, job.given.timeout_seconds)
         keep_steps(job.config.snapshot_steps if job.config is not None else None)
-        require_alike(trains_alone=self.trains_alone)
+        require_alike(trains_alone=self.given.local_sgd is not None)
         if job.config is not None:
             self._job = replace(job, given=with_local_devices(job.config))
-        self.devices = self._own_devices()
+        given = self._job.given
+        if isinstance(given, Plan):
+            self.devices = (needed_devices if given.is_driven else run_devices)(given, self._job.task)
+        else:
+            given.require_usable()
+            self.devices = devices_of(given)
         self._is_of_model_in_job = False
 
     @property
@@ -168,30 +172,18 @@ class Rewriter:
     @property
     def steps_per_run(self) -> int:
         """How many steps a call, or a run, does at most."""
-        return max(1, self._job.given.steps_per_run)
+        return max(1, self.given.steps_per_run)
 
     @property
-    def timeout_seconds(self) -> float:
-        """How long to wait for other workers."""
-        return self._job.given.timeout_seconds
-
-    @property
-    def trains_alone(self) -> bool:
-        """Whether replicas train by themselves between averages."""
-        return self._job.given.local_sgd is not None
+    def given(self) -> Config | Plan:
+        """The configuration or plan."""
+        return self._job.given
 
     @property
     def snapshot_steps(self) -> int:
         """How many steps there are from one snapshot of an elastic job to the next."""
         config = self._job.config
         return (config if config is not None else Config()).snapshot_steps
-
-    def _own_devices(self) -> tuple[str, ...]:
-        given = self._job.given
-        if isinstance(given, Plan):
-            return (needed_devices if given.is_driven else run_devices)(given, self._job.task)
-        given.require_usable()
-        return devices_of(given)
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
         """Return what this worker does differently with a model; None where there is only one process."""
@@ -209,7 +201,6 @@ class Rewriter:
         """Return the distributed item.
 
         Args:
-            item: traced.
             bucket_order: values in the order in which they were ready in the first steps.
 
         Raises:
@@ -228,14 +219,12 @@ class Rewriter:
             plan = plan.of_step(training=training)
             is_remote = bool(plan.homes or plan.is_driven) and self.member is not None
             if is_remote:
-                flat, plan = _for_session(flat, plan) if training else (flat, without_servers(plan))
+                if training:
+                    flat = stand_alone(flat)
+                    plan = replace(with_proxies(plan), graph_digest=graph_digest(flat.graph))
+                else:
+                    plan = without_servers(plan)
             new = compile_item(flat, plan, self._job, training=training)
             if training and self.member is not None:  # of one process, once the first batch is there
                 coverage.require(new.report.covered)
             return replace(new, binding=item.binding) if is_remote and training else new
-
-
-def _for_session(item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
-    """Return an item and its plan for a step that runs in a session."""
-    alone = stand_alone(item)
-    return alone, replace(with_proxies(plan), graph_digest=graph_digest(alone.graph))

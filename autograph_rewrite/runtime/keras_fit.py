@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -40,7 +40,6 @@ def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
     """Let a model's `fit` take snapshots, and begin at the last one.
 
     Args:
-        model: a distributed Keras model.
         every: how many steps there are from one snapshot to the next.
     """
     object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
@@ -81,10 +80,15 @@ def _stepping(model: Any, train_on_batch: Callable[..., Any]) -> Callable[..., A
     return stepped
 
 
+def _changed(model: Any) -> list[Any]:
+    """Return the variables of a model that training changes."""
+    known = (*variables_of(model), *model.metrics_variables)
+    return list({id(variable): variable for variable in known}.values())
+
+
 def _numbered(model: Any) -> dict[str, Any]:
-    """Return the variables of a model that training changes, by number: names depend on what else there is."""
-    known = {id(v): v for v in (*variables_of(model), *model.metrics_variables)}
-    return {str(number): variable for number, variable in enumerate(known.values())}
+    """Return them by number: names depend on what else there is."""
+    return {str(number): variable for number, variable in enumerate(_changed(model))}
 
 
 def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable[..., Any]:
@@ -93,10 +97,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
         call, own = call_of(fit, args, kwargs)
-        position = FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own)
-        position.lead(call)
-        with saved_at_the_end(position.save):
-            return fit(*call.args, **call.kwargs)
+        return FitPosition(memory, f"fit-{next(numbers)}", memory.every(every), own).run(fit, call)
 
     return fitted
 
@@ -130,44 +131,15 @@ _COMPUTING = ("evaluate", "get_metrics_result")
 """What `fit` asks a model for at the end of an epoch."""
 
 
-class Memory(Protocol):
-    """Where snapshots of a fit are kept: by default, the memory of an elastic job."""
-
-    rank: int
-
-    def load(self, name: str) -> Snapshot | None:
-        """Return the last snapshot of a name; None if there is none."""
-
-    def save(self, name: str, snapshot: Snapshot, step: int) -> None:
-        """Keep a snapshot in place of the last one of this name.
-
-        Args:
-            name: of the fit.
-            step: behind which it was taken.
-        """
-
-    def did_step(self) -> None:
-        """Note that a step is done."""
-
-    @property
-    def lets_join(self) -> bool:
-        """Whether worker 0 is asked to stop where others can join."""
-
-    def wait_to_join(self) -> None:
-        """Stop here until others have joined."""
-
-
 class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     """Knows where one `fit` is.
 
     Args:
-        memory: keeps its snapshots.
-        name: of them.
         every: how many steps there are from one to the next.
         others: all other callbacks, a History among them.
     """
 
-    def __init__(self, memory: Memory, name: str, every: int, others: Sequence[Any]) -> None:
+    def __init__(self, memory: JobMemory | SnapshotFile, name: str, every: int, others: Sequence[Any]) -> None:
         super().__init__()
         self._memory, self._name, self._every, self._others = memory, name, every, others
         self._found = memory.load(name)
@@ -180,10 +152,18 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         if self._found is not None:
             self._mute()
 
-    def lead(self, call: inspect.BoundArguments) -> None:
-        """Become the last callback of a call of `fit`, whose first epoch is noted."""
+    def run(self, fit: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+        """Make a call of `fit` as the last of its callbacks; save it if its process is asked to end."""
         self._first = call.arguments.get("initial_epoch", 0)
         call.arguments["callbacks"] = [*self._others, self]
+        stop = Stop.here()
+        stop.begin_loop()
+        stop.add(self.save)
+        try:
+            return fit(*call.args, **call.kwargs)
+        finally:
+            with suppress(ValueError):
+                stop.remove(self.save)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Take the first snapshot, or begin to go to where the last one was taken."""
@@ -237,7 +217,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     def _take(self, epoch: int, steps: int, logs: Any) -> None:
         """Let worker 0 take a snapshot; all have the same values, and make those that an optimizer has yet to make."""
         self._since = 0
-        variables = self._variables()
+        variables = _changed(self.model)
         if self._memory.rank:
             return
         arrays: list[Array] = [variable.numpy() for variable in variables]
@@ -252,10 +232,6 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             "callbacks": callbacks,
         }
         self._memory.save(self._name, Snapshot(position, arrays), self._done)
-
-    def _variables(self) -> list[Any]:
-        known = (*variables_of(self.model), *self.model.metrics_variables)
-        return list({id(variable): variable for variable in known}.values())
 
     def _mute(self) -> None:
         """Let no other callback hear of steps that are only counted."""
@@ -312,11 +288,11 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._end_skipping()
         self._skips = False
-        variables = self._variables()
+        variables = _changed(self.model)
         if len(variables) != len(position["variables"]) and self._batch is not None:
             # Metrics, and layers without an input shape, have variables once they have seen a batch.
             self.model._symbolic_build(data_batch=self._batch)
-            variables = self._variables()
+            variables = _changed(self.model)
         if len(variables) != len(position["variables"]) or len(position["callbacks"]) != len(self._others):
             raise ClusterError(
                 f"the model '{self.model.name}' is another one than before the job was re-formed",
@@ -341,7 +317,6 @@ def make_preemptible(model: Any, member: Membership | None, seconds: float) -> N
     """Let a model's `fit` end between two steps, and go on there in the next run.
 
     Args:
-        model: a distributed Keras model.
         member: this process; None: there is no other.
         seconds: how long to wait for the others.
     """
@@ -349,34 +324,20 @@ def make_preemptible(model: Any, member: Membership | None, seconds: float) -> N
         object.__setattr__(model, "fit", _keeping(model.fit, member, seconds))
 
 
-@contextmanager
-def saved_at_the_end(save: Callable[[], str | None]) -> Iterator[None]:
-    """Give a context in which a `fit` is saved if its process is asked to end.
-
-    Args:
-        save: saves it, and returns what was saved.
-    """
-    stop = Stop.here()
-    stop.begin_loop()
-    stop.add(save)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):
-            stop.remove(save)
-
-
 def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
-    numbers, stop = count(1), Stop.here()
+    """Return a `fit` that is kept where a BackupAndRestore says where."""
+    numbers = count(1)
 
     @wraps(fit)
     def fitted(*args: Any, **kwargs: Any) -> Any:
-        call, position = kept(fit, args, kwargs, next(numbers), member, seconds)
-        if position is None:
-            stop.begin_loop()
+        call, own = call_of(fit, args, kwargs)
+        folders = [callback.backup_dir for callback in own if isinstance(callback, keras.callbacks.BackupAndRestore)]
+        number = next(numbers)
+        if not folders or "://" in folders[0]:
+            Stop.here().begin_loop()
             return fit(*call.args, **call.kwargs)
-        with saved_at_the_end(position.save):
-            return fit(*call.args, **call.kwargs)
+        file = SnapshotFile(Path(folders[0]) / f"preempted-{number}.npz", member, seconds)
+        return PreemptedFit(file, own).run(fit, call)
 
     return fitted
 
@@ -393,7 +354,6 @@ class PreemptedFit(FitPosition):
     """Knows where a `fit` is, and writes that down when the process ends.
 
     Args:
-        file: keeps its snapshot.
         others: all other callbacks, a History among them.
     """
 
@@ -428,7 +388,6 @@ class SnapshotFile:
     """The snapshot of one fit: worker 0 writes and reads it, and hands it to the others, who may not see its files.
 
     Args:
-        path: where it is.
         member: this process; None: there is no other.
         seconds: how long to wait for the others.
     """
@@ -441,7 +400,7 @@ class SnapshotFile:
 
     def load(self, _: str) -> Snapshot | None:
         """Return the snapshot; None if there is none, or it is damaged."""
-        data = self._read() if self.rank == 0 else b""
+        data = self.path.read_bytes() if self.rank == 0 and self.path.is_file() else b""
         if self._member is not None:
             data = Rendezvous(self._member, self._seconds).contents(data, "restore a fit")[0]
         if not data:
@@ -452,16 +411,8 @@ class SnapshotFile:
             warn_user(f"{self.path} is damaged, and left out: {type(error).__name__}: {error}")
             return None
 
-    def _read(self) -> bytes:
-        return self.path.read_bytes() if self.path.is_file() else b""
-
     def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
-        """Write the snapshot in place of the last one.
-
-        Args:
-            _: its name, which the path says already.
-            step: behind which it was taken.
-        """
+        """Write the snapshot in place of the last one."""
         written = io.BytesIO()
         snapshot.write(written)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -477,23 +428,3 @@ class SnapshotFile:
 
     def wait_to_join(self) -> None:
         """Nobody joins."""
-
-
-def kept(
-    fit: Any, args: tuple[Any, ...], kwargs: dict[str, Any], number: int, member: Membership | None, seconds: float
-) -> tuple[inspect.BoundArguments, PreemptedFit | None]:
-    """Return the call of a `fit` with what keeps it; None where no BackupAndRestore says where.
-
-    Args:
-        fit: the method.
-        number: which fit of the program it is.
-        member: this process; None: there is no other.
-        seconds: how long to wait for the others.
-    """
-    call, own = call_of(fit, args, kwargs)
-    folders = [callback.backup_dir for callback in own if isinstance(callback, keras.callbacks.BackupAndRestore)]
-    if not folders or "://" in folders[0]:
-        return call, None
-    position = PreemptedFit(SnapshotFile(Path(folders[0]) / f"preempted-{number}.npz", member, seconds), own)
-    position.lead(call)
-    return call, position

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import Any
 
 from autograph_rewrite.diagnostics.faults import warn_user
@@ -82,43 +82,37 @@ def _check(model: Any) -> None:
         )
 
 
+@dataclass
 class _ModelSteps:
     """Makes the functions of one model; they share the mirrors of its variables."""
 
-    def __init__(
-        self,
-        model: Any,
-        rewrite: Rewrite,
-        batch_inputs: Mapping[str, int | None] | None,
-        job: KerasJob | None,
-        steps: int,
-    ) -> None:
-        self._steps = steps
-        self._model = model
-        self._job = job
-        self._rewrite = rewrite
-        self._batch_inputs = batch_inputs
-        self._mirrors = Mirrors()
-        self._optimizer = model.optimizer
+    model: Any
+    rewrite: Rewrite
+    batch_inputs: Mapping[str, int | None] | None
+    job: KerasJob | None
+    steps: int
+
+    def __post_init__(self) -> None:
+        self.mirrors, self.optimizer = Mirrors(), self.model.optimizer
 
     def install(self) -> None:
         """Give the model its new methods, and let it ask for new functions."""
-        if self._steps > 1:
-            self._model.steps_per_execution = self._steps
-            if self._job is not None:
+        if self.steps > 1:
+            self.model.steps_per_execution = self.steps
+            if self.job is not None:
                 warn_user(
-                    f"steps_per_run: {self._steps} steps of a model run one after another where there are several "
+                    f"steps_per_run: {self.steps} steps of a model run one after another where there are several "
                     "processes: each takes its part of a batch outside of the graph"
                 )
         for kind, method in _MADE_BY.items():
-            object.__setattr__(self._model, method, self._maker(kind))
-            setattr(self._model, f"{kind}_function", None)
+            object.__setattr__(self.model, method, self._maker(kind))
+            setattr(self.model, f"{kind}_function", None)
 
     def _maker(self, kind: str) -> Callable[..., Any]:
         """Return a replacement for `make_train_function` and the like."""
 
         def make(force: bool = False) -> Any:
-            model, attribute = self._model, f"{kind}_function"
+            model, attribute = self.model, f"{kind}_function"
             if getattr(model, attribute) is None or force:
                 setattr(model, attribute, self._function(kind))
             return getattr(model, attribute)
@@ -127,22 +121,22 @@ class _ModelSteps:
         return make
 
     def _function(self, kind: str) -> Any:
-        if self._model.run_eagerly:
+        if self.model.run_eagerly:
             raise GraphError(
-                f"the model '{self._model.name}' is compiled with run_eagerly=True, so it has no graph to distribute",
+                f"the model '{self.model.name}' is compiled with run_eagerly=True, so it has no graph to distribute",
                 hint="compile it with run_eagerly=False, or debug it before it is distributed",
             )
-        if self._model.optimizer is not self._optimizer:  # compiled anew: the old copies are of no use
-            self._mirrors, self._optimizer = Mirrors(), self._model.optimizer
-        run = _StepOnData(self._model, kind, self._rewrite, self._mirrors, self._batch_inputs, self._job)
+        if self.model.optimizer is not self.optimizer:  # compiled anew: the old copies are of no use
+            self.mirrors, self.optimizer = Mirrors(), self.model.optimizer
+        run = _StepOnData(self, kind)
         if kind == "predict":
-            return PredictFunction(self._model, run)
-        if kind == "train" and self._steps > 1 and int(self._model.steps_per_execution) == 1:
+            return PredictFunction(self.model, run, kind)
+        if kind == "train" and self.steps > 1 and int(self.model.steps_per_execution) == 1:
             warn_user(
-                f"'{self._model.name}' was compiled anew with steps_per_execution=1, so each run does one step: "
-                f"compile it with steps_per_execution={self._steps} for steps_per_run"
+                f"'{self.model.name}' was compiled anew with steps_per_execution=1, so each run does one step: "
+                f"compile it with steps_per_execution={self.steps} for steps_per_run"
             )
-        return IteratorFunction(self._model, run, kind)
+        return IteratorFunction(self.model, run, kind)
 
 
 _NO_BATCH = 0
@@ -154,11 +148,7 @@ def _whole(item: TrainingGraph) -> TrainingGraph:
 
 
 def without_batch(item: TrainingGraph) -> TrainingGraph:
-    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay.
-
-    Args:
-        item: as traced.
-    """
+    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay."""
     node = item.graph.node
     waits = descendants(node(info.tensor.partition(":")[0]) for info in item.inputs.values())
     targets = tuple(name for name in item.targets if node(name) not in waits)
@@ -169,24 +159,10 @@ def without_batch(item: TrainingGraph) -> TrainingGraph:
 class _StepOnData:
     """Runs one step of a model on one batch, as Keras nests it: `(x,)`, `(x, y)`, `(x, y, sample_weight)`."""
 
-    def __init__(
-        self,
-        model: Any,
-        kind: str,
-        rewrite: Rewrite,
-        mirrors: Mirrors,
-        batch_inputs: Mapping[str, int | None] | None,
-        job: KerasJob | None,
-    ) -> None:
+    def __init__(self, of: _ModelSteps, kind: str) -> None:
         self._tf = tensorflow()
-        self._model = model
-        self._kind = kind
-        self._job = job
-        self._step = f"{kind}_step"
-        self._training = kind == "train"
-        self._rewrite = rewrite
-        self._mirrors = mirrors
-        self._batch_inputs = batch_inputs
+        self._of, self._model, self._job, self._mirrors = of, of.model, of.job, of.mirrors
+        self._kind, self._step, self._training = kind, f"{kind}_step", kind == "train"
         self._by_form: dict[tuple[int, int], DistributedFunction] = {}
         self._last: tuple[int, Sequence[Any]] | None = None
 
@@ -305,7 +281,7 @@ class _StepOnData:
         )
 
     def _rewritten(self, item: TrainingGraph, **more: Any) -> TrainingGraph:
-        new = self._rewrite(item, **more)
+        new = self._of.rewrite(item, **more)
         if not self._model.jit_compile or new.report is None:
             return new
         note = Note(self._step, "jit_compile", "runs without XLA, which compiles a step for one device")
@@ -313,10 +289,11 @@ class _StepOnData:
 
     def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
         """Return what was said of this step's arguments: prediction has no y."""
-        if self._batch_inputs is None:
+        given = self._of.batch_inputs
+        if given is None:
             return None
         names = inspect.signature(function).parameters
-        return {path: axis for path, axis in self._batch_inputs.items() if path.partition("/")[0] in names}
+        return {path: axis for path, axis in given.items() if path.partition("/")[0] in names}
 
     def _without_optionals(self, data: Any) -> Any:
         """Return a batch with None where Keras put an Optional: a part of a nested input that is left out."""
@@ -327,23 +304,26 @@ class _StepOnData:
 
 
 class _StepFunction:
-    """What a model calls in the place of a function of its own."""
+    """What a model calls in the place of a function of its own, which runs a step on one batch."""
 
-    _run: _StepOnData
-    _fall_back: _FallBack | None  # None for training, which is never done on one device in its place
+    def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
+        self._model, self._run, self._kind = model, run, kind
+        self._trains = kind == "train"
+        self._on_one_device: Any = None
 
     def _one(self, data: Any) -> Any:
-        """Return the results of one batch, of the model's own function where its step cannot be distributed."""
-        if self._fall_back is None:
-            return self._run(data)
-        if self._fall_back.function is None:
+        """Return the results of one batch; but for training, of the model's own step where it cannot be distributed."""
+        if self._on_one_device is None:
             try:
                 return self._run(data)
-            except ClusterError:
-                raise
             except RewriteError as error:
-                self._fall_back.use(error)
-        return self._fall_back.function(data)
+                if self._trains or isinstance(error, ClusterError):
+                    raise
+                verb = {"test": "evaluate", "predict": "predict"}[self._kind]
+                warnings.warn(f"{verb} runs on one device: {error}", stacklevel=5)
+            step = getattr(self._model, f"{self._kind}_step")
+            self._on_one_device = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
+        return self._on_one_device(data)
 
     @property
     def items(self) -> tuple[TrainingGraph, ...]:
@@ -361,18 +341,10 @@ class IteratorFunction(_StepFunction):
 
     Attributes:
         items: the rewritten items, for `ar.dump` and `ar.explain`.
-
-    Args:
-        model: the user's model.
-        run: the step on one batch.
-        kind: "train" or "test".
     """
 
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
-        self._model = model
-        self._run = run
-        self._kind = kind
-        self._fall_back = _FallBack(model, kind) if kind != "train" else None
+        super().__init__(model, run, kind)
         self._drawn = Drawn(run)
 
     @property
@@ -388,18 +360,18 @@ class IteratorFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        with Stop.here().one_step(self, counts=self._fall_back is None):
+        with Stop.here().one_step(self, counts=self._trains):
             outputs, count = None, int(self._model.steps_per_execution)
-            if count == 1 or self._fall_back is not None or not self._run.is_alone:
-                for data in taken(iterator, count):
+            if count == 1 or not self._trains or not self._run.is_alone:
+                for data in islice(iterator, count):
                     outputs = self._one(data)
             elif self._drawn.takes(iterator):
                 outputs = self._drawn(iterator, count)
             else:
-                for rows, are_stacked in stacked(taken(iterator, count)):
+                for rows, are_stacked in stacked(islice(iterator, count)):
                     outputs = self._run(rows, count if are_stacked else 1)
             if outputs is None:
-                if count == 1 and self._fall_back is None and not self._model.jit_compile:
+                if count == 1 and self._trains and not self._model.jit_compile:
                     self._run.at_end()
                 raise StopIteration
             count_steps(self._model, self._kind, count)
@@ -413,12 +385,6 @@ class PredictFunction(_StepFunction):
         items: the rewritten items, for `ar.dump` and `ar.explain`.
     """
 
-    def __init__(self, model: Any, run: _StepOnData) -> None:
-        self._tf = tensorflow()
-        self._model = model
-        self._run = run
-        self._fall_back = _FallBack(model, "predict")
-
     def __call__(self, given: Iterable[Any]) -> Any:
         """Return the predictions for all batches, in order.
 
@@ -428,33 +394,15 @@ class PredictFunction(_StepFunction):
         Raises:
             StopIteration: there was no batch left.
         """
-        batches = list(taken(iter(given), int(self._model.steps_per_execution)))
+        batches = list(islice(iter(given), int(self._model.steps_per_execution)))
         if not batches:
             raise StopIteration
         outputs = [self._one(data) for data in batches]
-        count_steps(self._model, "predict", len(batches))
-        return self._join(outputs)
-
-    def _join(self, outputs: list[Any]) -> Any:
+        count_steps(self._model, self._kind, len(batches))
         if len(outputs) == 1:
             return outputs[0]
-        return self._tf.nest.map_structure(lambda *parts: self._tf.concat(parts, 0), *outputs)
-
-
-class _FallBack:
-    """The model's own step on one device, for what cannot be distributed although training can."""
-
-    def __init__(self, model: Any, kind: str) -> None:
-        self._model = model
-        self._kind = kind
-        self.function: Any = None
-
-    def use(self, error: RewriteError) -> None:
-        """Take the model's step from now on, saying why."""
-        verb = {"test": "evaluate", "predict": "predict"}[self._kind]
-        warnings.warn(f"{verb} runs on one device: {error}", stacklevel=6)
-        step = getattr(self._model, f"{self._kind}_step")
-        self.function = tensorflow().function(step, autograph=is_legacy(self._model), reduce_retracing=True)
+        tf = tensorflow()
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
 
 # The dimensions that a Keras model leaves open: workers with sequences of other lengths have to trace one step.
@@ -576,15 +524,6 @@ class Drawn:
         return number, results
 
 
-def taken(iterator: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yield up to `count` batches."""
-    for _ in range(count):
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
-
-
 def stacked(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     """Yield the batches that follow each other with equal shapes as one, and whether that has rows for steps.
 
@@ -596,7 +535,7 @@ def stacked(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     def stack(*parts: Any) -> Any:
         return None if parts[0] is None else tf.stack(parts)
 
-    for form, group in itertools.groupby(batches, _form):
+    for form, group in groupby(batches, _form):
         if form is None:
             yield from ((batch, False) for batch in group)
         else:
@@ -621,11 +560,7 @@ AVERAGED = ("get_metrics_result", "evaluate", "predict", "test_on_batch", "predi
 
 
 def average_in_fit(model: Any) -> None:
-    """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch.
-
-    Args:
-        model: a distributed Keras model.
-    """
+    """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch."""
     object.__setattr__(model, "fit", _fitting(model, model.fit))
     for name in AVERAGED:
         object.__setattr__(model, name, _averaged(model, getattr(model, name)))

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.load.keras_library import callbacks_of, is_legacy, library_of, variables_of, wraps
 from autograph_rewrite.plan.parts.batch_split import bounds
 from autograph_rewrite.requires import tensorflow
+from autograph_rewrite.runtime.data import rows
 from autograph_rewrite.runtime.function.arguments import leaf_paths
 from autograph_rewrite.runtime.job import exchanges, liveness
 from autograph_rewrite.runtime.job.digests import (
@@ -51,7 +53,6 @@ class KerasJob:
     """What one worker does differently with a model.
 
     Args:
-        member: which worker it is.
         seconds: how long to wait for the others.
         splits: whether all workers are given the same data.
         batch_inputs: axis by argument path, as in `ar.distribute`.
@@ -68,7 +69,7 @@ class KerasJob:
         *,
         splits: bool,
         batch_inputs: Mapping[str, int | None] | None,
-        whole: Collection[str] = (),
+        whole: Collection[str],
     ) -> None:
         self._tf = tensorflow()
         self._member = member
@@ -107,18 +108,15 @@ class KerasJob:
         large, while the step runs: see `problem`.
         """
         self._given += 1
-        if self._beside is None:
+        if self._beside is None or kind in self._whole:  # in stages all of it is fed, and compared there
             return data
-        if kind not in self._whole:  # else all of it is fed, and compared there
-            self._batches[kind] += 1
-            account = functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on")
-            if kind not in self._untold and _size(self._tf, data) <= _SMALL:
-                self._pending = account, kind
-            else:
-                self._beside.start(account)
-        if kind in self._whole:
-            return data
-        axes = iter([self._axis(path) for path in _paths(data)] if self._axes else ())
+        self._batches[kind] += 1
+        account = functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on")
+        if kind not in self._untold and _size(self._tf, data) <= _SMALL:
+            self._pending = account, kind
+        else:
+            self._beside.start(account)
+        axes = iter([self._axes.get(_named(path), 0) for path in _paths(data)] if self._axes else ())
         return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
@@ -142,29 +140,16 @@ class KerasJob:
         pending, self._pending = self._pending, None
         return pending[0]() if pending is not None else None
 
-    def _axis(self, path: str) -> int | None:
-        """Return the batch axis of a leaf of (x, y, sample_weight): by default the first."""
-        return self._axes.get(_named(path), 0)
-
     def _cut(self, leaf: Any, axis: int | None) -> Any:
         if axis is None or leaf is None:
             return leaf
+        workers, task = len(self._member.workers), self._member.task
         if isinstance(leaf, self._tf.RaggedTensor | self._tf.SparseTensor):
-            size = int(leaf.shape[0] if leaf.shape[0] is not None else self._tf.shape(leaf)[0])
-            begin, end = self._limits(size)
-            if isinstance(leaf, self._tf.RaggedTensor):
-                return leaf[begin:end]
-            start = [begin] + [0] * (len(leaf.shape) - 1)
-            extent = [end - begin, *leaf.shape[1:]]
-            return self._tf.sparse.slice(leaf, start, extent)
+            return rows(leaf, workers, task)
         if not hasattr(leaf, "shape") or len(leaf.shape) <= axis:
             return leaf
-        begin, end = self._limits(int(leaf.shape[axis]))
-        return leaf[(slice(None),) * axis + (slice(begin, end),)]
-
-    def _limits(self, size: int) -> tuple[int, int]:
-        ends = bounds(size, len(self._member.workers))
-        return ends[self._member.task], ends[self._member.task + 1]
+        ends = bounds(int(leaf.shape[axis]), workers)
+        return leaf[(slice(None),) * axis + (slice(ends[task], ends[task + 1]),)]
 
 
 def _account(tf: Any, data: Any, what: str) -> StepAccount:
@@ -215,32 +200,26 @@ def _is_asynchronous(model: Any) -> bool:
 # wherever it is just then.
 
 
+@dataclass(frozen=True)
 class Backups:
-    """What one worker does differently with the callbacks of a model's `fit`.
+    """What one worker does differently with the callbacks of a model's `fit`."""
 
-    Args:
-        member: which worker it is.
-        seconds: how long to wait for the others.
-        model: the model.
-        files: that worker 0 writes.
-    """
-
-    def __init__(self, member: Membership, seconds: float, model: Any, files: WrittenFiles) -> None:
-        self._member = member
-        self._seconds = seconds
-        self._model = model
-        self._files = files
+    member: Membership
+    seconds: float
+    """How long to wait for the others."""
+    model: Any
+    files: WrittenFiles
 
     def fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """Return the model's `fit` with its callbacks changed."""
 
         @wraps(fit)
         def fitted(*args: Any, **kwargs: Any) -> Any:
-            callbacks = library_of(self._model).callbacks
+            callbacks = library_of(self.model).callbacks
             for callback in callbacks_of(inspect.signature(fit).bind(*args, **kwargs).arguments.get("callbacks")):
                 if isinstance(callback, callbacks.BackupAndRestore):
-                    (self._change_legacy if is_legacy(self._model) else self._change)(callback)
-                if isinstance(callback, callbacks.CSVLogger) and not self._member.is_chief:
+                    (self._change_legacy if is_legacy(self.model) else self._change)(callback)
+                if isinstance(callback, callbacks.CSVLogger) and not self.member.is_chief:
                     callback.filename = os.devnull
             return fit(*args, **kwargs)
 
@@ -248,8 +227,8 @@ class Backups:
 
     def _change(self, callback: Any) -> None:
         callback._load_model = functools.partial(self._load, callback)
-        callback._save_model = self._files.of_chief(functools.partial(_save, callback), "BackupAndRestore")
-        if not self._member.is_chief:
+        callback._save_model = self.files.of_chief(functools.partial(_save, callback), "BackupAndRestore")
+        if not self.member.is_chief:
             callback.delete_checkpoint = False
 
     def _change_legacy(self, callback: Any) -> None:
@@ -260,17 +239,17 @@ class Backups:
             begin(logs)
             state = callback._training_state
             is_restored = state.read_checkpoint_manager.latest_checkpoint is not None
-            counters = [state._ckpt_saved_epoch, state._ckpt_saved_batch, self._model._train_counter]
-            self._adopt([is_restored], lambda: [*variables_of(self._model), *counters])
-            state.back_up = self._files.of_chief(state.back_up, "BackupAndRestore")
-            if not self._member.is_chief:
+            counters = [state._ckpt_saved_epoch, state._ckpt_saved_batch, self.model._train_counter]
+            self._adopt([is_restored], lambda: [*variables_of(self.model), *counters])
+            state.back_up = self.files.of_chief(state.back_up, "BackupAndRestore")
+            if not self.member.is_chief:
                 state.delete_backup = _nothing
 
         callback.on_train_begin = on_train_begin
 
     def _load(self, callback: Any) -> None:
-        model = self._model
-        if self._member.is_chief:
+        model = self.model
+        if self.member.is_chief:
             _finish_saving(callback)
             type(callback)._load_model(callback)
         mine = [os.path.exists(callback._weights_path), model._initial_epoch or 0]
@@ -289,11 +268,11 @@ class Backups:
         Raises:
             ClusterError: somebody is missing.
         """
-        told = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), "restore a backup")[0]
+        told = Rendezvous(self.member, self.seconds).rows(np.array(mine, np.int64), "restore a backup")[0]
         if told[0]:
             known = variables()
-            values = adopt_from_chief(self._member, self._seconds, [variable.numpy() for variable in known])
-            for variable, value in zip(known, values, strict=True) if not self._member.is_chief else ():
+            values = adopt_from_chief(self.member, self.seconds, [variable.numpy() for variable in known])
+            for variable, value in zip(known, values, strict=True) if not self.member.is_chief else ():
                 variable.assign(value)
         return [int(number) for number in told]
 
@@ -374,7 +353,6 @@ class WrittenFiles:
     """The files of one model.
 
     Args:
-        member: this process.
         seconds: how long to wait for worker 0.
         at: returns how many batches the model was given.
         is_alone: returns whether workers do not wait for each other.
@@ -394,31 +372,25 @@ class WrittenFiles:
 
         Args:
             write: writes files; its first argument is a path, if it has one.
-            what: its name.
         """
-
-        @wraps(write)
-        def left_to_the_chief(*args: Any, **kwargs: Any) -> None:
-            self._wait(self._call(what, args, kwargs))
 
         @wraps(write)
         def written(*args: Any, **kwargs: Any) -> Any:
             if self._is_writing:  # a part of what is being written
                 return write(*args, **kwargs)
+            told = self._call(what, args, kwargs)
+            if not self._member.is_chief:
+                return self._wait(told)
             self._is_writing = True
             try:
-                return self._run_and_tell(functools.partial(write, *args, **kwargs), self._call(what, args, kwargs))
+                return self._run_and_tell(functools.partial(write, *args, **kwargs), told)
             finally:
                 self._is_writing = False
 
-        return written if self._member.is_chief else left_to_the_chief
+        return written
 
     def at_end(self, run: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """Return a method that all workers run, and that is over when worker 0 has run it: its callbacks write, too.
-
-        Args:
-            what: its name.
-        """
+        """Return a method that all workers run, and that is over when worker 0 has run it: its callbacks write, too."""
 
         @wraps(run)
         def ran(*args: Any, **kwargs: Any) -> Any:

@@ -63,11 +63,7 @@ def op_registry() -> bytes:
 
 
 def plan_descriptor(root: Path) -> bytes:
-    """Compile plan.proto (this needs grpcio-tools).
-
-    Args:
-        root: the folder that holds the package.
-    """
+    """Compile plan.proto (this needs grpcio-tools)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.binpb"
         command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--descriptor_set_out={out}"]

@@ -119,7 +119,7 @@ def _limits() -> str:
     refused = [
         template(part) for node in ast.walk(ast.parse(inspect.getsource(cross_field_checks))) for part in _said(node)
     ]
-    rows = [(_keys(keys), (check.__doc__ or "").strip()) for keys, check in CHECKS]
+    rows = [(", ".join(f"`{key}`" for key in sorted(keys)), (check.__doc__ or "").strip()) for keys, check in CHECKS]
     rows += [("`cluster`", (check.__doc__ or "").strip()) for check in IN_JOB]
     return (
         LIMITS_HEAD
@@ -132,10 +132,6 @@ def _limits() -> str:
 def _said(node: ast.AST) -> list[ast.expr]:
     """Return the words of a refusal: the second of what `yield` gives."""
     return node.value.elts[1:] if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) else []
-
-
-def _keys(keys: frozenset[str]) -> str:
-    return ", ".join(f"`{key}`" for key in sorted(keys))
 
 
 def _section(name: str, idea: str, schema: Mapping[str, Any]) -> str:
@@ -220,7 +216,7 @@ def _constraints() -> Mapping[str, list[str]]:
 def _requirements() -> dict[str, str]:
     """Return what setup.py asks for: Python, TensorFlow, and what is installed with the package."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "setup")
+    call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node.func) == "setup")
     keywords = {one.arg: one.value for one in call.keywords}
     extras = keywords["extras_require"]
     assert isinstance(extras, ast.Dict)
@@ -230,10 +226,6 @@ def _requirements() -> dict[str, str]:
         name, bounds = re.fullmatch(r"([\w.-]+)(.*)", text).groups()  # type: ignore[union-attr]
         wanted[name] = bounds
     return wanted
-
-
-def _name(function: ast.expr) -> str:
-    return function.id if isinstance(function, ast.Name) else ""
 
 
 # Every error message of the package, with `...` for what is filled in, read from the places that raise them.
@@ -346,8 +338,9 @@ def strategies_page() -> str:
     for file in sorted((ROOT / "configs").glob("*.yaml")):
         used.setdefault(Config.load(file).strategy.name, []).append(f"[`{file.stem}`](presets.md#{file.stem})")
     what = sentences()
-    links = {name: f"[`{name}`](../strategy/{PAGES[name]}.md)" for name in STRATEGIES}
-    rows = [(links[name], what[name], " ".join(used.get(name, ()))) for name in STRATEGIES]
+    rows = [
+        (f"[`{name}`](../strategy/{PAGES[name]}.md)", what[name], " ".join(used.get(name, ()))) for name in STRATEGIES
+    ]
     return STRATEGIES_HEAD + table(("name", "what it does", "presets"), *rows)
 
 

@@ -41,11 +41,7 @@ def on_config(config: Any) -> Any:
 
 
 def navigation(front: str) -> list[dict[str, Any]]:
-    """Return the navigation that a front page describes, as mkdocs wants it.
-
-    Args:
-        front: the text of the page.
-    """
+    """Return the navigation that a front page describes, as mkdocs wants it."""
     nav: list[dict[str, Any]] = [{"Home": "README.md"}]
     for section in front.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
@@ -73,13 +69,7 @@ def site_paths() -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn links to files of the repository into links of the site, drop what fences say to tests, weigh the page.
-
-    Args:
-        markdown: the text of a page.
-        page: mkdocs' object for it.
-        **_: what else mkdocs tells.
-    """
+    """Turn links to files of the repository into links of the site, drop what fences say to tests, weigh the page."""
     outside = site_paths()
     origin = {target: path for path, target in PROJECT.items()}
     uri = page.file.src_uri
@@ -106,11 +96,7 @@ def sections() -> dict[str, str]:
 
 
 def weight(uri: str) -> float:
-    """Return what a hit on a page counts for in the search.
-
-    Args:
-        uri: of the page, below docs/.
-    """
+    """Return what a hit on a page counts for in the search."""
     listing = any(name in uri for name in LISTS)
     return 0.1 if listing else WEIGHTS[sections().get(uri, "Internals")]
 
@@ -147,11 +133,7 @@ class _Links(HTMLParser):
 
 
 def site_problems(site: Path) -> list[str]:
-    """Return the broken links of a built site, and what its pages load from other hosts.
-
-    Args:
-        site: its folder.
-    """
+    """Return the broken links of a built site, and what its pages load from other hosts."""
     found = {path.resolve(): _Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     problems = []
     for path, page in sorted(found.items()):

@@ -27,12 +27,7 @@ def measured() -> Mapping[str, Any]:
 
 
 def with_tables(page: str, found: Mapping[str, Any]) -> str:
-    """Return a page with the tables that its marks ask for.
-
-    Args:
-        page: its text.
-        found: what was measured.
-    """
+    """Return a page with the tables that its marks ask for."""
     presets = found["presets"]
 
     def filled(match: re.Match[str]) -> str:
@@ -58,12 +53,7 @@ def _row(name: str, one: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def picture(name: str, one: Mapping[str, Any]) -> str:
-    """Return a picture of which share of each variable the two devices hold, as SVG.
-
-    Args:
-        name: the preset.
-        one: what was found of it.
-    """
+    """Return a picture of which share of each variable the two devices hold, as SVG."""
     variables = one["variables"]
     width, height = _LEFT + 2 * (_BAR + 30) + 10, _TOP + 30 * len(variables) + 10
     lines = [

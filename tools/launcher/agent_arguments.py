@@ -63,9 +63,6 @@ def add_elastic_arguments(parser: argparse.ArgumentParser) -> None:
 def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
     """Refuse options that do not fit each other.
 
-    Args:
-        config: the configuration, if one is given.
-
     Raises:
         ConfigError: the configuration, or another option, says how many workers there are, or one is missing.
     """
@@ -102,9 +99,6 @@ def check_elastic(args: argparse.Namespace, config: Config | None) -> None:
 
 def seconds(text: str) -> float:
     """Read a number of seconds.
-
-    Args:
-        text: of an option.
 
     Raises:
         argparse.ArgumentTypeError: it is none.

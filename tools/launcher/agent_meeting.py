@@ -29,12 +29,7 @@ _QUIET, _REMINDED = 5.0, 30.0
 
 
 class AgentMeeting:
-    """One agent among others.
-
-    Args:
-        state: what it knows.
-        say: takes what a person who waits wants to know.
-    """
+    """One agent among others; `say` takes what a person who waits wants to know."""
 
     def __init__(self, state: AgentState, say: Callable[[str], None] = lambda words: None) -> None:
         self._state, self._lead, self._say = state, Lead(state), say
@@ -52,7 +47,12 @@ class AgentMeeting:
         self._spawn(self._look_around())
 
     def meet(self, report: agent_view.HostReport | None, impatient: Callable[[], bool]) -> agent_view.Part | None:
-        """Form the next generation with the others; None: there is none."""
+        """Form the next generation with the others; None: there is none.
+
+        Args:
+            report: how this host's part of the last one ended; None: there was none.
+            impatient: whether to give up.
+        """
         state = self._state
         if report is not None:
             self._note_snapshots(None)
@@ -116,7 +116,7 @@ class AgentMeeting:
         """Say goodbye, and close all connections."""
         state = self._state
         kind = "leave" if state.over is None else "beat"
-        wires = [wire for wire in (state.leader, *(peer.wire for peer in state.peers.values())) if wire is not None]
+        wires = state.wires
         for wire in wires:
             wire.post(kind)
             wire.close()
@@ -142,9 +142,8 @@ class AgentMeeting:
         """Give signs of life, and miss those of others."""
         state = self._state
         while True:
-            for wire in (state.leader, *(peer.wire for peer in state.peers.values())):
-                if wire is not None:
-                    wire.post("beat")
+            for wire in state.wires:
+                wire.post("beat")
             await asyncio.sleep(state.heartbeat / 2)
             state.drop_silent()
 
@@ -264,7 +263,8 @@ class AgentMeeting:
             return
         if message["type"] != "hello":
             return
-        seat, views = agent_view.Seat(**message["seat"]), agent_peers.views_of(message["views"])
+        seat = agent_view.Seat(**message["seat"])
+        views = tuple(agent_view.GenerationHosts.of(view) for view in message["views"])
         kind = state.answer_to(seat, views)
         wire.post(kind, agent=state.own.agent, leader=state.leader_address)
         await wire.drained()
@@ -293,11 +293,8 @@ class AgentMeeting:
             self._snapshot(message, data, peer.wire)
         elif kind == "ended":
             peer.report = agent_view.HostReport(**message["report"]) if message["report"] is not None else None
-            peer.generation, peer.have, peer.is_idle = (
-                message["generation"],
-                agent_peers.versions_of(message["have"]),
-                True,
-            )
+            peer.generation, peer.have = message["generation"], agent_peers.versions_of(message["have"])
+            peer.is_idle = True
         elif kind == "prepared":
             peer.prepared, peer.ports = int(message["generation"]), [int(port) for port in message["ports"]]
         elif kind == "request":
@@ -367,11 +364,7 @@ class AgentMeeting:
 
 
 class Lead:
-    """What an agent does while it leads.
-
-    Args:
-        state: what it knows.
-    """
+    """What an agent does while it leads."""
 
     def __init__(self, state: AgentState) -> None:
         self._state = state
@@ -438,7 +431,8 @@ class Lead:
     def _known(self) -> list[agent_view.GenerationHosts]:
         """Return the last generation that began, as far as those who are here know, and what was prepared since."""
         state = self._state
-        begun = max([state.current, *(peer.views[0] for peer in state.peers.values() if peer.views)], key=_number)
+        theirs = [peer.views[0] for peer in state.peers.values() if peer.views]
+        begun = max([state.current, *theirs], key=lambda view: view.generation)
         views = [*state.views, *(view for peer in state.peers.values() for view in peer.views)]
         return [begun, *(view for view in views if view.generation > begun.generation)]
 
@@ -451,17 +445,14 @@ class Lead:
     def _losses(self) -> agent_view.Losses:
         """Return who is lost, besides hosts; where one of these is lost, its workers are what others failed for."""
         state, view = self._state, self._known()[0]
+        reports = self._reports(view.generation)
+        found = agent_view.losses(reports)
         missing = [seat for seat in view.seats if seat.agent not in state.present]
-        found = agent_view.losses(self._reports(view.generation))
-        if missing:
-            words = [state.lost.get(seat.agent, f"host {seat.address} is lost") for seat in missing]
-            return replace(
-                found if found.words and self._was_killed(view) else agent_view.Losses(), words=", ".join(words)
-            )
-        return found
-
-    def _was_killed(self, view: agent_view.GenerationHosts) -> bool:
-        return any(report.was_killed for report in self._reports(view.generation))
+        if not missing:
+            return found
+        words = ", ".join(state.lost.get(seat.agent, f"host {seat.address} is lost") for seat in missing)
+        was_killed = found.words and any(report.was_killed for report in reports)
+        return replace(found if was_killed else agent_view.Losses(), words=words)
 
     def _next(self) -> agent_view.GenerationHosts | None:
         """Return the next view, once it can be told; None: not yet."""
@@ -544,10 +535,6 @@ class Lead:
         return self._state.leads and all(agent in self._state.present for agent in view.agents)
 
 
-def _number(view: agent_view.GenerationHosts) -> int:
-    return view.generation
-
-
 def _place(view: agent_view.GenerationHosts, seat: agent_view.Seat) -> int:
     """Return the place of a host in a view; new ones come last."""
     return view.agents.index(seat.agent) if seat.agent in view.agents else len(view.seats)
@@ -596,11 +583,8 @@ class AgentState:
     """What an agent knows.
 
     Args:
-        way: how the hosts meet.
-        bounds: how many workers there may be.
         own: its seat, without an address yet.
         owned: the memory of the job on this host.
-        ports: finds free ones.
     """
 
     def __init__(
@@ -631,11 +615,7 @@ class AgentState:
         self.spawn: Callable[[Coroutine[Any, Any, None]], None]
 
     async def open(self, answer: Callable[[agent_peers.Wire, agent_peers.Message], Coroutine[Any, Any, None]]) -> None:
-        """Listen: at the first endpoint that is here, else at any port.
-
-        Args:
-            answer: is given who calls.
-        """
+        """Listen: at the first endpoint that is here, else at any port; who calls is given to `answer`."""
         host = self.way.address or agent_peers.own_address(self.endpoints[0])
         here = [endpoint for endpoint in self.endpoints if agent_peers.is_at(endpoint, host)]
         self.door = agent_peers.Door(self.way.token, _CALL * self.heartbeat, answer)
@@ -658,6 +638,12 @@ class AgentState:
     def present(self) -> set[str]:
         """The agents that reach each other, if this one leads."""
         return {self.own.agent, *self.peers}
+
+    @property
+    def wires(self) -> list[agent_peers.Wire]:
+        """The ways to all agents that this one follows or leads."""
+        followers = [peer.wire for peer in self.peers.values()]
+        return [self.leader, *followers] if self.leader is not None else followers
 
     @property
     def leader_address(self) -> str:
@@ -716,10 +702,6 @@ class AgentState:
         """Note what an answer says of an agent that was there: where another one answers, or none, it has ended.
 
         That counts soon after the last news of it only: later it may have ended after it went on without this host.
-
-        Args:
-            address: that was called.
-            answer: what became of that.
         """
         if answer.kind == "silent":
             return
@@ -729,11 +711,7 @@ class AgentState:
                 self.ended.add(seat.agent)
 
     def answer_to(self, seat: agent_view.Seat, views: tuple[agent_view.GenerationHosts, ...]) -> str:
-        """Return what to answer who wants to follow.
-
-        Args:
-            views: that it knows.
-        """
+        """Return what to answer who wants to follow, and knows some views."""
         theirs = views[0].generation if views else 0
         if not self.leads or theirs > self.current.generation:
             return "see"
@@ -755,12 +733,7 @@ class AgentState:
     # ------------------------------------------------------------------------------------------------ who is lost
 
     def lose(self, agent: str, how: str) -> None:
-        """Have one who followed no more.
-
-        Args:
-            agent: its name.
-            how: what it did.
-        """
+        """Have one who followed no more, and note what it did."""
         peer = self.peers.pop(agent)
         peer.wire.close()
         self._news[agent] = peer.wire.heard
@@ -768,11 +741,7 @@ class AgentState:
         self.trouble_since = time.monotonic()
 
     def lose_leader(self, words: str) -> None:
-        """Follow nobody any more.
-
-        Args:
-            words: why.
-        """
+        """Follow nobody any more, and note why."""
         if self.leader is not None:
             self.leader.close()
             self._news = dict.fromkeys(self.current.agents, self.leader.heard)
@@ -798,11 +767,7 @@ class AgentState:
         self.peers.clear()
 
     def hear_of(self, leader: str, generation: int) -> None:
-        """Note who leads; who leads an older generation stops to.
-
-        Args:
-            leader: its address.
-        """
+        """Note at which address somebody leads; who leads an older generation stops to."""
         if generation > self.current.generation and leader != self.own.address:
             self._hint = leader
             if self.leads:
@@ -839,11 +804,7 @@ class AgentState:
             self.views = (agent_view.asked_for_more(self.views[0]), *self.views[1:])
 
     def tell_worker_0(self, kind: str) -> None:
-        """Tell the host of worker 0 something.
-
-        Args:
-            kind: of message.
-        """
+        """Send the host of worker 0 a kind of message."""
         for seat in self.current.seats:
             if 0 in self.current.ranks(seat.agent):
                 if seat.agent == self.own.agent:
@@ -862,21 +823,12 @@ class AgentState:
         return None
 
     def free_ports(self, view: agent_view.GenerationHosts) -> list[int]:
-        """Return ports for this host's processes.
-
-        Args:
-            view: of the generation.
-        """
+        """Return ports for this host's processes in a generation."""
         serves = view.agents[0] == self.own.agent
         return self._ports(len(view.ranks(self.own.agent)) + (self.auxiliary if serves else 0))
 
     def commit(self, view: agent_view.GenerationHosts, addresses: tuple[str, ...]) -> agent_view.Part:
-        """Begin a generation.
-
-        Args:
-            view: its hosts.
-            addresses: of its workers, and of what serves them.
-        """
+        """Begin a generation, given the addresses of its workers and of what serves them."""
         self.views, self.ended, self.lost, self.copying, self._news = (view,), set(), {}, {}, {}
         self.report, self.told, self.prepare, self.begin, self.lets_join = None, None, None, None, False
         ranks, serves = view.ranks(self.own.agent), view.agents[0] == self.own.agent

@@ -55,10 +55,6 @@ class WireError(Exception):
 class Wire:
     """One connection to another agent.
 
-    Args:
-        reader: of the connection.
-        writer: of the connection.
-
     Attributes:
         heard: when a message came last, by `time.monotonic`.
         is_open: the connection has not ended.
@@ -70,12 +66,7 @@ class Wire:
         self.heard, self.is_open = time.monotonic(), True
 
     async def greet(self, token: bytes, *, is_caller: bool) -> None:
-        """Agree upon a key.
-
-        Args:
-            token: of the job.
-            is_caller: this side has connected.
-        """
+        """Agree upon a key, given the token of the job and whether this side has connected."""
         mine = secrets.token_bytes(_NONCE)
         self._writer.write(mine)
         theirs = await asyncio.wait_for(self._reader.readexactly(_NONCE), _PATIENCE)
@@ -83,12 +74,7 @@ class Wire:
         self._key, self._is_caller = hmac.digest(token, b"autograph agents" + both, "sha256"), is_caller
 
     def post(self, kind: str, data: bytes = b"", **said: Any) -> None:
-        """Send a message, and wait for nothing.
-
-        Args:
-            data: what goes with it.
-            **said: what it says.
-        """
+        """Send a message that says something, and data with it; wait for nothing."""
         if not self.is_open:
             return
         text = json.dumps({"type": kind, **said}).encode()
@@ -193,7 +179,6 @@ class Door:
     """Where an agent listens, and from where it calls.
 
     Args:
-        token: of the job.
         patience: seconds to wait for an answer.
         answer: is given who calls: the connection and the first message.
     """
@@ -245,13 +230,7 @@ class Door:
         return self._places[host]
 
     async def call(self, address: str, kind: str, **said: Any) -> CallAnswer:
-        """Call another agent.
-
-        Args:
-            address: where it listens.
-            kind: `hello` or `knock`.
-            **said: what to say.
-        """
+        """Call another agent where it listens, with a `hello` or a `knock` that says something."""
         host, _, port = address.rpartition(":")
         place = self._place(host.strip("[]"))
         if not place:
@@ -303,10 +282,7 @@ class Door:
 
 
 def own_address(endpoint: str) -> str:
-    """Return the address of this host from which another is reached.
-
-    Args:
-        endpoint: `host:port` of the other.
+    """Return the address of this host from which another (`host:port`) is reached.
 
     Raises:
         ClusterError: the host is not known.
@@ -322,11 +298,7 @@ def own_address(endpoint: str) -> str:
 
 
 def is_at(endpoint: str, host: str) -> bool:
-    """Return whether an endpoint is at an address of this host.
-
-    Args:
-        endpoint: `host:port`.
-    """
+    """Return whether an endpoint (`host:port`) is at an address of this host."""
     name, _, port = endpoint.rpartition(":")
     with suppress(OSError):
         return host in {str(found[4][0]) for found in socket.getaddrinfo(name.strip("[]"), int(port))} | {name}
@@ -336,25 +308,6 @@ def is_at(endpoint: str, host: str) -> bool:
 def joined(host: str, ports: Iterable[int]) -> list[str]:
     """Return addresses at a host."""
     return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for port in ports]
-
-
-def report_of(said: object) -> HostReport | None:
-    """Read a report from a message.
-
-    Args:
-        said: plain data, or nothing.
-    """
-    return HostReport(**said) if isinstance(said, dict) else None
-
-
-def views_of(said: object) -> tuple[GenerationHosts, ...]:
-    """Read views from a message.
-
-    Args:
-        said: plain data.
-    """
-    assert isinstance(said, list), json.dumps(said)
-    return tuple(GenerationHosts.of(view) for view in said)
 
 
 # The snapshots that a host has: which version of each, sent to another host in pieces, and never half a one.
@@ -371,14 +324,7 @@ _SUFFIX = ".npz"
 
 
 class HostSnapshots:
-    """The snapshots of a host.
-
-    Args:
-        folder: where they are.
-
-    Attributes:
-        versions: of each.
-    """
+    """The snapshots of a host in a folder, and the version of each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -401,11 +347,7 @@ class HostSnapshots:
         return found
 
     async def send(self, wire: Wire, name: str) -> None:
-        """Send a snapshot to another host.
-
-        Args:
-            wire: leads there.
-        """
+        """Send a snapshot to another host."""
         version = self.versions[name]
         with open(self._path(name), "rb") as file:  # a newer one has another file
             size, at = os.fstat(file.fileno()).st_size, 0
@@ -417,16 +359,11 @@ class HostSnapshots:
                 await asyncio.sleep(0)
 
     def take(self, message: Message, data: bytes) -> bool:
-        """Keep a piece of a snapshot; return whether it is whole now.
-
-        Args:
-            message: says what it is a piece of.
-        """
+        """Keep a piece of the snapshot that a message names; return whether it is whole now."""
         name, version, at = str(message["name"]), message["version"], int(message["at"])
-        new = self._path(f"coming-{name}") if _NAME.fullmatch(name) else None
-        if new is None:
+        if not _NAME.fullmatch(name):
             return False
-        new = new.with_suffix(".part")
+        new = self.folder / f"coming-{name}.part"
         with open(new, "wb" if at == 0 else "ab") as file:
             if file.tell() != at:
                 return False  # the rest of another
@@ -439,11 +376,7 @@ class HostSnapshots:
         return True
 
     def keep_only(self, versions: Mapping[str, Version]) -> None:
-        """Forget the snapshots that are none of these.
-
-        Args:
-            versions: of those that count.
-        """
+        """Forget the snapshots that are not of these versions."""
         for name in [name for name, version in self.versions.items() if versions.get(name) != version]:
             self._path(name).unlink(missing_ok=True)
             del self.versions[name]
@@ -454,10 +387,6 @@ class HostSnapshots:
 
 
 def versions_of(said: object) -> dict[str, Version]:
-    """Read versions from a message.
-
-    Args:
-        said: what it says.
-    """
+    """Read versions from what a message says."""
     assert isinstance(said, dict)
     return {str(name): (int(version[0]), int(version[1])) for name, version in said.items()}

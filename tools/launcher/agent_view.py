@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
-
-from autograph_rewrite.runtime.job.job_memory import JobMemory
+from typing import Any
 
 WORKER = "worker "
 
@@ -118,11 +116,7 @@ class Losses:
 
 
 def losses(reports: Iterable[HostReport]) -> Losses:
-    """Return who is lost: who failed, unless it waited in vain for others.
-
-    Args:
-        reports: of all hosts, in the order in which they came.
-    """
+    """Return who is lost, given all reports as they came: who failed, unless it waited in vain for others."""
     found = sorted((r for r in reports if r.words), key=lambda r: (r.joins, not r.was_killed))
     if not found:
         return Losses()
@@ -160,13 +154,7 @@ def cut_off(blames: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
 
 
 def may_go_on(view: GenerationHosts, present: Collection[str], ended: Collection[str] = ()) -> bool:
-    """Return whether some of the agents of a view may form the next one.
-
-    Args:
-        view: the last one.
-        present: the agents that reach each other.
-        ended: those that are known to have ended.
-    """
+    """Return whether the agents that are present may form the next view; some are known to have ended."""
     counted = [agent for agent in view.agents if agent not in ended or agent in present]
     votes = sum(agent in present for agent in counted)
     return 2 * votes > len(counted) or (2 * votes == len(counted) and (not counted or counted[0] in present))
@@ -175,13 +163,11 @@ def may_go_on(view: GenerationHosts, present: Collection[str], ended: Collection
 def following(
     view: GenerationHosts, lost: Losses, has_stepped: bool, present: Sequence[Seat], bounds: Bounds
 ) -> GenerationHosts | None:
-    """Return the next view; None if too few would be left.
+    """Return the view after the last one; None if too few would be left.
 
     Args:
-        view: the last one.
-        has_stepped: it has done a step.
+        has_stepped: whether the last one has done a step.
         present: the seats of all hosts that are there, as they came; the first leads.
-        bounds: of the number of workers.
     """
     restarts = view.restarts
     if lost.auxiliary and not has_stepped:  # a server that never serves would be replaced for ever
@@ -210,13 +196,7 @@ def asked_for_more(view: GenerationHosts) -> GenerationHosts:
 
 
 def can_join(view: GenerationHosts, others: Iterable[Seat], bounds: Bounds) -> int:
-    """Return how many workers wait for the end of an epoch.
-
-    Args:
-        view: the one that runs.
-        others: hosts that are not in it yet.
-        bounds: of the number of workers.
-    """
+    """Return how many workers of the view that runs, and of hosts that are not in it yet, wait for an epoch's end."""
     waiting = sum(seat.ready for seat in view.seats) + sum(seat.places for seat in others)
     return max(0, min(waiting, bounds.most - view.workers))
 
@@ -253,27 +233,3 @@ class Part:
     """Whether it is the first host."""
     lease: float = 0.0
     """For how many seconds its workers go on without news of other hosts; 0: there are none."""
-
-
-class Group(Protocol):
-    """The agents of a job, as one of them sees it."""
-
-    why: str
-    """Why the last generation ended."""
-
-    def meet(self, report: HostReport | None, impatient: Callable[[], bool]) -> Part | None:
-        """Form the next generation with the others; None: there is none.
-
-        Args:
-            report: how this host's part of the last one ended; None: there was none.
-            impatient: whether to give up.
-        """
-
-    def look(self, memory: JobMemory) -> str | None:
-        """While a generation runs: hear of the others; return why it is to end, if it is."""
-
-    def request(self) -> None:
-        """Ask for as many workers as there may be."""
-
-    def leave(self) -> None:
-        """Take part no more."""

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autograph_rewrite.cluster.membership import membership_of
 from autograph_rewrite.config.config import Config
@@ -28,27 +28,23 @@ from autograph_rewrite.errors import CheckpointError, ClusterError, RewriteError
 from autograph_rewrite.runtime.job import liveness
 from autograph_rewrite.runtime.job.job_memory import JobMemory
 from autograph_rewrite.runtime.job.liveness import is_of_the_job
-from autograph_rewrite.tools.launcher.process import Task, libc, prepare
-from autograph_rewrite.tools.launcher.run_script import execute
+from autograph_rewrite.tools.launcher.process import StartedProcess, Task, libc, prepare
+from autograph_rewrite.tools.launcher.run_script import FLUSH, INTERRUPTED, PACKAGE, execute
 
-PACKAGE = "autograph_rewrite"
-FLUSH = 0.3
-"""Seconds in which gRPC sends what others may still wait for: TensorFlow is not tidied up, which takes a second."""
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def import_once() -> None:
     """Import what all workers need."""
     package = importlib.import_module(PACKAGE)
-    importlib.import_module("tensorflow")
-    importlib.import_module("keras")
-    importlib.import_module(f"{PACKAGE}.runtime.keras_fit")
+    for module in ("tensorflow", "keras", f"{PACKAGE}.runtime.keras_fit"):
+        importlib.import_module(module)
     for name in package.__all__:
         getattr(package, name)
 
 
-class ForkedChild:
-    """A process that was forked; the launcher treats it as one that it has started.
+class ForkedChild(StartedProcess):
+    """A process that was forked.
 
     Args:
         task: who it is: its command is a script and the script's arguments.
@@ -56,55 +52,52 @@ class ForkedChild:
     """
 
     def __init__(self, task: Task, body: Callable[[Task], int]) -> None:
-        self.task = task
-        self.code: int | None = None
-        out, err = os.pipe(), os.pipe()
-        self.pipes = (out[0], err[0])
-        prepared = functools.partial(prepare, os.getpid(), task.core, libc())
+        self._body = body
+        super().__init__(task, pipes=True)
+
+    def _start(self, outputs: Sequence[int]) -> int:
+        prepared = functools.partial(prepare, os.getpid(), self.task.core, libc())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the child is no launcher any more
-        self.pid = os.fork()
-        if not self.pid:
-            _become(task, body, prepared, (out[1], err[1]), mask)
+        pid = os.fork()
+        if not pid:
+            self._become(prepared, outputs, mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(out[1])
-        os.close(err[1])
+        return pid
 
-    def has_ended(self) -> bool:
-        """Whether it has ended; what it left behind in its group is killed then."""
-        if self.code is not None:
-            return True
-        if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return False
-        self.send(signal.SIGKILL)
-        self._reap()
-        return True
+    def _become(self, prepared: Callable[[], None], outputs: Sequence[int], mask: set[int | signal.Signals]) -> None:
+        """Be a process of its own, which calls `prepared` first and keeps blocking `mask`; never return."""
+        code = 1
+        try:
+            os.setsid()
+            prepared()
+            for number in HANDLED:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            _leave_sockets()
+            os.dup2(outputs[0], 1)
+            os.dup2(outputs[1], 2)
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            os.environ.update(self.task.environment)
+            atexit._clear()
+            code = self._body(self.task)
+            threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
+            atexit._run_exitfuncs()
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            time.sleep(FLUSH)  # TensorFlow is not tidied up, which takes a second
+            os._exit(code)
 
-    def send(self, number: int) -> None:
-        """Send a signal to it and to whatever it started."""
-        if self.code is not None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                os.kill(self.pid, number)  # it does not lead its group yet; never both: a second Ctrl-C is in a hurry
-
-    def is_stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP, a debugger)."""
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "Tt"
-        return False
-
-    def close(self) -> None:
-        """Wait until it has ended, and read no more of what it wrote."""
-        if self.code is None:
-            self._reap()
-        for pipe in self.pipes:
-            os.close(pipe)
-
-    def _reap(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        self.code = os.waitstatus_to_exitcode(status)
+    def _wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def run_script(task: Task, heartbeat: float, *, module: bool) -> int:
@@ -155,49 +148,3 @@ def _leave_sockets() -> None:
             with contextlib.suppress(OSError):
                 if int(name) > 2 and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     os.dup2(0, int(name))  # the number stays taken: an object that has it may close it
-
-
-def _become(
-    task: Task,
-    body: Callable[[Task], int],
-    prepared: Callable[[], None],
-    pipes: tuple[int, int],
-    mask: set[int | signal.Signals],
-) -> None:
-    """Be a process of its own; never return.
-
-    Args:
-        body: what it does; returns its exit code.
-        prepared: is called first.
-        pipes: what it writes into.
-        mask: signals that stay blocked.
-    """
-    code = 1
-    try:
-        os.setsid()
-        prepared()
-        for number in HANDLED:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        _leave_sockets()
-        os.dup2(pipes[0], 1)
-        os.dup2(pipes[1], 2)
-        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        os.environ.update(task.environment)
-        atexit._clear()
-        code = body(task)
-        threading._shutdown()  # type: ignore[attr-defined] # as Python ends, and `multiprocessing` ends what it has forked: pools of threads, too
-        atexit._run_exitfuncs()
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        time.sleep(FLUSH)
-        os._exit(code)

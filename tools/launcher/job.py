@@ -15,14 +15,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from autograph_rewrite.tools.launcher.output import Form, Output, opened
-from autograph_rewrite.tools.launcher.process import Child, Task
+from autograph_rewrite.tools.launcher.process import Child, StartedProcess, Task
 
 # One attempt to run a job: all processes started, until all have ended, one has failed, or a stop was requested.
 #
@@ -73,29 +73,6 @@ class Outcome:
         return any(words in text for words in _PORT_TAKEN)
 
 
-class Started(Protocol):
-    """A process that was started."""
-
-    task: Task
-
-    @property
-    def code(self) -> int | None:
-        """The exit code, once it was seen to have ended; negative: the signal that killed it."""
-
-    @property
-    def pipes(self) -> tuple[int, int]:
-        """The descriptors of its stdout and stderr."""
-
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-
-    def send(self, number: int) -> None:
-        """Send a signal to it and to whatever it started."""
-
-    def close(self) -> None:
-        """Wait until it has ended, and read no more of what it wrote."""
-
-
 @dataclass(frozen=True)
 class EndReason:
     """Why an attempt is to be ended although nobody has failed."""
@@ -105,21 +82,13 @@ class EndReason:
     """The process that is not there any more."""
 
 
-def _no_reason(_: Sequence[Started]) -> EndReason | None:
-    return None
-
-
-def _start_child(task: Task, pipes: bool) -> Started:
-    return Child(task, pipes=pipes)
-
-
 @dataclass(frozen=True)
 class Manner:
     """How processes are started, watched and ended."""
 
-    start: Callable[[Task, bool], Started] = _start_child
+    start: Callable[[Task, bool], StartedProcess] = Child
     """Starts one, given whether the launcher reads what it writes."""
-    look: Callable[[Sequence[Started]], EndReason | None] = _no_reason
+    look: Callable[[Sequence[StartedProcess]], EndReason | None] = lambda running: None
     """Looks at those that run for a reason to end them."""
     is_hasty: bool = False
     """After a failure nobody is waited for: those that are left have nothing to save."""
@@ -142,34 +111,24 @@ class Signals:
 
 
 class Attempt:
-    """The processes of one start."""
+    """The processes of one start.
+
+    Args:
+        output: takes what the processes write; None: they write where the launcher does.
+        grace: how many seconds a process has to end by itself before it is killed.
+        signals: what the launcher is asked for meanwhile.
+        deadline: when time is up, by `time.monotonic`.
+    """
 
     def __init__(
-        self,
-        output: Output | None,
-        grace: float,
-        signals: Signals,
-        deadline: float | None,
-        manner: Manner = USUAL,
+        self, output: Output | None, grace: float, signals: Signals, deadline: float | None, manner: Manner
     ) -> None:
-        """Prepare to run.
-
-        Args:
-            output: takes what the processes write; None: they write where the launcher does.
-            grace: how many seconds a process has to end by itself before it is killed.
-            signals: what the launcher is asked for meanwhile.
-            deadline: when time is up, by `time.monotonic`.
-            manner: how they are started, watched and ended.
-        """
-        self._children: list[Started] = []
-        self._manner = manner
+        self._output, self._grace, self._signals = output, grace, signals
+        self._deadline, self._manner = deadline, manner
+        self._children: list[StartedProcess] = []
         self._reason: EndReason | None = None
         self._killed: tuple[str, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._output = output
-        self._grace = grace
-        self._signals = signals
-        self._deadline = deadline
 
     def run(self, tasks: Sequence[Task]) -> Outcome:
         """Start the processes and stay until all have ended."""
@@ -197,7 +156,7 @@ class Attempt:
             for pipe, writer in zip(child.pipes, self._output[task.name], strict=True):
                 self._selector.register(pipe, selectors.EVENT_READ, writer)
 
-    def _wait(self) -> tuple[Started | None, tuple[str, ...]]:
+    def _wait(self) -> tuple[StartedProcess | None, tuple[str, ...]]:
         """Wait until there is a reason to stop; return who failed, or who is late."""
         while self._signals.received is None:
             ended = [child for child in self._children if child.has_ended()]
@@ -236,7 +195,7 @@ class Attempt:
         while self._selector.get_map() and time.monotonic() < patience:
             self._pump()
 
-    def _await(self, children: Sequence[Started], patience: float, asked: int | None) -> None:
+    def _await(self, children: Sequence[StartedProcess], patience: float, asked: int | None) -> None:
         """Wait until some have ended, time is up, or another signal comes: the user is in a hurry."""
         while not _have_ended(children) and time.monotonic() < patience and self._signals.received == asked:
             self._pump()
@@ -258,7 +217,7 @@ class Attempt:
             child.close()
 
 
-def _have_ended(children: Sequence[Started]) -> bool:
+def _have_ended(children: Sequence[StartedProcess]) -> bool:
     return all([child.has_ended() for child in children])  # a list: each of them is looked at
 
 
@@ -369,29 +328,15 @@ def start(
     is_first: bool,
     manner: Manner = USUAL,
 ) -> Outcome:
-    """Start the processes of a job once, and stay until all have ended.
-
-    Args:
-        options: how to run them.
-        signals: what the launcher is asked for meanwhile.
-        deadline: when time is up, by `time.monotonic`.
-        is_first: whether logs begin with it.
-        manner: how they are started, watched and ended.
-    """
-    if not options.prefixed:
-        return Attempt(None, options.grace, signals, deadline, manner).run(tasks)
-    with opened([task.name for task in tasks], options.log_dir, append=not is_first, forms=options.forms) as output:
+    """Start the processes of a job once, and stay until all have ended; logs begin with the first start."""
+    names = [task.name for task in tasks]
+    files = opened(names, options.log_dir, append=not is_first, forms=options.forms)
+    with files if options.prefixed else nullcontext() as output:
         return Attempt(output, options.grace, signals, deadline, manner).run(tasks)
 
 
 def explain(outcome: Outcome, options: LaunchOptions, received: int | None) -> None:
-    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen.
-
-    Args:
-        outcome: of its last start.
-        options: how it was run.
-        received: the signal that ended it.
-    """
+    """Say why the job did not end well; what the failed process said last stands at the end, where it is seen."""
     if received is not None:
         killed = f"; killed, as they had not ended by then: {', '.join(outcome.killed)}" if outcome.killed else ""
         say(options, f"stopped by {signal_name(received)}{killed}")
@@ -408,12 +353,7 @@ def say(options: LaunchOptions, *lines: str) -> None:
 
 
 def exit_code(outcome: Outcome, received: int | None) -> int:
-    """Return the launcher's exit code.
-
-    Args:
-        outcome: of the last start.
-        received: the signal that ended it.
-    """
+    """Return the launcher's exit code, given how the last start ended, and by which signal."""
     if received is not None:
         return BY_SIGNAL + received
     if outcome.late:
@@ -422,6 +362,6 @@ def exit_code(outcome: Outcome, received: int | None) -> int:
 
 
 def _process(name: str, code: int) -> dict[str, Any]:
-    if code < 0:
-        return {"name": name, "exit_code": None, "signal": signal_name(-code)}
-    return {"name": name, "exit_code": code, "signal": None}
+    was_killed = code < 0
+    signalled = signal_name(-code) if was_killed else None
+    return {"name": name, "exit_code": None if was_killed else code, "signal": signalled}

@@ -21,7 +21,7 @@ from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.job_memory import EXPELLED, RANK, JobMemory, OwnedMemory
 from autograph_rewrite.tools.launcher import agent_view
 from autograph_rewrite.tools.launcher.agent_arguments import TOKEN
-from autograph_rewrite.tools.launcher.agent_meeting import AgentState, Way
+from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting, AgentState, Way
 from autograph_rewrite.tools.launcher.forked import ForkedChild, import_once, run_script
 from autograph_rewrite.tools.launcher.job import (
     EndReason,
@@ -30,14 +30,13 @@ from autograph_rewrite.tools.launcher.job import (
     Manner,
     Outcome,
     Signals,
-    Started,
     exit_code,
     explain,
     noted_signals,
     say,
     start,
 )
-from autograph_rewrite.tools.launcher.process import Task
+from autograph_rewrite.tools.launcher.process import StartedProcess, Task
 from autograph_rewrite.tools.launcher.script import environment
 
 Made = Callable[[Sequence[Membership], Mapping[str, str], tuple[str, ...]], list[Task]]
@@ -49,9 +48,7 @@ def run_elastic(
     """Run a job that goes on without workers that are lost; return the summary.
 
     Args:
-        args: the options.
         made: makes processes, given who they are, what they find in their environment, and what they run.
-        ports: finds free ones.
     """
     least, most = args.elastic
     bounds = agent_view.Bounds(least, most, args.heartbeat)
@@ -71,34 +68,23 @@ def run_elastic(
     with OwnedMemory() as owned:
         if kept is not None and kept.restore(owned.folder):
             say(options, f"goes on from the snapshot in {args.snapshot_dir}")
-        group = _group(args, bounds, ports, owned, options)
+        group: Group
+        if args.rdzv_endpoint:
+            token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
+            way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
+            state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
+            state.restarts, state.auxiliary = args.restart, args.ps or 0
+            group = AgentMeeting(state, functools.partial(say, options))
+        else:
+            group = OnlyAgent(bounds, args.restart, args.ps or 0, ports)
         body = functools.partial(run_script, heartbeat=args.heartbeat, module=args.module)
-        job = Elastic(tasks, body, options, bounds)
-        summary = job.run(group, owned)
+        job = Elastic(tasks, body, options, args.heartbeat, group, owned)
+        summary = job.run()
         if kept is not None and not summary.exit_code:
             kept.clear()
         elif kept is not None and kept.keep(owned.folder):
             say(options, f"the last snapshot is in {args.snapshot_dir}: the same command goes on from there")
     return {**summary.data(), "generations": [generation.data() for generation in job.generations]}
-
-
-def _group(
-    args: argparse.Namespace,
-    bounds: agent_view.Bounds,
-    ports: agent_view.Ports,
-    owned: OwnedMemory,
-    options: LaunchOptions,
-) -> agent_view.Group:
-    """Return who decides."""
-    if not args.rdzv_endpoint:
-        return OnlyAgent(bounds, args.restart, args.ps or 0, ports)
-    from autograph_rewrite.tools.launcher.agent_meeting import AgentMeeting  # a network, for those who have one
-
-    token = os.environ.pop(TOKEN).encode()  # scripts have no use for it
-    way = Way(args.rdzv_endpoint, token, args.address, args.rdzv_wait, args.rdzv_timeout)
-    state = AgentState(way, bounds, agent_view.Seat("", "", args.nproc_per_node), owned, ports)
-    state.restarts, state.auxiliary = args.restart, args.ps or 0
-    return AgentMeeting(state, functools.partial(say, options))
 
 
 # Run an elastic job: when a worker is lost, the others go on as the next generation, from a snapshot in memory.
@@ -138,13 +124,14 @@ class Generation:
 
 
 class Elastic:
-    """Runs one host's part of an elastic job.
+    """Runs one host's part of an elastic job, once TensorFlow is imported.
 
     Args:
         tasks: makes the processes of a generation, given this host's part of it and its memory.
         body: what each process does.
-        options: how to run them.
-        bounds: how many workers there may be.
+        heartbeat: seconds from one sign of life of a worker to the next.
+        group: decides who goes on.
+        owned: the memory of the job on this host.
     """
 
     def __init__(
@@ -152,33 +139,29 @@ class Elastic:
         tasks: Callable[[agent_view.Part, JobMemory], Sequence[Task]],
         body: Callable[[Task], int],
         options: LaunchOptions,
-        bounds: agent_view.Bounds,
+        heartbeat: float,
+        group: Group,
+        owned: OwnedMemory,
     ) -> None:
-        self._tasks, self._body, self._options, self._bounds = tasks, body, options, bounds
+        self._tasks, self._body, self._options = tasks, body, options
+        self._heartbeat, self._group, self._owned = heartbeat, group, owned
         self.generations: list[Generation] = []
 
-    def run(self, group: agent_view.Group, owned: OwnedMemory) -> JobSummary:
-        """Run the job to its end.
-
-        Args:
-            group: decides who goes on; TensorFlow is imported already.
-            owned: the memory of the job on this host.
-        """
+    def run(self) -> JobSummary:
+        """Run the job to its end."""
         began = time.monotonic()
         deadline = None if self._options.timeout is None else began + self._options.timeout
-        with noted_signals() as signals, _noted_requests(group):
+        with noted_signals() as signals, _noted_requests(self._group):
             try:
-                outcome = self._generations(group, owned, signals, deadline)
+                outcome = self._generations(signals, deadline)
             finally:
-                group.leave()
+                self._group.leave()
         explain(outcome, self._options, signals.received)
         code = exit_code(outcome, signals.received) if outcome.reason is None or signals.received else 1
         return JobSummary(code, max(0, len(self.generations) - 1), time.monotonic() - began, outcome)
 
-    def _generations(
-        self, group: agent_view.Group, owned: OwnedMemory, signals: Signals, deadline: float | None
-    ) -> Outcome:
-        outcome, report = Outcome({}), None
+    def _generations(self, signals: Signals, deadline: float | None) -> Outcome:
+        group, outcome, report = self._group, Outcome({}), None
         while True:
             number = len(self.generations)
             part = group.meet(report, lambda: signals.received is not None or _is_over(deadline))
@@ -195,61 +178,51 @@ class Elastic:
             if number:
                 counted = _counted(part.workers)
                 say(self._options, f"{group.why}: generation {part.generation} goes on with {counted}")
-            outcome, report = self._run(part, group, owned.begin(part.generation, part.lease), signals, deadline)
+            outcome, report = self._run(part, signals, deadline)
             if signals.received is not None or outcome.late:
                 return outcome
 
     def _run(
-        self,
-        part: agent_view.Part,
-        group: agent_view.Group,
-        memory: JobMemory,
-        signals: Signals,
-        deadline: float | None,
+        self, part: agent_view.Part, signals: Signals, deadline: float | None
     ) -> tuple[Outcome, agent_view.HostReport]:
         """Run this host's part of a generation; return how it ended, as the launcher and as the group has it."""
+        memory = self._owned.begin(part.generation, part.lease)
         mine = Generation(part.generation, part.workers)
         self.generations.append(mine)
-        manner = Manner(self._fork, lambda running: self._look(running, memory, group), is_hasty=True)
+        manner = Manner(
+            start=lambda task, _: ForkedChild(task, self._body),
+            look=lambda running: self._look(running, memory),
+            is_hasty=True,
+        )
         is_first = len(self.generations) == 1
         outcome = start(self._tasks(part, memory), self._options, signals, deadline, is_first=is_first, manner=manner)
         mine.ended, mine.stepped = time.time(), memory.stepped
         return outcome, report_of(outcome, memory)
 
-    def _fork(self, task: Task, _: bool) -> Started:
-        return ForkedChild(task, self._body)
-
-    def _look(self, running: Sequence[Started], memory: JobMemory, group: agent_view.Group) -> EndReason | None:
+    def _look(self, running: Sequence[StartedProcess], memory: JobMemory) -> EndReason | None:
         """Return who gives no sign of life, what the others say, or that some can join."""
         for child in running:
-            silence = memory.silence(int(child.task.environment[RANK])) / self._bounds.heartbeat
-            is_stopped = isinstance(child, ForkedChild) and child.is_stopped()
-            if silence > (STOPPED if is_stopped else SILENT):
-                self.generations[-1].silent = silence * self._bounds.heartbeat
+            silence, is_stopped = memory.silence(int(child.task.environment[RANK])), child.is_stopped()
+            if silence > (STOPPED if is_stopped else SILENT) * self._heartbeat:
+                self.generations[-1].silent = silence
                 how = "is stopped" if is_stopped else "gives no sign of life"
                 return EndReason(f"{child.task.name} {how}", child.task.name)
-        told = group.look(memory)
+        told = self._group.look(memory)
         if told is not None:
             return EndReason(told)
         return EndReason("others can join") if memory.waits else None
 
 
 def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
-    """Return what the other hosts are told of a part.
-
-    Args:
-        outcome: of this host's processes.
-        memory: of the generation.
-    """
-    reason = outcome.reason
+    """Return what the other hosts are told of this host's part of a generation."""
+    reason, failed, has_stepped = outcome.reason, outcome.failed or "", memory.stepped is not None
     joins = reason is not None and memory.waits
-    if reason is not None and reason.lost is None and not joins:
-        return agent_view.HostReport(has_stepped=memory.stepped is not None)
-    failed = outcome.failed or ""
-    if memory.is_refused and outcome.codes.get(failed, 0) > 0:  # nobody is lost: the job ends with that error
-        return agent_view.HostReport(has_stepped=memory.stepped is not None)
+    is_told = reason is not None and reason.lost is None and not joins
+    is_refused = memory.is_refused and outcome.codes.get(failed, 0) > 0  # nobody is lost: the job ends with that error
+    if is_told or is_refused:
+        return agent_view.HostReport(has_stepped=has_stepped)
     if not failed and not joins:
-        return agent_view.HostReport(ended_well=not outcome.late, has_stepped=memory.stepped is not None)
+        return agent_view.HostReport(ended_well=not outcome.late, has_stepped=has_stepped)
     alive = [
         int(name.removeprefix(agent_view.WORKER))
         for name, code in outcome.codes.items()
@@ -257,11 +230,11 @@ def report_of(outcome: Outcome, memory: JobMemory) -> agent_view.HostReport:
     ]
     was_killed = reason is not None or outcome.codes.get(failed, 0) <= 0
     blames = {str(rank): memory.blamed(rank) for rank in alive}
-    return agent_view.HostReport(outcome.problem, failed, was_killed, joins, False, memory.stepped is not None, blames)
+    return agent_view.HostReport(outcome.problem, failed, was_killed, joins, False, has_stepped, blames)
 
 
 @contextmanager
-def _noted_requests(group: agent_view.Group) -> Iterator[None]:
+def _noted_requests(group: Group) -> Iterator[None]:
     """Take SIGUSR1 as the request to let as many workers join as there may be."""
 
     def note(_: int, __: FrameType | None) -> None:
@@ -289,10 +262,8 @@ class OnlyAgent:
     """The only agent of a job.
 
     Args:
-        bounds: how many workers there may be.
         restarts: how many of them may be restarted.
         auxiliary: how many processes serve them.
-        ports: finds free ones.
     """
 
     def __init__(self, bounds: agent_view.Bounds, restarts: int, auxiliary: int, ports: agent_view.Ports) -> None:
@@ -330,6 +301,10 @@ class OnlyAgent:
         """Do nothing: nobody else is there."""
 
 
+Group = AgentMeeting | OnlyAgent
+"""The agents of a job, as one of them sees it."""
+
+
 # The folder in which an elastic job that has not come to its end leaves its snapshots, for the next one to go on from.
 #
 #     launch --elastic 2:4 --snapshot-dir kept train.py     SIGTERM ─► the last snapshot ─► kept/000001/loop.npz, seed
@@ -360,11 +335,7 @@ class KeptSnapshots:
             raise ConfigError(f"the folder {path} cannot be written", where="--snapshot-dir")
 
     def restore(self, memory: Path) -> bool:
-        """Copy what an earlier job has left into the memory of this one; return whether there was anything.
-
-        Args:
-            memory: the folder of this job's memory.
-        """
+        """Copy what an earlier job has left into the folder of this one's memory; return whether there was anything."""
         whole = self._whole()
         if not whole:
             return False
@@ -373,11 +344,7 @@ class KeptSnapshots:
         return True
 
     def keep(self, memory: Path) -> bool:
-        """Keep the snapshots of a job that has ended before its end, if it has taken any; return whether it has.
-
-        Args:
-            memory: the folder of its memory.
-        """
+        """Keep the snapshots of a job that has ended before its end, if it has taken any; return whether it has."""
         snapshots = [file for file in memory.glob("*.npz") if not file.name.startswith(("new-", "coming-"))]
         if not snapshots:
             return False

@@ -32,7 +32,6 @@ class LineWriter:
     """Passes on what one process writes, line by line; keeps the last lines, and a raw copy in a log.
 
     Args:
-        out: where lines go.
         form: makes of a line what is shown.
         log: where the bytes go as they are.
     """

@@ -13,7 +13,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -34,45 +35,34 @@ class Task:
     """The only core that it may use."""
 
 
-class Child:
-    """A process that was started."""
+class StartedProcess(ABC):
+    """A process that was started, and leads a group of its own.
 
-    def __init__(self, task: Task, *, pipes: bool) -> None:
-        """Start it.
+    Args:
+        pipes: whether the launcher reads what it writes; otherwise it writes where the launcher does.
 
-        Args:
-            pipes: whether the launcher reads what it writes; otherwise it writes where the launcher does.
-        """
+    Attributes:
+        code: the exit code, once it was seen to have ended; negative: the signal that killed it.
+        pipes: the descriptors of its stdout and stderr.
+        pid: its number, and that of its group.
+    """
+
+    def __init__(self, task: Task, pipes: bool) -> None:
         self.task = task
-        output = subprocess.PIPE if pipes else None
-        # After a fork only the forking thread goes on, so Python code in between is safe where there is one thread
-        # only: the launcher has no other.
-        self._process = subprocess.Popen(
-            task.command,
-            env={**os.environ, **task.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=functools.partial(prepare, os.getpid(), task.core, libc()),
-        )
+        self.code: int | None = None
+        made = [os.pipe(), os.pipe()] if pipes else []
+        self.pipes = [read for read, _ in made]
+        self.pid = self._start([write for _, write in made])
+        for _, write in made:
+            os.close(write)
 
-    @property
-    def pid(self) -> int:
-        """Its number, and that of its group."""
-        return self._process.pid
+    @abstractmethod
+    def _start(self, outputs: Sequence[int]) -> int:
+        """Start it, with these as its stdout and stderr; return its number."""
 
-    @property
-    def code(self) -> int | None:
-        """The exit code, once it was seen to have ended; negative: the signal that killed it."""
-        return self._process.returncode
-
-    @property
-    def pipes(self) -> tuple[int, int]:
-        """The descriptors of its stdout and stderr."""
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        return self._process.stdout.fileno(), self._process.stderr.fileno()
+    @abstractmethod
+    def _wait(self) -> int:
+        """Wait until it has ended; return its exit code."""
 
     def has_ended(self) -> bool:
         """Whether it has ended; what it left behind in its group is killed then."""
@@ -81,21 +71,53 @@ class Child:
         if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return False
         self.send(signal.SIGKILL)  # before it is reaped: until then nobody else can get the number of its group
-        self._process.wait()
+        self.code = self._wait()
         return True
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP, a debugger)."""
+        with suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+        return False
 
     def send(self, number: int) -> None:
         """Send a signal to it and to whatever it started."""
-        if self.code is None:
-            with suppress(ProcessLookupError, PermissionError):
+        if self.code is not None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            try:
                 os.killpg(self.pid, number)
+            except ProcessLookupError:
+                os.kill(self.pid, number)  # it does not lead its group yet; never both: a second Ctrl-C is in a hurry
 
     def close(self) -> None:
         """Wait until it has ended, and read no more of what it wrote."""
-        self._process.wait()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if self.code is None:
+            self.code = self._wait()
+        for pipe in self.pipes:
+            os.close(pipe)
+
+
+class Child(StartedProcess):
+    """A process that runs another program."""
+
+    def _start(self, outputs: Sequence[int]) -> int:
+        out, err = outputs or (None, None)
+        # After a fork only the forking thread goes on, so Python code in between is safe where there is one thread
+        # only: the launcher has no other.
+        self._process = subprocess.Popen(
+            self.task.command,
+            env={**os.environ, **self.task.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=functools.partial(prepare, os.getpid(), self.task.core, libc()),
+        )
+        return self._process.pid
+
+    def _wait(self) -> int:
+        return self._process.wait()
 
 
 @functools.cache

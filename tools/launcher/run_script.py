@@ -55,11 +55,6 @@ def main() -> int:
 def execute(script: str, arguments: Sequence[str], *, module: bool = False) -> int:
     """Run a script as a process of the job that the environment tells of; return its exit code, 1 when it raises.
 
-    Args:
-        script: path, or name of a module.
-        arguments: its `sys.argv[1:]`.
-        module: run it as `python -m` would.
-
     Raises:
         RewriteError: the script did, and it is for the command line to tell.
     """

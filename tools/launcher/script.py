@@ -10,7 +10,8 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +29,13 @@ RESTART_VARIABLE = "AUTOGRAPH_RESTART"
 
 def add_script(parser: argparse.ArgumentParser) -> None:
     """Declare the script and the options that come before it."""
-    parser.add_argument(
-        "--config",
-        metavar="CONFIG",
-        help="a YAML configuration, or the name of a shipped one",
-    )
-    parser.add_argument("--allow-code", action="store_true", help="run the Python file that the configuration names")
-    parser.add_argument(
-        "--restart", metavar="N", type=at_least(0), default=0, help="start again after a failure, at most N times"
-    )
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file; all options above come before it")
-    parser.add_argument("args", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
+    add = parser.add_argument
+    add("--config", metavar="CONFIG", help="a YAML configuration, or the name of a shipped one")
+    add("--allow-code", action="store_true", help="run the Python file that the configuration names")
+    add("--restart", metavar="N", type=at_least(0), default=0, help="start again after a failure, at most N times")
+    add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as in python -m")
+    add("script", metavar="SCRIPT", help="a Python file; all options above come before it")
+    add("args", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -83,7 +79,6 @@ def environment(args: argparse.Namespace, restarts: int, grace: float) -> dict[s
     """What each process finds in its environment.
 
     Args:
-        args: of the command line.
         restarts: how many there were before.
         grace: seconds that it has to end by itself.
     """
@@ -97,6 +92,21 @@ def chosen(args: argparse.Namespace) -> dict[str, str]:
     if args.config is None:
         return {}
     return {CONFIG_VARIABLE: os.path.abspath(found(args.config)), run_script.ANSWERED_VARIABLE: ""}
+
+
+@contextmanager
+def in_environment(given: Mapping[str, str]) -> Iterator[None]:
+    """Give this process, for a while, variables in its environment."""
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
 
 
 def described(args: argparse.Namespace) -> dict[str, Any]:

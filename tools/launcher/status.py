@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -101,11 +101,7 @@ class JobStatus:
 
 
 class StatusFolder:
-    """The folder of one launcher; use it as a context manager.
-
-    Args:
-        script: what it runs.
-    """
+    """The folder of one launcher; use it as a context manager."""
 
     def __init__(self, script: str) -> None:
         self._script = script
@@ -156,9 +152,6 @@ def running() -> list[JobStatus]:
 def read_status(folder: Path) -> JobStatus:
     """Return the status of the job whose launcher has a folder.
 
-    Args:
-        folder: the launcher's.
-
     Raises:
         OSError: the job has ended.
     """
@@ -196,8 +189,8 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
+    except PermissionError:  # it is somebody else's
+        pass
     return True
 
 
@@ -238,19 +231,13 @@ def watched(script: str, port: int | None) -> Iterator[StatusFolder]:
     """Give the folder in which the processes of a job write how far they have come.
 
     Args:
-        script: what they run.
         port: where to answer Prometheus; None: nowhere.
 
     Raises:
         ClusterError: the port is taken.
     """
-    with StatusFolder(script) as status, _endpoint(port, status.path) if port is not None else nullcontext():
+    with StatusFolder(script) as status, metrics_endpoint(port, status.path) if port is not None else nullcontext():
         yield status
-
-
-def _endpoint(port: int, folder: Path) -> AbstractContextManager[None]:
-
-    return metrics_endpoint(port, folder)
 
 
 def _table(job: JobStatus, now: float) -> Table:
@@ -280,34 +267,34 @@ def _span(seconds: float) -> str:
 # autograph_rewrite_steps_total{process="worker 0"} 120
 
 _METRICS = (
-    ("steps_total", "counter", "Steps that are done.", lambda p: p["steps"]),
-    ("examples_total", "counter", "Examples in all steps, of this process.", lambda p: p["examples"]),
-    ("examples_per_second", "gauge", "Over the last ten seconds, of this process.", lambda p: p["rate"]),
-    ("in_step", "gauge", "Whether a step runs.", lambda p: int(p["in_step"])),
-    ("last_change_seconds", "gauge", "Unix time at which a step has last begun or ended.", lambda p: p["changed"]),
+    ("steps_total", "counter", "Steps that are done.", "steps"),
+    ("examples_total", "counter", "Examples in all steps, of this process.", "examples"),
+    ("examples_per_second", "gauge", "Over the last ten seconds, of this process.", "rate"),
+    ("in_step", "gauge", "Whether a step runs.", "in_step"),
+    ("last_change_seconds", "gauge", "Unix time at which a step has last begun or ended.", "changed"),
+    ("steps_behind", "gauge", "Steps that the first of all has done more.", "behind"),
 )
-
-
 _SAVED = (
-    ("saved_step", "step", "Step after which the last snapshot or checkpoint was taken."),
-    ("saved_time_seconds", "at", "Unix time at which it was there: time() less this is its age."),
+    ("saved_step", "gauge", "Step after which the last snapshot or checkpoint was taken.", "step"),
+    ("saved_time_seconds", "gauge", "Unix time at which it was there: time() less this is its age.", "at"),
 )
+
+
+def _numbers_of(process: ProcessStatus, furthest: int) -> dict[str, float]:
+    said = process.progress
+    return {**said, "in_step": int(said["in_step"]), "behind": process.behind(furthest)}
 
 
 def text(job: JobStatus) -> str:
     """Return the metrics of a job."""
+    progress = {p.name: _numbers_of(p, job.furthest) for p in job.processes if p.progress}
+    saved = {job.saved["what"]: job.saved} if job.saved else {}
     lines = []
-    for name, kind, meaning, value in _METRICS:
-        full = f"autograph_rewrite_{name}"
-        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
-        lines += [f'{full}{{process="{p.name}"}} {value(p.progress)}' for p in job.processes if p.progress]
-    full = "autograph_rewrite_steps_behind"
-    lines += [f"# HELP {full} Steps that the first of all has done more.", f"# TYPE {full} gauge"]
-    lines += [f'{full}{{process="{p.name}"}} {p.behind(job.furthest)}' for p in job.processes if p.progress]
-    for name, key, meaning in _SAVED:
-        full = f"autograph_rewrite_{name}"
-        lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
-        lines += [f'{full}{{what="{job.saved["what"]}"}} {job.saved[key]}'] if job.saved else []
+    for metrics, label, sources in ((_METRICS, "process", progress), (_SAVED, "what", saved)):
+        for name, kind, meaning, key in metrics:
+            full = f"autograph_rewrite_{name}"
+            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}"]
+            lines += [f'{full}{{{label}="{source}"}} {said[key]}' for source, said in sources.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -316,9 +303,6 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
     """Answer at a port of this machine, for nobody outside of it.
 
     A process of its own does: the launcher has one thread only, as it forks.
-
-    Args:
-        folder: of the job's status.
 
     Raises:
         ClusterError: the port is taken.
@@ -347,12 +331,7 @@ def metrics_endpoint(port: int, folder: Path) -> Iterator[None]:
 
 
 def serve(listening: socket.socket, folder: Path) -> None:
-    """Answer without end.
-
-    Args:
-        listening: bound, and listening.
-        folder: of the job's status.
-    """
+    """Answer without end."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

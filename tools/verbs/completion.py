@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from autograph_rewrite.config import presets
-from autograph_rewrite.tools.cli import options_of
+from autograph_rewrite.tools import cli
 from autograph_rewrite.tools.common_arguments import print_json
 
 PROGRAM = "autograph-rewrite"
@@ -36,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    from autograph_rewrite.tools import cli  # which imports verbs only when it is asked for them
-
     verbs = {verb: (cli.VERBS[verb], _options(verb)) for verb in cli.available_verbs()}
     if args.json:
         print_json(
@@ -49,10 +47,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(verb: str) -> list[Option]:
-    from autograph_rewrite.tools import cli
-
-    parser = cli.parser_of(verb)
-    return [_option(action) for action in options_of(parser) if action.option_strings or action.choices]
+    return [
+        _option(action) for action in cli.options_of(cli.parser_of(verb)) if action.option_strings or action.choices
+    ]
 
 
 def _option(action: argparse.Action) -> Option:

@@ -12,20 +12,17 @@ from autograph_rewrite.tools.common_arguments import add_graph, emit, load_graph
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add = parser.add_argument
     add_graph(parser)
-    parser.add_argument(
-        "--format", choices=sorted(get_args(Form)), default=None, help="default: text (json with --json)"
-    )
-    parser.add_argument("--full", action="store_true", help="text with every attribute, constant and function")
-    parser.add_argument("--op", metavar="RE", help="only op types with this regular expression in them")
-    parser.add_argument("--name", metavar="RE", help="only nodes with this regular expression in their name")
-    parser.add_argument("--device", metavar="RE", help="only nodes with this regular expression in their device")
-    parser.add_argument("--around", metavar="NODE", help="only the nodes around this one")
-    parser.add_argument(
-        "--depth", metavar="K", type=int, default=2, help="how many edges away --around reaches (default 2)"
-    )
-    parser.add_argument("--plan", metavar="PLAN", help="the plan of the rewrite, which a .pb file does not hold")
-    parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
+    add("--format", choices=sorted(get_args(Form)), default=None, help="default: text (json with --json)")
+    add("--full", action="store_true", help="text with every attribute, constant and function")
+    add("--op", metavar="RE", help="only op types with this regular expression in them")
+    add("--name", metavar="RE", help="only nodes with this regular expression in their name")
+    add("--device", metavar="RE", help="only nodes with this regular expression in their device")
+    add("--around", metavar="NODE", help="only the nodes around this one")
+    add("--depth", metavar="K", type=int, default=2, help="how many edges away --around reaches (default 2)")
+    add("--plan", metavar="PLAN", help="the plan of the rewrite, which a .pb file does not hold")
+    add("-o", dest="out", metavar="FILE", help="write there instead of printing")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,13 +41,9 @@ def _data(account: Account) -> dict[str, Any]:
     from autograph_rewrite.plan.parts.notes import ranking
 
     return {
-        "replicas": account.plan.replicas,
-        "mode": account.plan.mode,
+        **common.account_data(account),
         "devices": [list(own) for own in account.devices],
-        "coverage": account.covered.share,
-        "batch": account.covered.batch,
         "flops": account.covered.flops,
-        "whole": common.whole_work(account.covered),
         "bytes_of_batch": account.batch,
         "exchanged_bytes": account.exchanged_bytes,
         "exchanges": [
@@ -56,7 +52,5 @@ def _data(account: Account) -> dict[str, Any]:
             if edge.kind != "local"
         ],
         "inexact": [vars(note) for note in account.report.inexact],
-        "notes": [vars(note) for note in account.report.notes],
-        "plan_notes": list(account.plan_notes),
         "ranking": ranking(account.ranking),
     }

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.tools.common_arguments import add_batch, add_graph, load_graph, print_found
-
-if TYPE_CHECKING:
-    from autograph_rewrite.inspect.accelerator import AcceleratorUse
-    from autograph_rewrite.inspect.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +32,9 @@ def run(args: argparse.Namespace) -> int:
     if args.before is not None and not args.accelerator:
         raise GraphError("--before is for --accelerator", hint="add it; `diff` compares two graphs")
     item = load_graph(args)
-    found: Summary | AcceleratorUse
     if args.accelerator:
         before = None if args.before is None else load_graph(args, args.before)
-        found = accelerator_use(item, before, args.batch)
+        print_found(accelerator_use(item, before, args.batch), args)
     else:
-        found = summarise(item)
-    print_found(found, args)
+        print_found(summarise(item), args)
     return 0

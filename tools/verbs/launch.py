@@ -29,7 +29,6 @@ from autograph_rewrite.tools.launcher.status import ShowStatus, StatusFolder, wa
 if TYPE_CHECKING:
     from autograph_rewrite.cluster.membership import Membership
     from autograph_rewrite.config.config import Config
-    from autograph_rewrite.tools.launcher.status import StatusFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,21 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what says how many processes there are, and how they are started."""
+    add = parser.add_argument
     count = script.at_least(1)
-    parser.add_argument(
-        "-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers"
-    )
-    parser.add_argument("--ps", metavar="P", type=script.at_least(0), help="how many parameter servers run with them")
-    parser.add_argument("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
-    parser.add_argument("--timeout", metavar="S", type=seconds, help="give up after S seconds (exit code 124)")
-    parser.add_argument(
-        "--grace", metavar="S", type=seconds, default=5.0, help="seconds from SIGTERM to SIGKILL (default 5)"
-    )
-    parser.add_argument("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
-    parser.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="json: each line with process, time and steps"
-    )
-    parser.add_argument("--pin", action="store_true", help="give each process its own core")
+    add("-n", "--workers", metavar="W", type=count, help="how many processes train; see cluster.workers")
+    add("--ps", metavar="P", type=script.at_least(0), help="how many parameter servers run with them")
+    add("--port", metavar="BASE", type=_port, help="use BASE, BASE + 1, ... (default: any free ports)")
+    add("--timeout", metavar="S", type=seconds, help="give up after S seconds (exit code 124)")
+    add("--grace", metavar="S", type=seconds, default=5.0, help="seconds from SIGTERM to SIGKILL (default 5)")
+    add("--log-dir", metavar="D", type=Path, help="write the output of each process to a file, too")
+    add("--log-format", choices=("text", "json"), default="text", help="json: each line with process, time and steps")
+    add("--pin", action="store_true", help="give each process its own core")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,11 +79,14 @@ def run_job(args: argparse.Namespace, config: Config | None, metrics: int | None
         args: the options of `add_process_arguments` and `add_script`.
         metrics: the port at which its state is told; None: at none.
     """
+    from autograph_rewrite.cluster.membership import all_members  # --help is to be quick
+
     counts = _counts(args, config)
     with watched(args.script, metrics) as status:
 
         def tasks(restarts: int) -> list[Task]:
-            members = _members(*counts, args.port)
+            addresses = [f"{LOOPBACK}:{port}" for port in _ports(sum(counts), args.port)]
+            members = all_members(addresses, counts[0])
             return _tasks(args, status, members, script.environment(args, restarts, args.grace), script.command(args))
 
         summary = supervise(tasks, _options(args, status))
@@ -136,14 +133,6 @@ def _tasks(
     ]
 
 
-def _members(workers: int, auxiliary: int, base: int | None) -> tuple[Membership, ...]:
-    """Return the members of a job on loopback."""
-    from autograph_rewrite.cluster.membership import all_members
-
-    addresses = [f"{LOOPBACK}:{port}" for port in _ports(workers + auxiliary, base)]
-    return all_members(addresses, workers)
-
-
 def _options(args: argparse.Namespace, status: StatusFolder) -> LaunchOptions:
     return LaunchOptions(
         restarts=args.restart,
@@ -184,28 +173,25 @@ def _ports(count: int, base: int | None) -> list[int]:
     """
     wanted: Sequence[int] = [0] * count if base is None else range(base, base + count)
     with ExitStack() as held:
-        return [_bound(held.enter_context(_wildcard_socket()), port) for port in wanted]
+        return [held.enter_context(_bound(port)).getsockname()[1] for port in wanted]
 
 
-def _wildcard_socket() -> socket.socket:
+def _bound(port: int) -> socket.socket:
     """A socket for all interfaces at once: TensorFlow's server needs its port on all of them."""
-    if not socket.has_dualstack_ipv6():
-        return socket.socket()
-    made = socket.socket(socket.AF_INET6)
-    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    return made
-
-
-def _bound(made: socket.socket, port: int) -> int:
+    has_six = socket.has_dualstack_ipv6()
+    made = socket.socket(socket.AF_INET6 if has_six else socket.AF_INET)
+    if has_six:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     if port:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last job's connections may linger
     try:
         made.bind(("", port))
     except OSError as error:
+        made.close()
         raise ClusterError(
             f"cannot use port {port}: {error.strerror}", hint="leave --port out, or give another"
         ) from None
-    return int(made.getsockname()[1])
+    return made
 
 
 def _port(text: str) -> int:
@@ -224,11 +210,7 @@ _FRESH = 1.0
 
 
 def json_lines(status: StatusFolder) -> Callable[[str, str], Form]:
-    """Return what makes the form of the lines that a process writes to a stream.
-
-    Args:
-        status: of the job.
-    """
+    """Return what makes the form of the lines that a process writes to a stream."""
 
     def of(process: str, stream: str) -> Form:
         steps, looked = None, float("-inf")

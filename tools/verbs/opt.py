@@ -23,20 +23,21 @@ ALONE = {"devices": ["CPU:0"]}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("graph", metavar="GRAPH", nargs="?", help=common.GRAPH_HELP)
+    add = parser.add_argument
+    add("graph", metavar="GRAPH", nargs="?", help=common.GRAPH_HELP)
     common.add_names(parser)
     common.add_config(parser, plan=True, required=False)
-    parser.add_argument("--list", action="store_true", help="list all passes, and do nothing else")
-    parser.add_argument("--passes", metavar="A,B,...", type=names, default=(), help="run these, in this order")
-    parser.add_argument("--stop-after", metavar="PASS", help=f"the last pass to run (default: {FOLDED})")
-    parser.add_argument("--skip", metavar="A,B,...", type=names, default=(), help="leave these passes out")
-    parser.add_argument("--print-before", metavar="A,B,...", type=names, default=(), help="print the graph before them")
-    parser.add_argument("--print-after", metavar="A,B,...", type=names, default=(), help="print the graph after them")
-    parser.add_argument("--time-passes", action="store_true", help="say on standard error what each pass took")
-    parser.add_argument("--full", action="store_true", help="print every attribute, constant and function")
-    parser.add_argument("--task", metavar="K", type=at_least(0), default=0, help="the graph of worker K")
-    parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
-    parser.add_argument("-o", dest="out", metavar="FILE", help="write there instead of printing")
+    add("--list", action="store_true", help="list all passes, and do nothing else")
+    add("--passes", metavar="A,B,...", type=names, default=(), help="run these, in this order")
+    add("--stop-after", metavar="PASS", help=f"the last pass to run (default: {FOLDED})")
+    add("--skip", metavar="A,B,...", type=names, default=(), help="leave these passes out")
+    add("--print-before", metavar="A,B,...", type=names, default=(), help="print the graph before them")
+    add("--print-after", metavar="A,B,...", type=names, default=(), help="print the graph after them")
+    add("--time-passes", action="store_true", help="say on standard error what each pass took")
+    add("--full", action="store_true", help="print every attribute, constant and function")
+    add("--task", metavar="K", type=at_least(0), default=0, help="the graph of worker K")
+    add("--no-verify", action="store_true", help="do not check the graph after each pass")
+    add("-o", dest="out", metavar="FILE", help="write there instead of printing")
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import autograph_rewrite as ar
 from autograph_rewrite.tools import common_arguments as common
@@ -55,7 +54,7 @@ def as_data(plan: ar.Plan) -> object:
     from autograph_rewrite.plan.parts.names import exchanged_bytes
     from autograph_rewrite.plan.parts.notes import ranking
 
-    data = json.loads(json_format.MessageToJson(plan.to_proto(), preserving_proto_field_name=True))
+    data = json_format.MessageToDict(plan.to_proto(), preserving_proto_field_name=True)
     rows = ranking(plan.notes)
     data |= {"exchanged_bytes": exchanged_bytes(plan.edges)}
     return {**data, "ranking": rows} if rows else data

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autograph_rewrite.errors import GraphError
-from autograph_rewrite.tools.launcher.script import add_script, at_least, require_script
+from autograph_rewrite.tools.launcher.script import add_script, at_least, in_environment, require_script
 from autograph_rewrite.tools.verbs import launch
 from autograph_rewrite.tools.verbs import run as run_verb
 
@@ -26,20 +23,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "--steps", metavar="K", type=at_least(1), default=5, help="how many steps are measured (default 5)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--steps", metavar="K", type=at_least(1), default=5, help="how many steps are measured (default 5)")
+    add(
         "--skip",
         metavar="K",
         type=at_least(0),
         default=2,
         help="how many steps run before them (default 2), while TensorFlow traces",
     )
-    parser.add_argument("--calibrate", action="store_true", help="measure this machine for the prediction (seconds)")
-    parser.add_argument(
-        "-o", dest="out", metavar="FILE", default="profile.json", help="timeline for Perfetto (default: profile.json)"
-    )
+    add("--calibrate", action="store_true", help="measure this machine for the prediction (seconds)")
+    add("-o", dest="out", metavar="FILE", default="profile.json", help="timeline for Perfetto (default: profile.json)")
     launch.add_process_arguments(parser)
     add_script(parser)
 
@@ -49,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     config = require_script(args)
     is_job = args.workers is not None or (config is not None and config.cluster is not None)
     quiet = argparse.Namespace(**{**vars(args), "json": False})
-    with tempfile.TemporaryDirectory(prefix="autograph_profile_") as folder, _asked(args, folder):
+    with tempfile.TemporaryDirectory(prefix="autograph_profile_") as folder, in_environment(_asked(args, folder)):
         code = launch.run_job(quiet, config) if is_job else run_verb.run_supervised(quiet)
         if code:
             return code
@@ -67,7 +61,6 @@ def collected(folder: Path, script: str) -> Profile:
 
     Args:
         folder: with a file for each rank.
-        script: what was run, for messages.
 
     Raises:
         GraphError: nobody has left one.
@@ -85,14 +78,10 @@ def collected(folder: Path, script: str) -> Profile:
     return Profile.of([trace.first(fewest) for trace in traces], first["predicted"], first["notes"])
 
 
-@contextmanager
-def _asked(args: argparse.Namespace, folder: str) -> Iterator[None]:
-    """Ask the processes that are started for a profile."""
+def _asked(args: argparse.Namespace, folder: str) -> dict[str, str]:
+    """Return what asks the processes that are started for a profile."""
     from autograph_rewrite.runtime.engine.step_observers import PROFILE
 
-    wanted = {"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate}
-    os.environ[PROFILE] = json.dumps(wanted)
-    try:
-        yield
-    finally:
-        os.environ.pop(PROFILE, None)
+    return {
+        PROFILE: json.dumps({"folder": folder, "skip": args.skip, "steps": args.steps, "calibrate": args.calibrate})
+    }

@@ -13,21 +13,18 @@ from autograph_rewrite.tools.standard_streams import STANDARD, require_one_resul
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add = parser.add_argument
     common.add_graph(parser)
     common.add_config(parser, plan=True, required=False)
     common.add_batch(parser)
-    parser.add_argument(
-        "-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html), or -"
-    )
-    parser.add_argument(
-        "--task", metavar="K", type=_task, help="show the graph of worker K of a job, or of all (the default)"
-    )
-    parser.add_argument(
+    add("-o", dest="out", metavar="FILE", default="report.html", help="the file (default: report.html), or -")
+    add("--task", metavar="K", type=_task, help="show the graph of worker K of a job, or of all (the default)")
+    add(
         "--measured",
         metavar="PROFILE",
         help="show measured steps next to the predicted one: a file that `profile` wrote",
     )
-    parser.add_argument(
+    add(
         "--verify",
         action="store_true",
         help="train some steps of both graphs, and write into the page whether they agree",

@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add = parser.add_argument
     common.add_graph(parser)
     common.add_config(parser, plan=True)
     text = "the result: .ar, .pb or .pbtxt, or - for standard output (as .ar)"
-    parser.add_argument("-o", dest="out", metavar="OUT", required=True, help=text)
-    parser.add_argument("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
-    parser.add_argument("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
-    parser.add_argument("--print-changed", action="store_true", help="print what each pass changes")
-    parser.add_argument(
-        "--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster"
-    )
+    add("-o", dest="out", metavar="OUT", required=True, help=text)
+    add("--plan-out", metavar="PLAN", help="write the resolved plan there: .yaml or .pb")
+    add("--dump-dir", metavar="DIR", help="write NN_pass.pb, .txt and .json there, one for each pass")
+    add("--print-changed", action="store_true", help="print what each pass changes")
+    add("--task", metavar="K", type=at_least(0), help="write the graph of worker K of the configuration's cluster")
     common.add_batch(parser)
-    parser.add_argument("--no-verify", action="store_true", help="do not check the graph after each pass")
+    add("--no-verify", action="store_true", help="do not check the graph after each pass")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
         if snapshots is not None:
             snapshots.keep("expand", new.graph, new.placements)
             snapshots.publish()
-    account = account_of(new)
     if args.json:
-        common.print_json(_data(account, args.out))
+        common.print_json(_data(account_of(new), args.out))
     else:
         print("standard output:" if args.out == STANDARD else f"{args.out}:", file=stream)
         print(new.report, file=stream)
@@ -98,16 +96,10 @@ def _snapshots(folder: str | None) -> Iterator[PassSnapshots | None]:
 def _data(account: Account, out: str) -> dict[str, Any]:
     return {
         "out": out,
-        "replicas": account.plan.replicas,
-        "mode": account.plan.mode,
+        **common.account_data(account),
         "nodes_before": account.report.nodes_before,
         "nodes_after": account.report.nodes_after,
         "seconds": account.report.seconds,
         "passes": [vars(one) for one in account.report.passes],
-        "coverage": account.covered.share,
-        "batch": account.covered.batch,
-        "whole": common.whole_work(account.covered),
         "reshards": len(account.edges),
-        "notes": [vars(note) for note in account.report.notes],
-        "plan_notes": list(account.plan_notes),
     }

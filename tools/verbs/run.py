@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from autograph_rewrite.runtime.job.signals import GRACE, grace
 from autograph_rewrite.tools.launcher.job import LaunchOptions, supervise
 from autograph_rewrite.tools.launcher.process import Task
 from autograph_rewrite.tools.launcher.run_script import execute
-from autograph_rewrite.tools.launcher.script import add_script, chosen, command, described, environment, require_script
+from autograph_rewrite.tools.launcher.script import (
+    add_script,
+    chosen,
+    command,
+    described,
+    environment,
+    in_environment,
+    require_script,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     require_script(args)  # a mistake should stop us before the script has done anything
     if args.restart:
         return run_supervised(args)
-    with _configured(args):
+    with in_environment({**chosen(args), GRACE: str(grace())}):
         code = execute(args.script, args.args, module=args.module)
     if args.json:
         print(json.dumps({**described(args), "exit_code": code}))
@@ -49,19 +54,3 @@ def run_supervised(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**described(args), **summary.data()}))
     return summary.exit_code
-
-
-@contextmanager
-def _configured(args: argparse.Namespace) -> Iterator[None]:
-    """Name in the environment, for a while, a configuration and the seconds from a signal to the kill."""
-    given = {**chosen(args), GRACE: str(grace())}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is not None:
-                os.environ[name] = value
-            else:
-                os.environ.pop(name, None)

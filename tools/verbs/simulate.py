@@ -12,17 +12,18 @@ from autograph_rewrite.tools import common_arguments as common
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add = parser.add_argument
     common.add_graph(parser)
     common.add_config(parser, plan=True)
     common.add_batch(parser)
-    parser.add_argument("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
-    parser.add_argument(
+    add("--trace", metavar="OUT", help="write a trace for Chrome or Perfetto there (.json)")
+    add(
         "--memory",
         metavar="OUT",
         help="write the memory of each device over time there, with and without recomputation, and who holds it at the "
         "peak (.svg or .json)",
     )
-    parser.add_argument("--calibrate", action="store_true", help="measure this machine's CPU first (a few seconds)")
+    add("--calibrate", action="store_true", help="measure this machine's CPU first (a few seconds)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,6 @@ def repeat(act: Callable[[], bool], period: float) -> threading.Thread:
     """Call `act` again and again in a thread of its own, until it returns False or the program ends.
 
     Args:
-        act: what to do.
         period: seconds to wait before each call.
     """
     ends = threading.Event()

@@ -17,14 +17,14 @@ import functools
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job.digests import StepAccount, agree, difference, disagreement
-from autograph_rewrite.runtime.job.exchanges import Array, Flags
+from autograph_rewrite.runtime.job.exchanges import Array, Flags, put
 from autograph_rewrite.runtime.job.liveness import is_of_the_job, listed, missing, name_of, silent
 from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
@@ -50,26 +50,15 @@ class Coordinator:
     def before_step(self, *, updates: bool = True) -> None:
         """Wait until this worker may do a step.
 
-        Args:
-            updates: the step writes variables.
-
         Raises:
             ClusterError: somebody is missing, or does something else.
         """
 
     def after_step(self, *, updates: bool = True) -> None:
-        """Note that a step is done.
-
-        Args:
-            updates: it has written variables.
-        """
+        """Note that a step is done."""
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed: nobody knows what each worker had updated.
-
-        Args:
-            error: of TensorFlow's, by which it has; None: not by one.
-        """
+        """Note that a step has failed: nobody knows what each worker had updated."""
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
@@ -78,8 +67,6 @@ class Coordinator:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
 
         Args:
-            error: of a run.
-            what: the run was to do, for messages.
             account: what this worker tells of it; None: nothing.
         """
         return None
@@ -102,13 +89,7 @@ class SingleProcess(Coordinator):
     """Of one process, whose replicas meet in collectives."""
 
     def failure(self, error: Exception, what: str, account: StepAccount | None) -> ClusterError | None:
-        """Return what a failure of a collective means; None for an error of the program's own computation.
-
-        Args:
-            error: of a run.
-            what: the run was to do, for messages.
-            account: what this worker tells of it; None: nothing.
-        """
+        """Return what a failure of a collective means; None for an error of the program's own computation."""
         text = str(getattr(error, "message", error))
         if self.watchdog is not None and self.watchdog.expired:
             return ClusterError(
@@ -129,7 +110,6 @@ class Workers(Coordinator):
     """Of one of several processes.
 
     Args:
-        member: this process.
         watchdog: ends steps that wait for somebody who is missing.
         carry_on: lets all workers go on after an error of all; raises ClusterError if they do not.
         failed: tells the others of steps that fail, and of theirs; None: each goes on by itself.
@@ -163,11 +143,7 @@ class Workers(Coordinator):
         self._failed = False
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed, and tell the others: all have to agree before the next.
-
-        Args:
-            error: of TensorFlow's, by which it has; None: not by one.
-        """
+        """Note that a step has failed, and tell the others: all have to agree before the next."""
         if not self._failed and self._told is not None:
             self._told.tell(error)
         self._failed = True
@@ -180,11 +156,6 @@ class Workers(Coordinator):
         """Return who is missing, or what has failed on another worker, or what the workers do differently.
 
         None for an error of the program's own.
-
-        Args:
-            error: of a run.
-            what: the run was to do, for messages.
-            account: what this worker tells of it; None: nothing.
         """
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
@@ -234,30 +205,20 @@ _SAID = 4_000
 
 
 class FailedSteps:
-    """What the workers of a job have told of steps that failed; all of them carry on equally often.
-
-    Args:
-        member: this process.
-    """
+    """What the workers of a job have told of steps that failed; all of them carry on equally often."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._others = [task for task in range(len(member.workers)) if task != member.task]
 
     def tell(self, error: Exception | None = None) -> None:
-        """Say that one more step of this worker has failed, and that it waits for the others to carry on.
-
-        Args:
-            error: of TensorFlow's, by which it has failed; None: not by one.
-        """
+        """Say that one more step of this worker has failed, and that it waits for the others to carry on."""
         code = getattr(error, "error_code", None)
         is_own = error is not None and code is not None and not is_of_the_job(error)
         text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""
         counts().failures += 1
         with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
-            flags = Flags(self._member, _NAME, [self._member.task])
-            flags.put(text)
-            flags.close()
+            put(self._member, _NAME, [self._member.task], text=text)
 
     def ahead(self) -> list[str]:
         """Return the other workers of whom more steps have failed than of this one: they wait for it to carry on.
@@ -265,9 +226,8 @@ class FailedSteps:
         Raises:
             tf.errors.OpError: somebody does not answer.
         """
-        flags = Flags(self._member, _NAME, self._others)
-        mine, theirs = counts().failures, flags.counts()
-        flags.close()
+        with closing(Flags(self._member, _NAME, self._others)) as flags:
+            mine, theirs = counts().failures, flags.counts()
         return [self._name(task) for task, count in zip(self._others, theirs, strict=True) if count > mine]
 
     def awaited(self) -> list[str]:
@@ -289,9 +249,8 @@ class FailedSteps:
         at = counts().failures
         for task in self._others:
             if self._name(task) in ahead:
-                flags = Flags(self._member, _NAME, [task])
-                text = flags.texts(at)[0]
-                flags.close()
+                with closing(Flags(self._member, _NAME, [task])) as flags:
+                    text = flags.texts(at)[0]
                 if text:
                     return [self._name(task), text]
         return ["", ""]

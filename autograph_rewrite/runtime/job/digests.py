@@ -29,7 +29,7 @@ from autograph_rewrite.ir.verify.collective_groups import is_collective
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.batch_split import DIGEST
 from autograph_rewrite.plan.plan import Plan
-from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum
+from autograph_rewrite.runtime.job.exchanges import FIRST_KEY, Array, Rendezvous, RepeatedSum, table_of
 from autograph_rewrite.runtime.job.liveness import listed, name_of
 from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.training_graph import TrainingGraph
@@ -93,11 +93,7 @@ class Inputs:
                 self._open += [(info.name, found, dims)] if dims else []
 
     def given(self, values: Any) -> dict[str, str]:
-        """Return what a step is given, by name.
-
-        Args:
-            values: a mapping, or a sequence, of values by key.
-        """
+        """Return what a step is given, by name."""
         has = values.__contains__ if isinstance(values, Mapping) else lambda key: True
         said = {
             name: described(values[key])
@@ -133,7 +129,6 @@ class SessionDigest:
     """Compares the runs of one session with those of the other workers'.
 
     Args:
-        item: a rewritten item, of one of several processes.
         graph: the tf.Graph of the session.
 
     Attributes:
@@ -166,8 +161,6 @@ class SessionDigest:
         """Note a run; return its digest if it meets other workers.
 
         Args:
-            fetches: tensors and operations.
-            feeds: values by tensor.
             changed: what else has to be equal in all workers, by name.
         """
         kind = self._kind(fetches)
@@ -233,12 +226,7 @@ def common_name(name: str) -> str:
 
 
 class Beside:
-    """Compares one series of steps; all workers make the same ones.
-
-    Args:
-        member: this process.
-        seconds: how long to wait for the others.
-    """
+    """Compares one series of steps; all workers make the same ones."""
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
@@ -282,10 +270,9 @@ class Beside:
     def _odd(self, account: Callable[[], StepAccount]) -> tuple[StepAccount, Array] | None:
         """Return the account and all digests if these differ."""
         told = account()
-        table = np.zeros((len(self._member.workers), DIGEST), np.int32)
+        table = table_of(self._member, digest_of({"": told.what, **told.given}))
         if self._exchange is None:
             self._exchange = RepeatedSum(self._member, self._seconds, table, FIRST_KEY + self._channel, FIRST_KEY)
-        table[self._member.task] = digest_of({"": told.what, **told.given})
         table = self._exchange.add_up(table, f"finish {told.what}")
         return (told, table) if (table != table[0]).any() else None
 
@@ -335,17 +322,13 @@ def nothing() -> None:
 
 
 def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:
-    """Return what the workers do differently; None if that is nothing, or somebody does not tell.
-
-    Args:
-        member: this process.
-        seconds: how long to wait for the others.
-    """
+    """Return what the workers do differently; None if that is nothing, or somebody does not tell."""
     if len(member.workers) < 2:
         return None
     text = json.dumps([account.what, dict(account.given), dict(account.shown)])
     try:
-        told = [StepAccount(*json.loads(said)) for said in _texts(member, text, seconds)]
+        job = Rendezvous(member, seconds, group=GROUP, numbers=counts().accounts, tells=False)
+        told = [StepAccount(*json.loads(said)) for said in job.texts(text, "tell what they do")]
     except RewriteError:
         return None
     return _compared(member, told, account.hint)
@@ -355,7 +338,6 @@ def disagreement(member: Membership, account: StepAccount, seconds: float, table
     """Return the error of a step in which workers did not do the same, as their digests have shown.
 
     Args:
-        member: this process.
         seconds: how long others may still wait for each other in the step.
         table: the digests, one row for each worker.
     """
@@ -374,22 +356,6 @@ def is_told(error: BaseException) -> bool:
 def _not_the_same(member: Membership, odd: Sequence[int]) -> str:
     names = listed(name_of("worker", task, member.workers[task]) for task in odd)
     return f"{names} {'do' if len(odd) > 1 else 'does'} {_SAME}"
-
-
-def _texts(member: Membership, text: str, seconds: float) -> list[str]:
-    """Return the texts of all workers."""
-    data = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    longest = int(_rows(member, np.array([data.size], np.int32), seconds).max())
-    padded = np.zeros(longest + 1, np.int32)
-    padded[: data.size], padded[-1] = data, data.size
-    return [bytes(row[: row[-1]].astype(np.uint8)).decode() for row in _rows(member, padded, seconds)]
-
-
-def _rows(member: Membership, mine: Array, seconds: float) -> Array:
-    table = np.zeros((len(member.workers), mine.size), np.int32)
-    table[member.task] = mine
-    with RepeatedSum(member, seconds, table, GROUP, next(counts().accounts), tells=False) as exchange:
-        return exchange.add_up(table, "tell what they do")
 
 
 def _compared(member: Membership, told: Sequence[StepAccount], hint: str) -> ClusterError | None:
@@ -439,10 +405,8 @@ def require_consensus(
     """Compare plan, graph and versions with those of the other workers.
 
     Args:
-        member: this process.
         graph: the `contents` of what was rewritten.
         captured: values that have to be equal, too.
-        what: it is done for, for messages.
 
     Raises:
         ClusterError: they differ, or somebody is missing.
@@ -476,11 +440,6 @@ def require_consensus(
 def adopt_from_chief(member: Membership, seconds: float, values: Sequence[Array]) -> list[Array]:
     """Return the values that the chief's variables have: models are initialised by chance.
 
-    Args:
-        member: this process.
-        seconds: to wait for the others.
-        values: of this worker's variables.
-
     Raises:
         ClusterError: somebody is missing.
     """
@@ -491,8 +450,6 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     """Return the random seed of all workers: the one that they have set, or else one that the chief draws.
 
     Args:
-        member: this process.
-        seconds: to wait for the others.
         own: seed that the program has set; None: none.
 
     Raises:

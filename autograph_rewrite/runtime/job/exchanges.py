@@ -40,33 +40,38 @@ class Rendezvous:
     """Exchanges of one job. All workers must make the same ones in the same order.
 
     Args:
-        member: this process.
-        seconds: how long to wait for the others.
+        numbers: those of its exchanges, which all workers count alike; None: the usual ones.
+        tells: whether to say that one stands still.
     """
 
-    def __init__(self, member: Membership, seconds: float) -> None:
-        self._member = member
-        self._seconds = seconds
+    def __init__(
+        self,
+        member: Membership,
+        seconds: float,
+        *,
+        group: int = FIRST_KEY,
+        numbers: Iterator[int] | None = None,
+        tells: bool = True,
+    ) -> None:
+        self._member, self._seconds = member, seconds
+        self._group, self._numbers, self._tells = group, numbers, tells
+
+    def _exchange(self, like: Array) -> RepeatedSum:
+        numbers = self._numbers if self._numbers is not None else counts().exchanges
+        key = FIRST_KEY + next(numbers)
+        return RepeatedSum(self._member, self._seconds, like, self._group, key, tells=self._tells)
 
     def add_up(self, value: Array, what: str) -> Array:
         """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
 
-        Args:
-            value: this worker's.
-            what: what it is for, for messages.
-
         Raises:
             ClusterError: somebody is missing.
         """
-        key = FIRST_KEY + next(counts().exchanges)
-        with RepeatedSum(self._member, self._seconds, value, FIRST_KEY, key) as exchange:
+        with self._exchange(value) as exchange:
             return exchange.add_up(value, what)
 
     def meet(self, what: str) -> None:
         """Wait until all workers are here.
-
-        Args:
-            what: what it is for, for messages.
 
         Raises:
             ClusterError: somebody is missing.
@@ -75,9 +80,7 @@ class Rendezvous:
 
     def rows(self, value: Array, what: str) -> Array:
         """Return the workers' arrays, of equal shape, stacked in their order."""
-        mine = np.zeros((len(self._member.workers), *value.shape), value.dtype)
-        mine[self._member.task] = value
-        return self.add_up(mine, what)
+        return self.add_up(table_of(self._member, value), what)
 
     def texts(self, text: str, what: str) -> list[str]:
         """Return the texts of all workers."""
@@ -94,9 +97,8 @@ class Rendezvous:
 
     def rounds(self, count: int, what: str) -> list[tuple[int, int]]:
         """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
-        key = FIRST_KEY + next(counts().exchanges)
         mine, found = np.zeros((), np.int32), []
-        with RepeatedSum(self._member, self._seconds, mine, FIRST_KEY, key) as exchange:
+        with self._exchange(mine) as exchange:
             exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
             for _ in range(count):
                 begin = time.time_ns()
@@ -138,14 +140,19 @@ class Rendezvous:
 Array = np.ndarray[Any, Any]
 
 
+def table_of(member: Membership, mine: Array) -> Array:
+    """Return what a worker adds to a table that has a row for each of them: its own row, and zeros for the others."""
+    table = np.zeros((len(member.workers), *mine.shape), mine.dtype)
+    table[member.task] = mine
+    return table
+
+
 class RepeatedSum:
     """A sum that can be asked for again and again. Use it as a context manager, or close it.
 
     Args:
-        member: this process.
         seconds: how long to wait for the others.
         like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
-        group: the group key.
         key: the instance key, which no other exchange of the group has.
         tells: whether to say that it stands still.
     """
@@ -191,10 +198,6 @@ class RepeatedSum:
 
     def add_up(self, value: Array, what: str) -> Array:
         """Return the sum of the workers' arrays.
-
-        Args:
-            value: this worker's.
-            what: what it is for, for messages.
 
         Raises:
             ClusterError: somebody is missing.
@@ -277,12 +280,11 @@ class Relay:
     """The queues of one session. Worker 0 sends, all others take.
 
     Args:
-        member: this process.
         name: what all workers call these queues, and nobody else's.
         holds: others than worker 0 hold what it runs on their devices until it has ended.
     """
 
-    def __init__(self, member: Membership, name: str, *, holds: bool = True) -> None:
+    def __init__(self, member: Membership, name: str, *, holds: bool) -> None:
         tf = tensorflow()
         raw, graph = tf.raw_ops, tf.Graph()
         hosts = [f"/job:worker/replica:0/task:{task}" for task in range(len(member.workers))]
@@ -383,10 +385,7 @@ class Relay:
                 raise EOFError(name) from error
 
     def take(self, options: Any = None) -> list[bytes]:
-        """Wait for a message.
-
-        Args:
-            options: a RunOptions.
+        """Wait for a message, as RunOptions say.
 
         Raises:
             EOFError: worker 0 has closed its session; it says so.
@@ -402,11 +401,7 @@ class Relay:
 
 
 def pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
-    """Yield the texts in pieces that can be sent at once, and whether each is the last one.
-
-    Args:
-        texts: of one message; one of them is never cut.
-    """
+    """Yield the texts of a message, none of them cut, in pieces that can be sent, and whether each is the last."""
     begin, size = 0, 0
     for at, text in enumerate(texts):
         if size and size + len(text) > PIECE:
@@ -435,7 +430,6 @@ class Flags:
     """The flags of one name on some workers. Close them.
 
     Args:
-        member: this process.
         name: what all workers call them, and no others.
         tasks: the workers on whose devices they are.
         target: of the session, in a server; "": of this worker.
@@ -459,9 +453,6 @@ class Flags:
 
     def put(self, text: str = "") -> None:
         """Put one more into each.
-
-        Args:
-            text: what it says.
 
         Raises:
             tf.errors.OpError: somebody does not answer.
@@ -505,9 +496,7 @@ def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", t
     """Put one more into the flags of a name on some workers.
 
     Args:
-        member: this process.
         target: of the session, in a server; "": of this worker.
-        text: what it says.
 
     Raises:
         tf.errors.OpError: somebody does not answer.
@@ -524,7 +513,6 @@ def stay_for_others(member: Membership, name: str, leave: Callable[[], None]) ->
     """Let this process, when its program ends, wait until those of all other workers have ended, or failed.
 
     Args:
-        member: this process.
         name: what all workers call this, and nothing else.
         leave: a method that tells those who wait for it in a step that it comes to none any more; not kept alive.
     """
@@ -575,7 +563,6 @@ def _hold(is_over: Callable[[], bool], is_awaited: Callable[[], bool], told: Cal
     Args:
         is_over: whether they have said that they need it no more.
         is_awaited: whether somebody of them is still there.
-        told: what is printed.
     """
     began = asked = time.monotonic()
     pause, is_told = _LOOK, False

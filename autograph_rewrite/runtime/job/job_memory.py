@@ -20,7 +20,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +34,7 @@ import numpy as np
 from autograph_rewrite.diagnostics.files import write_whole
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.runtime.job.progress import note_saved
+from autograph_rewrite.runtime.job.say import say
 
 Array = np.ndarray[Any, Any]
 
@@ -80,9 +80,6 @@ class Snapshot:
 def require_alike(*, trains_alone: bool) -> None:
     """Refuse replicas that train by themselves in an elastic job: what a lost one has trained is on no other.
 
-    Args:
-        trains_alone: whether they do (`local_sgd`).
-
     Raises:
         ConfigError: they do, in an elastic job.
     """
@@ -97,9 +94,6 @@ class JobMemory:
     """The memory of a job, as one generation of its workers sees it.
 
     Args:
-        folder: where it is.
-        generation: which one.
-        rank: which worker this is.
         lease: for how many seconds it goes on without news of other hosts; 0: there are none.
     """
 
@@ -135,11 +129,7 @@ class JobMemory:
         return False
 
     def every(self, steps: int) -> int:
-        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost.
-
-        Args:
-            steps: the setting `snapshot_steps`.
-        """
+        """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost."""
         if not self._lease:
             return steps
         self._waits_at_once = steps < 2
@@ -175,11 +165,9 @@ class JobMemory:
             waited = time.monotonic() - began
             if waited > _TELL and not is_told:
                 is_told = True
-                print(
-                    f"autograph_rewrite: worker {self.rank} has waited {waited:.0f} s for its last snapshot to be "
-                    "copied to a second host, and takes the next one then: the steps of all workers wait for it",
-                    file=sys.stderr,
-                    flush=True,
+                say(
+                    f"worker {self.rank} has waited {waited:.0f} s for its last snapshot to be copied to a second "
+                    "host, and takes the next one then: the steps of all workers wait for it"
                 )
             time.sleep(_POLL)
 
@@ -192,12 +180,8 @@ class JobMemory:
             return Snapshot.read(file)
 
     def beat(self, seconds: float) -> None:
-        """Give a sign of life every so often, from a thread, and end this process once it is expelled.
-
-        Args:
-            seconds: from one to the next.
-        """
-        path = self._beat(self.rank)
+        """Give a sign of life every so many seconds, from a thread, and end this process once it is expelled."""
+        path = self._mark("beat", self.rank)
         path.touch()
 
         def beat() -> None:
@@ -213,7 +197,7 @@ class JobMemory:
     def silence(self, rank: int) -> float:
         """Return for how many seconds a worker has given no sign of life; 0 before its first."""
         with suppress(OSError):
-            return _age(self._beat(rank))
+            return _age(self._mark("beat", rank))
         return 0.0
 
     def renew(self) -> None:
@@ -228,11 +212,9 @@ class JobMemory:
         """
         write_whole(self._folder / "copied", f"{name} {changed}".encode())
 
-    def _beat(self, rank: int) -> Path:
-        return self._folder / f"beat-{self.generation}-{rank}"
-
-    def _mark(self, name: str) -> Path:
-        return self._folder / f"{name}-{self.generation}"
+    def _mark(self, name: str, *rank: int) -> Path:
+        """Return the file by which this generation, or one of its workers, says something."""
+        return self._folder / "-".join(map(str, (name, self.generation, *rank)))
 
     def did_step(self) -> None:
         """Note that this generation has done a step."""
@@ -256,12 +238,12 @@ class JobMemory:
 
     def blame(self, ranks: Sequence[int]) -> None:
         """Say whom this worker waited for in vain."""
-        (self._folder / f"blame-{self.generation}-{self.rank}").write_text(json.dumps(list(ranks)))
+        self._mark("blame", self.rank).write_text(json.dumps(list(ranks)))
 
     def blamed(self, by: int) -> list[int]:
         """Return whom a worker waited for in vain."""
         with suppress(OSError, ValueError):
-            return [int(r) for r in json.loads((self._folder / f"blame-{self.generation}-{by}").read_text())]
+            return [int(rank) for rank in json.loads(self._mark("blame", by).read_text())]
         return []
 
     def let_join(self) -> None:
@@ -317,7 +299,6 @@ class OwnedMemory:
         """Begin a generation: all earlier ones are expelled.
 
         Args:
-            generation: its number.
             lease: for how many seconds workers go on without news of other hosts; 0: there are none.
         """
         write_whole(self.folder / "generation", str(generation).encode())

@@ -6,7 +6,6 @@ error that the survivors raise. Nobody is asked before something has gone wrong,
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import os
 import re
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from autograph_rewrite.cluster.membership import Membership
 from autograph_rewrite.errors import ClusterError
@@ -29,19 +28,16 @@ OTHER = "OTHER"
 """The status of a process that answers as somebody else."""
 
 
-def silent(member: Membership, patience: float = PATIENCE) -> list[str]:
+def silent(member: Membership) -> list[str]:
     """Return the other processes that do not answer, as `worker 1 (10.0.0.2:2222)`."""
-    return [name for name, status in ask(others(member, member.cluster), patience).items() if status != "OK"]
+    return [name for name, status in ask(others(member, member.cluster), PATIENCE).items() if status != "OK"]
 
 
 class PeerMonitor:
     """Looks again and again, while a step waits, whether the other processes are still there.
 
     Args:
-        member: this process.
         seconds: how long one that is there may stay silent.
-        workers: look for the other workers.
-        servers: look for the parameter servers.
     """
 
     def __init__(self, member: Membership, seconds: float, *, workers: bool = True, servers: bool = False) -> None:
@@ -84,20 +80,13 @@ def all_answer(addresses: Iterable[str]) -> bool:
 
 
 def silent_at_exit(member: Membership) -> list[str]:
-    """Return one other worker that does not answer, if there is one: Python has no threads while it ends.
-
-    Args:
-        member: this process.
-    """
+    """Return one other worker that does not answer, if there is one: Python has no threads while it ends."""
     workers = others(member, {"worker": member.workers})
     return next(([name] for name, address in workers.items() if not all_answer([address])), [])
 
 
 class Presence:
     """Tells which of some processes are there: they accept connections, however busy they are.
-
-    Args:
-        addresses: theirs.
 
     Attributes:
         answered: when one of them has last answered, or none was there; who only accepts connections may be stopped,
@@ -109,11 +98,7 @@ class Presence:
         self.answered = time.monotonic()
 
     def there(self, patience: float = PATIENCE) -> set[str]:
-        """Return the addresses at which somebody listens.
-
-        Args:
-            patience: seconds to wait for an answer.
-        """
+        """Return the addresses at which somebody listens; wait for so many seconds at most."""
         statuses = ask(self._addresses, patience)
         there = {name for name, status in statuses.items() if status != "UNAVAILABLE"}
         if "OK" in statuses.values() or not there:
@@ -155,7 +140,7 @@ def _status(address: str, patience: float, task: bytes = b"") -> str:
     import grpc
 
     # A call that blocks: others have gRPC start threads, which may be in the way when Python ends.
-    with contextlib.closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
+    with closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
         call = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
         try:
             answer: bytes = call(b"", timeout=patience)
@@ -165,13 +150,7 @@ def _status(address: str, patience: float, task: bytes = b"") -> str:
 
 
 def name_of(job: str, task: int, address: str) -> str:
-    """Return what messages call a process.
-
-    Args:
-        job: such as "worker".
-        task: its number in the job.
-        address: `host:port`.
-    """
+    """Return what messages call a process: `worker 1 (10.0.0.2:2222)`."""
     return f"{job} {task} ({address})"
 
 
@@ -271,11 +250,7 @@ def missing(
     """Return the error of a worker that waited in vain, with the names of those who do not answer.
 
     Args:
-        member: this process.
-        what: what it waited for the others to do.
         seconds: how long it is patient.
-        error: TensorFlow's.
-        lost: who was missed already.
         differs: finds out what the workers do differently, if all of them are there.
     """
     quiet = lost or _silent(member, error)

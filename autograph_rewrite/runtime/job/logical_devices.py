@@ -7,7 +7,7 @@ configuration is known in time: when TensorFlow is imported (`join_on_import`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +30,8 @@ def ensure_devices(devices: Sequence[str]) -> None:
     present = [parse(device.name).short for device in tf.config.list_logical_devices()]
     missing = sorted(wanted.difference(present))
     if missing:
-        raise ClusterError(_problem(missing, present), hint=_hint(missing, cpus))
+        problem = f"this process has no {', '.join(missing)}; its devices are {', '.join(present)}"
+        raise ClusterError(problem, hint=_hint(missing, cpus))
 
 
 def prepare_devices() -> None:
@@ -68,10 +69,6 @@ def _split_cpu(tf: Any, devices: Sequence[str]) -> int:
                 physical[0], [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
             )
     return count
-
-
-def _problem(missing: Sequence[str], present: Iterable[str]) -> str:
-    return f"this process has no {', '.join(missing)}; its devices are {', '.join(present)}"
 
 
 def _hint(missing: Sequence[str], cpus: int) -> str:

@@ -33,9 +33,6 @@ Failed = Callable[[], ClusterError | None]
 class OwnLoop:
     """Where the loop of this process is.
 
-    Args:
-        memory: of the job.
-
     Attributes:
         every: how many steps there are from one snapshot to the next.
     """
@@ -55,16 +52,14 @@ class OwnLoop:
         self._last = self._done
 
     @classmethod
+    @functools.cache
     def here(cls) -> OwnLoop | None:
         """Return the loop of this process; None where its job is not elastic."""
-        return _here()
+        memory = JobMemory.here()
+        return cls(memory) if memory is not None else None
 
     def set_every(self, steps: int) -> None:
-        """Take snapshots so often that no more than so many steps can be lost.
-
-        Args:
-            steps: the setting `snapshot_steps`.
-        """
+        """Take snapshots so often that no more than so many steps can be lost."""
         self.every = self._memory.every(steps)
 
     def unique(self, name: str) -> str:
@@ -73,11 +68,7 @@ class OwnLoop:
         return f"'{name}' ({number})" if number > 1 else f"'{name}'"
 
     def on_resize(self, function: Callable[[int], None]) -> None:
-        """Tell the program how many steps are done, if there are any.
-
-        Args:
-            function: the program's.
-        """
+        """Tell the program how many steps are done, if there are any."""
         self._is_led = True
         if self._done:
             function(self._done)
@@ -86,7 +77,6 @@ class OwnLoop:
         """Return a dataset whose batches are given from where the last snapshot was taken.
 
         Args:
-            dataset: this worker's part.
             ends: it does; around one that does not the program counts its steps by itself.
             failed: tells why workers could not compare their batches, for TensorFlow gives no more than its text.
         """
@@ -95,12 +85,7 @@ class OwnLoop:
         return Batches(dataset, self, len(self._drawn) - 1, failed)
 
     def iterate(self, dataset: Any, number: int) -> Iterator[Any]:
-        """Yield the batches of one iteration.
-
-        Args:
-            dataset: what to iterate over.
-            number: which of the program's datasets it is.
-        """
+        """Yield the batches of one iteration."""
         mine = self._drawn[number]
         before = self._dropped[number] if number < len(self._dropped) else []
         mine.append(0)
@@ -117,11 +102,7 @@ class OwnLoop:
                 return
 
     def before(self, who: str, read: Read) -> None:
-        """Before a step: take a snapshot if it is time to.
-
-        Args:
-            who: what does the step.
-            read: gives the values of its variables, as one device has them.
+        """Before a step: take a snapshot if it is time to, and then let others join if they want to.
 
         Raises:
             ConfigError: nobody leads the program back to where a snapshot was taken.
@@ -134,14 +115,12 @@ class OwnLoop:
             )
         self._reads.setdefault(who, read)
         if self._is_first(who) and self._has_stepped and self._done - self._last >= self.every:
-            self._take()
+            self._keep()
+            if self._memory.rank == 0 and self._memory.lets_join:
+                self._memory.wait_to_join()
 
     def after(self, who: str) -> None:
-        """Count a step.
-
-        Args:
-            who: what has done it.
-        """
+        """Count a step."""
         if not self._is_first(who):
             return
         self._done += 1
@@ -151,22 +130,14 @@ class OwnLoop:
             self._memory.did_step()
 
     def values(self, who: str, names: Iterable[str]) -> dict[str, Array]:
-        """Return the values that variables had in the last snapshot of an earlier generation, of those that it has.
-
-        Args:
-            who: what does the step.
-        """
+        """Return the values that variables had in the last snapshot of an earlier generation, of those that it has."""
         if self._found is None:
             return {}
         numbers = self._found.position["variables"].get(who, {})
         return {name: self._found.arrays[numbers[name]] for name in names if name in numbers}
 
     def known(self, who: str) -> list[str]:
-        """Return the names of the variables of which the last snapshot has values.
-
-        Args:
-            who: what does the step.
-        """
+        """Return the names of the variables of which the last snapshot has values."""
         return list(self._found.position["variables"].get(who, {})) if self._found is not None else []
 
     def _is_first(self, who: str) -> bool:
@@ -182,12 +153,6 @@ class OwnLoop:
         if self._done > self._last:
             self._keep()
         return f"a snapshot of step {self._done}"
-
-    def _take(self) -> None:
-        """Take a snapshot; let others join if they want to."""
-        self._keep()
-        if self._memory.rank == 0 and self._memory.lets_join:
-            self._memory.wait_to_join()
 
     def _keep(self) -> None:
         """Let worker 0 take a snapshot; all have the same values, and all read them."""
@@ -208,9 +173,6 @@ class Batches:
     """The batches of a worker's part of a dataset, from where the last snapshot was taken.
 
     Args:
-        dataset: the part.
-        loop: knows how many were drawn.
-        number: which of the program's datasets it is.
         failed: tells why workers could not compare their batches.
     """
 
@@ -239,22 +201,11 @@ def keep_steps(steps: int | None) -> None:
         loop.set_every(steps)
 
 
-@functools.cache
-def _here() -> OwnLoop | None:
-    memory = JobMemory.here()
-    return OwnLoop(memory) if memory is not None else None
-
-
 # The steps of a distributed function in an elastic job: how its variables are kept, and come back.
 
 
 class FunctionSteps:
-    """The steps of one distributed function.
-
-    Args:
-        loop: of this process.
-        name: of the function.
-    """
+    """The steps of one distributed function."""
 
     def __init__(self, loop: OwnLoop, name: str) -> None:
         self._tf = tensorflow()
@@ -263,9 +214,6 @@ class FunctionSteps:
 
     def before(self, item: TrainingGraph) -> None:
         """Before a step: give variables that are new the values that they had, and take a snapshot if it is time to.
-
-        Args:
-            item: the trace of the function that the step runs.
 
         Raises:
             ConfigError: nobody leads the program back to where a snapshot was taken.
@@ -307,7 +255,6 @@ def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
     """Return the attributes of a callback that are plain data.
 
     Args:
-        callback: of Keras, or the program's own.
         arrays: where its arrays are added.
     """
     found: dict[str, Any] = {}
@@ -324,12 +271,7 @@ def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
 
 
 def set_state(callback: Any, state: Mapping[str, Any], arrays: Sequence[Array]) -> None:
-    """Give a callback the attributes that it had.
-
-    Args:
-        callback: made anew by the program.
-        arrays: all arrays of the snapshot.
-    """
+    """Give a callback the attributes that it had."""
     for name, value in state.items():
         setattr(callback, name, _back(value, arrays))
 

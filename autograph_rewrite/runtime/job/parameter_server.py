@@ -25,6 +25,7 @@ from autograph_rewrite.plan.selected import chosen_config
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import exchanges
 from autograph_rewrite.runtime.job.liveness import PATIENCE, Presence, listed, name_of
+from autograph_rewrite.runtime.job.say import say
 from autograph_rewrite.runtime.job.signals import grace, listen, name_of_signal
 from autograph_rewrite.runtime.job.stop import FLAG, of_grace
 from autograph_rewrite.runtime.job.tf_server import PortGuard, open_to_all, require_free
@@ -62,7 +63,6 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     """Serve the workers of a job; end the program once they have ended.
 
     Args:
-        member: this process.
         seconds: how long all workers that are there may stay silent.
 
     Raises:
@@ -111,12 +111,7 @@ _LOOK = 0.1
 
 
 class Leaving:
-    """Whether, and until when, a server ends because it was asked to.
-
-    Args:
-        member: this process.
-        target: of sessions on its server.
-    """
+    """Whether, and until when, a server ends because it was asked to."""
 
     def __init__(self, member: Membership, target: str) -> None:
         self._member, self._target = member, target
@@ -136,22 +131,14 @@ class Leaving:
         return min(PATIENCE, max(_LOOK, left))
 
     def wait(self, seconds: float) -> None:
-        """Wait between two looks at the workers; less if somebody asks this process to end.
-
-        Args:
-            seconds: as long at most.
-        """
+        """Wait between two looks at the workers; less if somebody asks this process to end."""
         if self._asked.is_set():
             time.sleep(_LOOK)
         else:
             self._asked.wait(seconds)
 
     def look(self, there: Collection[str]) -> None:
-        """End if this process was asked to and nobody needs it any more, or time is up.
-
-        Args:
-            there: the addresses of the workers that are there.
-        """
+        """End if this process was asked to and nobody needs it any more, or time is up."""
         if not self._asked.is_set():
             return
         names = listed(name_of("worker", task, a) for task, a in enumerate(self._member.workers) if a in there)
@@ -159,11 +146,11 @@ class Leaving:
         if not there:
             self._end()
         if left <= 0:
-            _say(f"{self._member.name} ends, as {signalled} asks for, by force: {names} has not ended before it")
+            say(f"{self._member.name} ends, as {signalled} asks for, by force: {names} has not ended before it")
             self._end()
         if not self._is_told:
             self._is_told = True
-            _say(
+            say(
                 f"{self._member.name} is asked to end by {signalled}, and tells its workers; it serves {names} until "
                 f"they have ended, for {left:.0f} s at most"
             )
@@ -178,7 +165,3 @@ class Leaving:
         """End as a process does that does not handle the signal."""
         signal.signal(self._number, signal.SIG_DFL)
         os.kill(os.getpid(), self._number)
-
-
-def _say(text: str) -> None:
-    print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)

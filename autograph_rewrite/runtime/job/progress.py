@@ -14,9 +14,8 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,29 +34,8 @@ _WINDOW = 10
 """Over how many of them the rate is taken."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a process says of one function or session. Times are those of `time.time`, in seconds."""
-
-    task: int = 0
-    steps: int = 0
-    """Calls that are done; with `steps_per_run` each makes several steps."""
-    examples: int = 0
-    """Of this process, in all calls."""
-    rate: float = 0.0
-    """Examples per second of this process, over the last ten seconds."""
-    in_step: bool = False
-    changed: float = 0.0
-    """When a step has last begun or ended."""
-    written: float = 0.0
-
-
 class ProgressReport:
-    """Observes steps, and writes how far they have come.
-
-    Args:
-        folder: where to.
-    """
+    """Observes steps, and writes how far they have come."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"{os.getpid()}-{id(self)}.json"
@@ -71,7 +49,6 @@ class ProgressReport:
         """Count one step, once it is done.
 
         Args:
-            trace: what runs.
             examples: of this process; None: nobody knows.
         """
         if not self._is_running:
@@ -86,34 +63,39 @@ class ProgressReport:
         finally:
             self._in_step, self._changed = False, time.time()
 
-    def now(self) -> Progress:
-        """Return how far the steps have come."""
+    def _now(self) -> dict[str, object]:
+        """Return how far the steps have come. Times are those of `time.time`, in seconds."""
         now = time.time()
         self._seen.append((now, self._examples))
         before, examples = self._seen[0]
-        rate = (self._examples - examples) / (now - before) if now > before else 0.0
-        return Progress(self._task, self._steps, self._examples, rate, self._in_step, self._changed, now)
+        return {
+            "task": self._task,
+            "steps": self._steps,  # calls: with `steps_per_run` each makes several steps
+            "examples": self._examples,  # of this process, in all calls
+            "rate": (self._examples - examples) / (now - before) if now > before else 0.0,
+            "in_step": self._in_step,
+            "changed": self._changed,  # when a step has last begun or ended
+            "written": now,
+        }
 
     def _write(self) -> bool:
         with suppress(OSError):  # whoever looked is gone
-            write_whole(self._path, json.dumps(asdict(self.now())).encode())
+            write_whole(self._path, json.dumps(self._now()).encode())
         return self._path.parent.is_dir()
 
 
-def note_saved(what: str, step: int, environ: Mapping[str, str] = os.environ) -> None:
+def note_saved(what: str, step: int) -> None:
     """Tell whoever looks that something was saved, from which the job can go on.
 
     Args:
         what: "snapshot" or "checkpoint".
-        step: behind which it was taken.
-        environ: says where.
     """
-    if environ.get(VARIABLE):
+    if os.environ.get(VARIABLE):
         told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()
         with suppress(OSError):  # whoever looked is gone
-            write_whole(Path(environ[VARIABLE]) / SAVED, told)
+            write_whole(Path(os.environ[VARIABLE]) / SAVED, told)
 
 
-def requested(environ: Mapping[str, str] = os.environ) -> ProgressReport | None:
+def requested() -> ProgressReport | None:
     """Return what observes steps, if somebody wants to look."""
-    return ProgressReport(Path(environ[VARIABLE])) if environ.get(VARIABLE) else None
+    return ProgressReport(Path(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None

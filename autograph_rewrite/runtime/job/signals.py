@@ -38,11 +38,7 @@ def grace(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def listen(told: Callable[[int], None]) -> bool:
-    """Tell of every signal that asks this process to end, in a thread, from now on; return whether any can be heard.
-
-    Args:
-        told: is given the number.
-    """
+    """Tell of every signal that asks this process to end, in a thread, from now on; return whether any can be heard."""
     if threading.current_thread() is not threading.main_thread():
         return False
     defaults = (signal.SIG_DFL, signal.default_int_handler)

@@ -73,16 +73,13 @@ class Stop:
         self.steps = 0
 
     @classmethod
+    @functools.cache
     def here(cls) -> Stop:
         """Return the one of this process."""
-        return _here()
+        return cls()
 
     def add(self, hook: Hook) -> None:
-        """Call something before the process ends, on all workers; it may return what it has saved.
-
-        Args:
-            hook: what to call, in the main thread.
-        """
+        """Call something before the process ends, on all workers; it may return what it has saved."""
         self._hooks.append(hook)
 
     def remove(self, hook: Hook) -> None:
@@ -98,7 +95,6 @@ class Stop:
         """Let all that runs in here count as one step, or stop before it.
 
         Args:
-            who: what does it.
             counts: it is a step of a loop; else nothing happens here.
 
         Raises:
@@ -119,10 +115,6 @@ class Stop:
     @contextmanager
     def step(self, who: object, report: Any) -> Iterator[None]:
         """Run one step, or stop before it.
-
-        Args:
-            who: what does it.
-            report: of its rewrite; None: there was none.
 
         Raises:
             Preempted: the process was asked to end, and here is where all workers do.
@@ -237,8 +229,7 @@ class Stop:
     def _furthest(self, seconds: float) -> int:
         """Return how many steps the first of all workers has begun."""
         assert self._member is not None
-        begun = np.zeros(len(self._member.workers), np.int64)
-        begun[self._member.task] = self.steps
+        begun = exchanges.table_of(self._member, np.array(self.steps, np.int64))
         with RepeatedSum(self._member, seconds, begun, _KEY, _KEY) as exchange:
             return int(exchange.add_up(begun, "stop together").max())
 
@@ -298,20 +289,11 @@ def _say(text: str) -> None:
         print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)
 
 
-@functools.cache
-def _here() -> Stop:
-    return Stop()
-
-
 # The boundary before each step of a function or session, where its process stops if it is asked to.
 
 
 class StepBoundary:
-    """Observes the steps of one function or session.
-
-    Args:
-        stop: whether this process stops.
-    """
+    """Observes the steps of one function or session."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop

@@ -39,16 +39,17 @@ from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job import liveness
 from autograph_rewrite.runtime.job.background_thread import repeat
 from autograph_rewrite.runtime.job.liveness import PeerMonitor, listed, others, silent_at_exit, sockets
+from autograph_rewrite.runtime.job.say import say
 
 LEADER = "/job:worker/replica:0/task:0"
 _ASK = 2.0
 """Seconds from one look at the other workers to the next."""
 
 
-def join_early(environ: Mapping[str, str] = os.environ) -> None:
+def join_early() -> None:
     """Join the job that environment and command line describe; what is wrong with it is told once it is needed."""
     try:
-        member = membership_of(chosen_config(None), environ)
+        member = membership_of(chosen_config(None))
     except ConfigError:
         return
     if member is not None and member.is_worker:
@@ -86,7 +87,7 @@ def join(member: Membership, *, required: bool = True) -> None:
 def target(member: Membership) -> str:
     """Return what a session connects to; starts the server if it does not run yet."""
     tf_private.context().ensure_initialized()
-    known: ServerDef = tf_private.collective_server()
+    known = _server()
     if not known.is_confined and not known.is_told:
         known.is_told = True
         warnings.warn(open_to_all(member), stacklevel=2)
@@ -97,8 +98,6 @@ def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> N
     """Tell a session, or the server, whom to meet.
 
     Args:
-        config: a ConfigProto.
-        member: this process.
         servers: devices of other processes that hold variables; a session waits for those processes when it starts.
     """
     config.experimental.collective_group_leader = LEADER
@@ -112,9 +111,6 @@ def session_of(graph: Any, member: Membership, devices: Iterable[str] = (), at: 
     """Return a session of what this process runs with others.
 
     Args:
-        graph: a tf.Graph.
-        member: this process.
-        devices: of the processes that it meets.
         at: the target that it connects to; "": this process's own.
     """
     v1 = tensorflow().compat.v1
@@ -126,11 +122,6 @@ def session_of(graph: Any, member: Membership, devices: Iterable[str] = (), at: 
 def meet(member: Membership, seconds: float, what: str) -> None:
     """Wait until all other workers answer: TensorFlow would wait for them without end.
 
-    Args:
-        member: this process.
-        seconds: how long to wait.
-        what: what they are to do, for messages.
-
     Raises:
         ClusterError: somebody is not there in time.
     """
@@ -140,14 +131,18 @@ def meet(member: Membership, seconds: float, what: str) -> None:
 
 def meetings() -> Meetings:
     """Return whom this process has met."""
-    known: ServerDef = tf_private.collective_server()
-    return known.meetings
+    return _server().meetings
 
 
 def counts() -> Counts:
     """Return what this process has counted since it joined its job."""
+    return _server().counts
+
+
+def _server() -> ServerDef:
+    """Return what TensorFlow's server is started from, in a process that has joined its job."""
     known: ServerDef = tf_private.collective_server()
-    return known.counts
+    return known
 
 
 def be_patient(member: Membership, seconds: float) -> None:
@@ -173,10 +168,9 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
     For steps that another function runs, so that there is nothing to cancel, and no error of theirs to replace: a
     connection that breaks in the middle of an exchange ends the step with TensorFlow's words. Who is gone is printed.
     """
-    known: ServerDef = tf_private.collective_server()
-    if known.is_guarded:
+    if _server().is_guarded:
         return
-    known.is_guarded = True
+    _server().is_guarded = True
     lookout = PeerMonitor(member, seconds)
 
     def guard() -> bool:
@@ -198,7 +192,7 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
 
 def _say(member: Membership, lost: list[str]) -> str:
     problem = f"{member.name} waited for {listed(lost)}: no answer"
-    print(f"autograph_rewrite: {problem}", file=sys.stderr, flush=True)
+    say(problem)
     return problem
 
 
@@ -326,11 +320,7 @@ _HINT = "start all processes of the job, each at its own address; look at what i
 
 
 class Meetings:
-    """Which processes this one has met.
-
-    Args:
-        member: this process.
-    """
+    """Which processes this one has met."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
@@ -338,12 +328,6 @@ class Meetings:
 
     def meet(self, others: Mapping[str, str], seconds: float, what: str, hint: str = _HINT) -> None:
         """Wait until some processes answer; who had answered before may not be gone.
-
-        Args:
-            others: their addresses, by name.
-            seconds: how long to wait.
-            what: what they are to do, for messages.
-            hint: what to do if one is missing.
 
         Raises:
             ClusterError: somebody is not there in time.
@@ -364,25 +348,16 @@ class Meetings:
             if absent:
                 if deadline - time.monotonic() < seconds * _TELL and not is_told:
                     is_told = True
-                    self._tell(absent_with_status(absent, statuses), what, seconds)
+                    names, ends = absent_with_status(absent, statuses), f"after {seconds:g} s (timeout_seconds) it ends"
+                    say(f"{self._member.name} has waited {seconds * (1 - _TELL):.0f} s for {names} to {what}; {ends}")
                 time.sleep(_REPEAT)
         self._met |= others.keys()
-
-    def _tell(self, names: str, what: str, seconds: float) -> None:
-        """Say for whom this process waits."""
-        waited = f"{self._member.name} has waited {seconds * (1 - _TELL):.0f} s for {names} to {what}"
-        print(
-            f"autograph_rewrite: {waited}; after {seconds:g} s (timeout_seconds) it ends",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def absent_with_status(absent: Iterable[str], statuses: Mapping[str, str]) -> str:
     """Return who is not there, with what is known of each.
 
     Args:
-        absent: their names.
         statuses: gRPC's name of what became of asking, by name.
     """
     return liveness.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
@@ -526,35 +501,26 @@ def _port(address: str) -> int:
 
 
 def _wanted(address: str) -> list[_Address]:
-    """The addresses at which a server is to be reached; none where that cannot be told, or be done."""
-    wanted = _own_addresses(address.rpartition(":")[0].strip("[]")) if sys.platform == "linux" else []
-    return [] if any(found.is_unspecified for found in wanted) else wanted
-
-
-def _own_addresses(host: str) -> list[_Address]:
-    """The addresses of this machine that a name stands for."""
-    found: list[_Address] = []
-    with suppress(OSError):
-        for family, _, _, _, place in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.bind((place[0], 0))  # only an address of our own can be bound
-                found.append(ipaddress.ip_address(str(place[0]).partition("%")[0]))
-    return found
+    """The addresses of this machine at which a server is to be reached; none where that cannot be told, or be done."""
+    host, found = address.rpartition(":")[0].strip("[]"), list[_Address]()
+    if sys.platform == "linux":
+        with suppress(OSError):
+            for family, _, _, _, place in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
+                with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.bind((place[0], 0))  # only an address of our own can be bound
+                    found.append(ipaddress.ip_address(str(place[0]).partition("%")[0]))
+    return [] if any(own.is_unspecified for own in found) else found
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
     """The sockets of this process that listen at a port, opened a second time."""
     for found in sockets():
-        if _listens(found, port):
+        is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+        listens = is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        if listens and found.getsockname()[1] == port:
             yield found
         else:
             found.close()
-
-
-def _listens(found: socket.socket, port: int) -> bool:
-    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
-        return False
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and found.getsockname()[1] == port
 
 
 def _program(addresses: Sequence[_Address], accepted: int = _WHOLE) -> list[_Instruction]:

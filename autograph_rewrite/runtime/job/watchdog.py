@@ -9,7 +9,6 @@ not end is left behind (`call_thread`). A step that computes is never cut short,
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from autograph_rewrite.ops.traits import has, ops_with
 from autograph_rewrite.requires import tensorflow
 from autograph_rewrite.runtime.job.background_thread import repeat
 from autograph_rewrite.runtime.job.liveness import PeerMonitor
+from autograph_rewrite.runtime.job.say import say
 from autograph_rewrite.tf_private import cancellation_manager
 
 _ASK = 1.0
@@ -204,36 +204,27 @@ class Watchdog:
         self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
 
     def _look_ahead(self, step: int) -> None:
-        """Leave a step that stands still with those whose part of it has failed; they are asked once it is idle."""
+        """Leave a step that stands still with those whose part of it has failed; they are asked once it is idle.
+
+        What it has asked them for never comes. It fails first as far as it waits for servers: TensorFlow refuses all
+        later collectives of a process in which the connection of one has broken, unless its step has failed by
+        something else before.
+        """
         if self._lookout is None or self._asks_ahead is None:
             return
         left = self._asks_ahead.answer()
-        if left and self._idle >= _ASK:
-            self._leave_with(step, self._lookout, left)
+        if left and self._idle >= _ASK and self._running == step:
+            self.left = left
+            if not (self._lookout.break_off_servers() and self._has_ended(step)):
+                self._lookout.break_off(left)
 
     def _tell(self, stood: float) -> None:
         """Say for how long a step has stood still, and what is known of those that it may wait for."""
         others = self._lookout.account() if self._lookout is not None else "a replica waits for another"
         named = self._exchanges() if self._exchanges is not None else ""
         where = f"; it exchanges {named}" if named else ""
-        print(
-            f"autograph_rewrite: {self.doing} has stood still for {stood:.0f} s: {others}{where}; "
-            f"after {self.seconds:g} s (timeout_seconds) it is ended",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def _leave_with(self, step: int, lookout: PeerMonitor, left: list[str]) -> None:
-        """Let a step fail that others have left: what it has asked them for never comes.
-
-        First as far as it waits for servers: TensorFlow refuses all later collectives of a process in which the
-        connection of one has broken, unless its step has failed by something else before.
-        """
-        if self._running != step:
-            return
-        self.left = left
-        if not (lookout.break_off_servers() and self._has_ended(step)):
-            lookout.break_off(left)
+        ends = f"after {self.seconds:g} s (timeout_seconds) it is ended"
+        say(f"{self.doing} has stood still for {stood:.0f} s: {others}{where}; {ends}")
 
     def _end(self, step: int, canceller: Canceller) -> None:
         """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""
