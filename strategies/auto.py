@@ -425,8 +425,6 @@ class Starts:
         for start in [start for kind in kinds for start in _front(kind)]:  # what helps one need not help the other
             if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
                 continue
-            if max(device.variable_bytes for device in start.candidate.found.devices) > self.limit:
-                continue  # whatever is computed again, variables stay
             if self._by_policy(start, LEAST):
                 self._by_policy(start, CHEAPEST)
                 self._budget(start)

@@ -242,7 +242,8 @@ class _Values:
                 continue  # counted with its blocks
             if node.span != EACH and (has(node.op, "held") or part[0] == BEFORE):
                 # What nothing later reads is gone before the first activations: slots that an update only decays.
-                if has(node.op, "held") or any(self._staged.part_of[use.node][0] != BEFORE for use in value.uses):
+                parts = {self._staged.part_of.get(use.node, (BEFORE, 0))[0] for use in value.uses}
+                if has(node.op, "held") or parts != {BEFORE}:
                     self.fed[self._staged.device(part)] += nbytes
                 continue
             self._of[value] = made = _Made(nbytes, part, at)

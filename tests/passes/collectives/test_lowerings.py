@@ -101,9 +101,9 @@ def test_a_lowering_is_added_in_two_files_as_the_page_says(tmp_path: Path) -> No
         shutil.copytree(ROOT / mapped, package / mapped, ignore=shutil.ignore_patterns("__pycache__"))
     table = package / "plan" / "parts" / "lowerings.py"
     text = table.read_text(encoding="utf-8")
-    assert text.count("LOWERINGS = _table(\n    (\n") == 1
-    row = textwrap.indent(f"{_block(page, 'row').rstrip()},\n", " " * 8)
-    table.write_text(text.replace("LOWERINGS = _table(\n    (\n", f"LOWERINGS = _table(\n    (\n{row}"))
+    assert text.count("_ROWS = (\n") == 1
+    row = textwrap.indent(f"{_block(page, 'row').rstrip()},\n", " " * 4)
+    table.write_text(text.replace("_ROWS = (\n", f"_ROWS = (\n{row}"))
     emitters = package / "passes" / "collectives" / "all_reduce.py"
     imports = (
         "from autograph_rewrite.ir.mesh import ONCE\nfrom autograph_rewrite.passes.base.builder import FoldedBuilder\n"
