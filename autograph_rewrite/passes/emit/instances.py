@@ -10,8 +10,9 @@ from itertools import pairwise
 from autograph_rewrite.analysis.accelerator import host_nodes, is_accelerator
 from autograph_rewrite.analysis.propagate import is_pinned
 from autograph_rewrite.errors import VerifyError
+from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import frames_of, guards_of
-from autograph_rewrite.ir.graph import Graph, Node
+from autograph_rewrite.ir.graph import Graph, Node, Value
 from autograph_rewrite.ir.mesh import MICRO, MODEL, ONCE, PER_REPLICA, REPLICA, STAGE, WITHIN, Mesh, Select
 from autograph_rewrite.ir.traversal import descendants, levels, marks_before, topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -83,15 +84,23 @@ def wait_for_members(graph: Graph, micro: int) -> None:
     order = topological_order(graph)
     frames = frames_of(order)
     meetings = marks_before(order, {node: 1 for node in order if is_collective(node.op)})
+    met: dict[Value, Value] = {}
     for node in order:
         if node in frames or node.span & PER_REPLICA:
             continue
         for index, select in node.selects.items():
-            made = node.inputs[index].node
-            if micro > 1 and MICRO in made.span:
+            value = node.inputs[index]
+            made = value.node
+            if select is not Select.FIRST or not (is_collective(made.op) or meetings[made]):
                 continue
-            if select is Select.FIRST and (is_collective(made.op) or meetings[made]):
+            if micro == 1 or MICRO not in made.span - node.span:
                 node.add_control(made)
+                continue
+            if value not in met:  # a control edge has no first micro-batch
+                build = Builder.at(made, "met", span=frozenset({MICRO}))
+                one = build.node("Identity", value, controls=[made], selects={0: Select.FIRST})
+                met[value] = one.output()
+            node.set_input(index, met[value], Select.FIRST)
 
 
 def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:
