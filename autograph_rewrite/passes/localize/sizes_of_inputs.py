@@ -51,7 +51,7 @@ def take_sizes_from_inputs(state: Propagation) -> bool:
     ]
     if not readers:
         return False
-    sizes = _Sizes(state, computed, batch_groups(state))
+    sizes = _InputSizes(state, computed, batch_groups(state))
     return any([sizes.give(node) for node in readers])
 
 
@@ -78,7 +78,7 @@ def _meets(state: Propagation, node: Node) -> bool:
 
 
 @dataclass
-class _Sizes:
+class _InputSizes:
     """Takes sizes of values from what needs no variable.
 
     Attributes:
