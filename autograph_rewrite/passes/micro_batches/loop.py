@@ -22,7 +22,18 @@ from autograph_rewrite.ir.builder import Builder
 from autograph_rewrite.ir.control_flow import is_there, shared_frames_of, unconditional_nodes
 from autograph_rewrite.ir.copying import copy_node, select_first
 from autograph_rewrite.ir.graph import Graph, Node, Value
-from autograph_rewrite.ir.mesh import EACH, MICRO, ONCE, PER_REPLICA, REPLICA, Mesh, PerInstance, Select, prefix
+from autograph_rewrite.ir.mesh import (
+    EACH,
+    MICRO,
+    ONCE,
+    PER_REPLICA,
+    REPLICA,
+    Mesh,
+    PerInstance,
+    Select,
+    is_rarer,
+    prefix,
+)
 from autograph_rewrite.ir.replace_op import become
 from autograph_rewrite.ir.traversal import ancestors, topological_order
 from autograph_rewrite.ir.types import dtypes
@@ -67,7 +78,9 @@ def require_closed(graph: Graph) -> None:
         raise PassError(problem, node=node, hint=UNROLL)
 
 
-def order_of_bodies(graph: Graph, slices: Mapping[Value, Value], kept: Iterable[Node]) -> tuple[list[Node], set[Node]]:
+def order_of_bodies(
+    graph: Graph, slices: Mapping[Value, Value], kept: Collection[Node]
+) -> tuple[list[Node], set[Node]]:
     """Let the iterations need nothing of each other; return the nodes, producers first, and those that always run.
 
     Args:
@@ -81,6 +94,7 @@ def order_of_bodies(graph: Graph, slices: Mapping[Value, Value], kept: Iterable[
     relax_waits(graph)
     _join_before_branches(graph)
     hoist_batch_counts(graph, slices)
+    _take_own_sizes(graph, kept)
     eliminate_dead_code(graph, kept)
     order = let_actors_wait(graph, count_first=False)
     _refuse_what_meets(order)
@@ -106,6 +120,31 @@ def _join_before_branches(graph: Graph) -> None:
         inputs = [before.output(), switch.inputs[1]]
         branch = Builder(graph, f"{node.name}/branch", switch, span=node.span).node("Switch", *inputs)
         become(node, "Identity", [branch.output(value.index)], {"T": value.dtype})
+
+
+def _take_own_sizes(graph: Graph, kept: Collection[Node]) -> None:
+    """Let each iteration take a size of its micro-batch where it read that of the first: it is the same for all.
+
+    before   %shape each ──► [1] of the first, once ──► each      the first comes out of the loop that needs it
+    after    %shape each ──► [1] each ────────────────► each
+    """
+    order = topological_order(graph)
+    needed = ancestors(node for node in order if node.span == EACH)
+    known = {*kept, *(value.node for value in graph.anchors.values())}
+    for node in order:
+        if MICRO in node.span or node not in needed or node in known or not is_pure(node.op) or node.controls:
+            continue
+        read = [node.inputs[index] for index, select in node.selects.items() if select is Select.FIRST]
+        if not read or len(read) < len(node.selects):
+            continue
+        if any(value.node.span != EACH or value.dtype not in (dtypes.INT32, dtypes.INT64) for value in read):
+            continue
+        node.set_span(EACH)
+        node.set_inputs(node.inputs)
+        for value in node.read_outputs:
+            for reader, index in list(value.uses):
+                if is_rarer(reader.span, EACH):
+                    reader.set_input(index, value, Select.FIRST)
 
 
 def _refuse_what_meets(order: list[Node]) -> None:
