@@ -56,9 +56,8 @@ def split(tensor: Any, dims: Sequence[Part]) -> Any:
     Raises:
         GraphError: the tensor has another number of dimensions, or a number of parts is below 1.
     """
-    rank = getattr(getattr(tensor, "shape", None), "rank", None)
-    if rank is None and hasattr(tensor, "shape") and tensor.shape is not None:
-        rank = len(tensor.shape)
+    shape = getattr(tensor, "shape", None)
+    rank = len(shape) if isinstance(shape, tuple) else getattr(shape, "rank", None)  # Keras and numpy have tuples
     if rank is not None and rank != len(dims):
         problem = f"a tensor of {rank} dimensions cannot be split as {list(dims)}"
         raise GraphError(problem, hint="say a number of parts for each dimension, 1 where it is not cut")

@@ -1,4 +1,4 @@
-"""In a loop of micro-batches each iteration takes sizes of its own, where the unrolled form reads those of the first."""
+"""In a loop of micro-batches each iteration takes its own sizes, where the unrolled form reads those of the first."""
 
 from __future__ import annotations
 

@@ -64,6 +64,14 @@ def test_a_mark_that_cannot_be_is_refused_where_it_is_made(dims: Sequence[int]) 
         ar.split(tf.zeros([2, 2]), dims)
 
 
+def test_a_tensor_whose_dimensions_nobody_knows_is_marked() -> None:
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float64)])
+    def step(x: Any) -> Any:
+        return ar.split(x, [1, 2])
+
+    assert any("split-1x2" in one.name for one in step.get_concrete_function().graph.get_operations())
+
+
 def test_a_tensor_that_is_assigned_is_made_on_its_device() -> None:
     item = ar.rewrite(item_of(lambda w: w, lambda h: ar.assign(h, 1)), MESH)
     (node,) = [node for node in item.graph_def.node if node.name.endswith("autograph_sharding/assign-1")]
