@@ -34,12 +34,6 @@ _COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elem
 """What work that a rule states counts as; products where nothing stands here."""
 
 
-def family_of(op: str) -> str:
-    """Return the family of an op's rule; empty where it has none."""
-    rule = rule_of(op)
-    return rule.family if rule is not None else ""
-
-
 class Work(NamedTuple):
     """What one instance does.
 
@@ -95,7 +89,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
     if has(node.op, "transcendental"):
         return Work("transcendental", elements * 2.0, nbytes)
-    family = _OF_RULE.get(family_of(node.op), "elementwise")
+    family = _OF_RULE.get(rule.family, "elementwise") if rule is not None else "elementwise"
     if family == "gather":  # rows that are not looked up are not read
         elements = sum(math.prod(shape) for shape in outputs)
         nbytes = min(nbytes, 12.0 * elements)

@@ -17,7 +17,6 @@ import math
 from collections.abc import Hashable, Iterable, Mapping
 
 from autograph_rewrite.analysis.networks import groups, minimum_cut, reachable
-from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.ir.control_flow import unconditional_nodes
 from autograph_rewrite.ir.graph import Node, Value
@@ -27,7 +26,7 @@ from autograph_rewrite.ir.types.opdefs import is_over
 from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import Dim
 from autograph_rewrite.ops.rules.marked import BLOCKWISE, why_in_block
-from autograph_rewrite.ops.rules.table import families
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]

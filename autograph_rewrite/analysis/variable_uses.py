@@ -17,7 +17,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from autograph_rewrite.analysis.networks import grouped
-from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node, Use, Value
@@ -36,7 +35,7 @@ from autograph_rewrite.ir.variable_ops import (
     written,
 )
 from autograph_rewrite.ops.facts.placement import REPLICATED
-from autograph_rewrite.ops.rules.table import families
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 

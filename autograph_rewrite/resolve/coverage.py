@@ -28,7 +28,7 @@ from autograph_rewrite.ops.facts.placement import REPLICATED, Fact
 from autograph_rewrite.ops.facts.symbolic_dims import is_open
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.ops.rules.marked import WHOLE, marked
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.plan.parts.messages import STEP
 from autograph_rewrite.plan.plan import Plan
@@ -315,8 +315,7 @@ def _whole_gradients(
             if value in seen or value in exchanged or state.facts[value].shape != shape:
                 continue
             seen.add(value)
-            rule = rule_of(value.node.op)
-            if rule is not None and rule.family in BY_ELEMENT and value.node.inputs:
+            if family_of(value.node.op) in BY_ELEMENT and value.node.inputs:
                 pending += value.node.inputs
             else:
                 found.add(value)

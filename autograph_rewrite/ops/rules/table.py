@@ -88,3 +88,9 @@ def rule_of(op: str) -> Rule | None:
         return rule
     entry = entry_of(op)
     return None if entry is None else entry.rule
+
+
+def family_of(op: str) -> str:
+    """Return the family of an op's rule; empty where it has none."""
+    rule = rule_of(op)
+    return rule.family if rule is not None else ""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from autograph_rewrite.analysis.op_work import family_of
 from autograph_rewrite.analysis.propagate import Propagation, is_pinned, revise
 from autograph_rewrite.analysis.variable_uses import variable_uses
 from autograph_rewrite.errors import GraphError
@@ -30,7 +29,7 @@ from autograph_rewrite.ir.types.replica_marks import ADDED, IS_FIRST, PART, repl
 from autograph_rewrite.ir.variable_ops import handle_node, is_update, updates_rows
 from autograph_rewrite.ops.rules.base import OWN_VALUE
 from autograph_rewrite.ops.rules.marked import MEAN, OF_BLOCK, OF_EACH, OF_ONE, OWN, SUM, TOTAL, as_mark, kind_of, mark
-from autograph_rewrite.ops.rules.table import families
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.passes.base.eliminate_dead_code import eliminate_dead_code
 from autograph_rewrite.passes.base.order_accesses import access_order

@@ -142,9 +142,8 @@ def _take_own_sizes(graph: Graph, kept: Collection[Node]) -> None:
         node.set_span(EACH)
         node.set_inputs(node.inputs)
         for value in node.read_outputs:
-            for reader, index in list(value.uses):
-                if is_rarer(reader.span, EACH):
-                    reader.set_input(index, value, Select.FIRST)
+            for reader in {use.node for use in value.uses if is_rarer(use.node.span, EACH)}:
+                select_first(reader)
 
 
 def _refuse_what_meets(order: list[Node]) -> None:

@@ -30,7 +30,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Extent, F
 from autograph_rewrite.ops.facts.symbolic_dims import BLOCK, Dim, Sym, is_local, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.marked import is_whole, make_whole, may_be_cut
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families, family_of, rule_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, SWITCHES, has
 from autograph_rewrite.passes.base.anchors import outputs_of
 from autograph_rewrite.passes.canonicalize import class_axis, decompose
@@ -495,8 +495,7 @@ def _is(fact: Fact, block: Slice) -> bool:
 
 def _is_worth_it(reads: BlockReads, node: Node, taken: Mapping[int, Slice], wanted: Mapping[int, Slice]) -> bool:
     """Return whether no more bytes are cut than before, or a contraction is divided."""
-    rule = rule_of(node.op)
-    if rule is not None and rule.family in _CONTRACTIONS:
+    if family_of(node.op) in _CONTRACTIONS:
         return True
     facts = reads.state.facts
     before = [facts[node.output(index)] for index in wanted]

@@ -27,7 +27,7 @@ from autograph_rewrite.ops.facts.placement import LOCAL, Extent, Fact, Shape, sp
 from autograph_rewrite.ops.facts.symbolic_dims import local_symbol, unit
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Semantics, Slice
 from autograph_rewrite.ops.rules.marked import is_whole
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import has
 
 ELEMENTWISE = families("elementwise")
@@ -152,8 +152,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
         node = value.node
         if has(node.op, "weights") or state.facts[value].shape != shape:
             continue
-        rule = rule_of(node.op)
-        if rule is None or rule.family not in ELEMENTWISE:
+        if family_of(node.op) not in ELEMENTWISE:
             found[value] = None
             continue
         new = [other for other in node.inputs if other not in seen]
@@ -164,8 +163,7 @@ def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> li
 
 def is_of_updates(node: Node) -> bool:
     """Return whether an op is worth cutting in an update."""
-    rule = rule_of(node.op)
-    return rule is not None and rule.family in FAMILIES and not is_whole(node)
+    return family_of(node.op) in FAMILIES and not is_whole(node)
 
 
 def _visit(shares: ShardPlacements, node: Node) -> None:

@@ -30,7 +30,7 @@ from autograph_rewrite.ops.facts.placement import PARTIAL, REPLICATED, Fact, Sha
 from autograph_rewrite.ops.facts.symbolic_dims import is_local, rows_of_unit, rows_per_example, shards_of, to_global
 from autograph_rewrite.ops.rules import random
 from autograph_rewrite.ops.rules.base import LocalEntry, Reshard, Slice
-from autograph_rewrite.ops.rules.table import families, rule_of
+from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import ENTERS, has
 from autograph_rewrite.plan.parts import collective_keys
 from autograph_rewrite.plan.parts.batch_split import DIGEST
@@ -566,8 +566,7 @@ class Owners:
 
 
 def _mixes_rows(node: Node) -> bool:
-    rule = rule_of(node.op)
-    return rule is not None and rule.family in MIXES_ROWS
+    return family_of(node.op) in MIXES_ROWS
 
 
 def _elements(shape: Shape) -> int | None:
