@@ -126,7 +126,7 @@ class BlockRows:
         places, local = self._own(node.inputs[ids], member.rows, blockwise=False)
         node.set_input(ids, local)
         value = None if at is None else node.inputs[at]
-        if value is None or at is None or self.program.state.facts[value].shape == ():
+        if value is None or at is None or self.program.state.facts[self.program.unconverted(value)].shape == ():
             return  # one number for all rows
         row = member.shape[1:]
         build = Builder.at(value.node, "own_rows", span=self.program.span)

@@ -338,6 +338,12 @@ class LocalProgram:
         is_of_rows = member.axis and index == rows_argument(node.op) and self.state.facts[value].shape != ()
         return Slice(member.axis - len(member.shape), member.rows) if is_of_rows else REPLICATED  # columns of all rows
 
+    def unconverted(self, value: Value) -> Value:
+        """Return the value that conversions have made another one of: propagation knows only that."""
+        while value.node in self.conversions:
+            value = value.node.inputs[0]
+        return value
+
     def converted(self, value: Value, want: Reshard) -> Value:
         """Return a value as a reader wants it; equal conversions are made once."""
         key: tuple[Value, object] = value, want

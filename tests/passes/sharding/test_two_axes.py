@@ -100,6 +100,23 @@ def test_tables_are_looked_up_and_updated_where_both_axes_cut_their_rows() -> No
     assert worst_difference(shapes, descent(loss), data, mesh) <= EXACT
 
 
+@pytest.mark.parametrize("axes", [[1, -1], [0, -1]])
+def test_rows_that_an_optimizer_updates_may_be_cut_along_either_axis_where_devices_run_apart(axes: list[int]) -> None:
+    """What the update reads has been joined on an axis that propagation knows only the blocks of."""
+    with tf.Graph().as_default() as graph:
+        ids, y = tf.compat.v1.placeholder(tf.int64, [6], "ids"), tf.compat.v1.placeholder(tf.float64, [6, 2], "y")
+        table = tf.compat.v1.get_variable("table", initializer=np.arange(48.0).reshape(12, 4) / 50, use_resource=True)
+        up = tf.compat.v1.get_variable("up", initializer=np.ones((4, 2)), use_resource=True)
+        loss = tf.reduce_mean((tf.tanh(tf.gather(table, ids)) @ up - y) ** 2)
+        train = tf.compat.v1.train.RMSPropOptimizer(0.1).minimize(loss)
+        init = tf.compat.v1.global_variables_initializer()
+    item = ar.GraphItem.from_graph(graph, train_op=train, outputs=[loss], init_op=init, batch_inputs={"ids": 0, "y": 0})
+    sharding = [{"match": "table", "split": [4, 1]}, {"match": "up", "axes": axes}]
+    report = ar.verify(item, models.on_two_axes(2, strategy={"variables": "shared"}, sharding=sharding))
+    assert report.ok, report
+    assert max(row.error for row in report.rows) <= EXACT
+
+
 def test_a_row_that_one_axis_has_left_alone_is_not_cut_by_the_next() -> None:
     def loss(v: Any, x: Any, y: Any) -> Any:
         return tf.reduce_mean((tf.tanh(x @ v["up"]) @ v["down"] - y) ** 2)
