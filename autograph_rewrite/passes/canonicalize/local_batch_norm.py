@@ -419,7 +419,7 @@ class _Tracer:
         return None if any(map(self._reads_examples, found.difference(statistics))) else found
 
     def _add_products(self) -> None:
-        """Add products of a gradient and a statistic, such as the gradient of a scale: they are a block's contribution."""
+        """Add products of a gradient and a statistic, such as the gradient of a scale: it is a block's contribution."""
         norm, state = self._norm, self._state
 
         def products(node: Node) -> list[Node]:
