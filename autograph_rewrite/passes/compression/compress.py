@@ -4,8 +4,8 @@
     after    %dw + residual ──► code ──► exchange ──► decode ──► update             residual := what was not sent
 
 A compressed value is a sum that belongs to a variable, dense and of a fixed shape (`resolve.compression`). The codec
-says what is sent, the edge's lowering how: codes are added, or gathered and decoded one by one. If ordinary ops add up
-and nothing is sent, members may decode their codes before. The gradients of a bucket are one vector to the codec.
+says what is sent, the edge's lowering how: codes are added, or gathered and decoded one by one. If ordinary ops add
+them up and nothing is sent, members may decode first. The gradients of a bucket are one vector to the codec.
 """
 
 from __future__ import annotations
