@@ -52,7 +52,7 @@ class Report(NotebookView):
         alone: names of the variables that each replica trains separately (`local_sgd`).
         averaged: those of `alone` that are averaged every so many steps.
         snapshot_steps: steps of an elastic job between two snapshots; None if a plan was given.
-        contents: with several processes, a text of the graph that must be the same in all of them.
+        contents: with several processes, the compressed text of the graph that all must share.
         digests: with several processes, the tensor that is fed this process's digest, and that of all digests.
         policies: by variable, the meaning of an update on several replicas, and where that was decided.
         recomputed: activations that are recomputed for the gradients.

@@ -93,7 +93,7 @@ class Site(NamedTuple):
         name: the wanted name.
         span: how often it runs.
         origin: the node that it is added for; if a pass made that node, its origin counts.
-        place: None: the default of its span (`Rewrite.at` sets it for nodes that run once).
+        place: its coordinates; None: the default, which `Rewrite.at` sets for nodes that run once.
     """
 
     name: str

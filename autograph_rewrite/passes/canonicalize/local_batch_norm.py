@@ -204,7 +204,7 @@ def _restate(mean: Node, tile: Node, divisions: list[Node]) -> None:
 
 
 CHAIN_LENGTH = 6
-"""How many ops after the normalisation may come before the one with its scale or offset."""
+"""How many ops after the statistics are searched for a scale or an offset."""
 
 
 @dataclass(frozen=True)
