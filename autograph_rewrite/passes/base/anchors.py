@@ -1,4 +1,4 @@
-"""Anchors: stable names of values that passes may replace."""
+"""Set and read anchors: stable names of values that passes may replace."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 DIGEST_OF_PROCESS, DIGESTS_OF_ALL = "digest of this process", "digests of all processes"
 _OUTPUT = "output {}"
-"""What the anchor of a declared output is called: it follows the value whatever takes its place."""
+"""The name of a declared output's anchor, which follows the value when a pass replaces it."""
 
 
 def anchor_outputs(graph: Graph, item: TrainingGraph) -> None:
-    """Follow the declared outputs of an item, whatever takes their places in a graph of it."""
+    """Anchor the declared outputs of an item, so that they are found after passes replace them."""
     for name, info in item.outputs.items():
         graph.set_anchor(_OUTPUT.format(name), graph.value(info.tensor))
 
 
 def outputs_of(graph: Graph, item: TrainingGraph) -> list[Value]:
-    """Return the declared outputs of an item, wherever they are now."""
+    """Return the current values of an item's declared outputs."""
     return [graph.anchors[_OUTPUT.format(name)] for name in item.outputs]
 
 
 def digest_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes of both, where there are several processes."""
+    """Return the nodes of both digest tensors; none with one process."""
     return [graph.anchors[name].node for name in (DIGEST_OF_PROCESS, DIGESTS_OF_ALL) if name in graph.anchors]
 
 
 def digest_names(graph: Graph) -> tuple[str, str] | None:
-    """Return the names of both tensors, where there are several processes."""
+    """Return the names of both digest tensors; None with one process."""
     names = [f"{node.name}:0" for node in digest_nodes(graph)]
     return (names[0], names[1]) if names else None

@@ -1,7 +1,7 @@
-"""FoldedBuilder: adds the folded nodes of one conversion under one name, for the node that they serve.
+"""Add the folded nodes of one conversion under one name prefix (FoldedBuilder).
 
-The members of an exchange are the replicas, or the processes where each has added up what its replicas hold: then the
-value runs once, and so does what is done with it before the exchange. A builder's span is that of such a member.
+The members of an exchange are the replicas, or the processes if each process first sums the values of its replicas. In
+the second case the value runs once, and so do the nodes before the exchange. A builder's span is that of a member.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class FoldedBuilder:
     """Adds nodes for one value.
 
     Attributes:
-        near: the value that they work on: constants live in its loop.
+        near: the value that they work on; constants are added in its loop.
         name: prefix of their names.
         span: how often they run.
-        origin: the node that they serve.
+        origin: the node that they are added for.
     """
 
     rewrite: Rewrite
@@ -41,13 +41,13 @@ class FoldedBuilder:
     def of(
         cls, rewrite: Rewrite, near: Value, name: str = "", *, span: Span | None = None, origin: Node | None = None
     ) -> FoldedBuilder:
-        """Return a builder for a value: by default under its name, as often as it runs, for the node that makes it.
+        """Return a builder for a value.
 
         Args:
             near: the value that is converted.
-            name: prefix of the nodes' names; "": the name of the node that makes the value.
-            span: how often nodes run; None: as often as the value is made.
-            origin: the original node that they serve; None: the one that makes the value.
+            name: prefix of the nodes' names; "": the name of the node that produces the value.
+            span: how often nodes run; None: as often as that node.
+            origin: the original node that they are added for; None: that node.
         """
         node = near.node
         return cls(rewrite, near, name or node.name, node.span if span is None else span, origin or node)
@@ -65,22 +65,21 @@ class FoldedBuilder:
 
         Args:
             op: op type.
-            inputs: values; where the node runs less often than one of them, the first instance of that is read.
-            what: its name behind the builder's.
+            inputs: if the node runs less often than an input, it reads the first instance of that input.
+            what: its name, after the builder's.
             gather: input positions that read all replicas' instances instead of the first.
             controls: nodes to wait for.
-            attrs: what the op and its inputs do not say already.
+            attrs: those that do not follow from the inputs.
         """
         site = Site(f"{self.name}/{what}", self.span, self.origin)
         return self.rewrite.add(op, inputs, site, gather=gather, controls=controls, attrs=attrs or None).output()
 
     def common(self, op: str, *inputs: Value, what: str, **attrs: Any) -> Value:
-        """Add a node that runs as often as replicated values are made; return its first output.
+        """Add a node that runs as often as nodes with replicated values; return its first output.
 
         Args:
             op: op type.
-            *inputs: its operands.
-            what: told after the builder's name.
+            what: its name, after the builder's.
             **attrs: by name, decoded.
         """
         return replace(self, span=self.rewrite.common_span).op(op, *inputs, what=what, **attrs)
@@ -90,9 +89,9 @@ class FoldedBuilder:
 
         Args:
             op: op type, such as AddN or ConcatV2.
-            value: read of all instances, as the op's list.
-            *others: operands behind the list.
-            what: told after the builder's name.
+            value: its instances are the op's list of operands.
+            *others: operands after the list.
+            what: its name, after the builder's.
             **attrs: by name, decoded.
         """
         span = self.rewrite.of_all
@@ -104,10 +103,10 @@ class FoldedBuilder:
 
         Args:
             op: op type, such as AddN or ConcatV2.
-            value: read of all instances, as the op's list.
-            *others: operands behind the list.
-            what: told after the builder's name.
-            select: what it reads of each.
+            value: its instances are the op's list of operands.
+            *others: operands after the list.
+            what: its name, after the builder's.
+            select: which instances and outputs it reads.
             **attrs: by name, decoded.
         """
         made = Builder(self.rewrite.graph, f"{self.name}/{what}", self.origin, self.span)
@@ -119,9 +118,9 @@ class FoldedBuilder:
         Args:
             content: a number, or nested lists of them.
             dtype: number of TensorFlow's type.
-            what: told after the builder's name.
+            what: its name, after the builder's.
         """
-        if dtype == dtypes.BFLOAT16:  # which numpy does not know
+        if dtype == dtypes.BFLOAT16:  # numpy does not know it
             return self.op("Cast", self.const(content, dtypes.FLOAT, f"{what}/wide"), what=what, DstT=dtype)
         return self.rewrite.const(content, dtypes.numpy_dtype(dtype), name=f"{self.name}/{what}", near=self.near)
 
@@ -131,7 +130,7 @@ class FoldedBuilder:
         Args:
             contents: one for every replica of the job.
             dtype: a numpy type.
-            what: told after the builder's name.
+            what: its name, after the builder's.
         """
         rewrite = self.rewrite
         mine = [encode("tensor", np.asarray(one, dtype)) for one in rewrite.of_own_replicas(contents)]

@@ -23,11 +23,10 @@ def claims_of(
     """Return the claims of a finished propagation.
 
     Args:
-        state: the placements.
         outputs: the declared outputs.
-        plan: which is carried out; its edges are resolved.
+        plan: the plan with its resolved edges.
         model: how many devices of each replica run one program.
-        divided: the axes along which they lie, where there are several.
+        divided: the axes of those devices, if there are several.
     """
     values = {value.name: _claim(state, value) for value in state.facts}
     carried = carried_by(state)
@@ -68,7 +67,7 @@ def _claim(state: Propagation, value: Value) -> Claim:
 
 
 def carried_by(state: Propagation) -> Mapping[Node, Reshard]:
-    """Return the nodes that hand a converted value to the next iteration, with what it is converted to."""
+    """Return the nodes that hand a converted value to the next iteration, each with the conversion."""
     found: dict[Node, Reshard] = {}
     for node in state.order:
         if node.op in MERGES:
@@ -111,7 +110,7 @@ def _as_read(reshard: Reshard | None, units: int = 0) -> Read:
 
 
 def _inexact(state: Propagation, plan: Plan) -> list[str]:
-    """Return what the configuration lets differ from one device."""
+    """Return the settings that let results differ from those on one device."""
     found, kinds = [], {kind_of(node) for node in state.order}
     if plan.semantics.random == "independent":
         found.append("random: independent")

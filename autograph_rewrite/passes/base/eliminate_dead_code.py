@@ -1,4 +1,4 @@
-"""Drop what no output, target or initialiser needs."""
+"""Remove the nodes that no output, target or initialiser needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autograph_rewrite.ir.traversal import ancestors
 
 
 def eliminate_dead_code(graph: Graph, roots: Iterable[Node]) -> int:
-    """Remove every node that the roots do not depend on; return how many went."""
+    """Remove every node that the roots do not depend on; return the number of removed nodes."""
     kept = ancestors(roots)
     dead = [node for node in graph if node not in kept]
     graph.erase_all(dead)

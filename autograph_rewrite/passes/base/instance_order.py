@@ -1,4 +1,4 @@
-"""The order of instances in time (happens-after edges and barriers), as plain data that expansion writes out."""
+"""Describe the order of instances in time (happens-after edges and barriers) as plain data; expansion writes it out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HappensAfter(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """What waits for some nodes of a micro-batch, what passes that on, and the sums that have to have grown by then."""
+    """The node that waits for a micro-batch, the node that the next one waits for, and the running sums to wait for."""
 
     gate: Node
     passed: Node
@@ -29,12 +29,12 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceOrder:
-    """What expansion has to add to the instances.
+    """The waits that expansion adds to the instances.
 
     Attributes:
-        roots: nodes that wait for something, with what the instance of each micro-batch waits for.
-        sums: by gate, the sums over all micro-batches for whose partial result it waits.
-        meetings: the first nodes of which none can run before all micro-batches have come so far.
+        roots: nodes that wait, each with what its instance of each micro-batch waits for.
+        sums: by gate, the running sums whose partial result it waits for.
+        meetings: for each barrier, the first node after it: no micro-batch runs it before all have reached the barrier.
     """
 
     roots: Mapping[Node, tuple[HappensAfter | None, ...]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ NO_ORDER = InstanceOrder()
 
 
 def is_running_sum(node: Node) -> bool:
-    """Return whether a node adds up all instances, or a replica's: expansion adds each as soon as it is there."""
+    """Return whether a node sums all instances, or those of a replica: expansion then adds one term after another."""
     if node.op != "AddN" or node.selects != {0: Select.ALL} or len(node.inputs) != 1:
         return False
     return node.inputs[0].node.span == EACH

@@ -3,12 +3,11 @@
     before   assign_sub(w) ──► gradient ──► apply(w) ──^──► read(w)
     after    assign_sub(w/part_k) ──► ... ──► apply(w/part_k) ──^──► read(w/part_k), on each replica
 
-What the graph orders is written down before any pass has changed it. Once all of them are done, each pair of accesses
-to one variable, or to one shard of it, of which at least one writes, must be in that order for all their instances:
-where a path was lost (a size became a constant, a value is taken from the first replica only), an edge is added; where
-it is turned round, the rewrite is refused. What happens in a loop or a branch is complete before what follows it. For
-what it follows, a branch waits as any node does (an update under a condition for a gather anew of what it writes); a
-loop keeps the edges that it has.
+The order in the original graph is recorded before any pass changes it. After all passes, each pair of accesses to one
+variable or shard, of which at least one writes, must be in that order for all instances. Where the path between them
+was lost (a size became a constant, a value is read from the first replica only), an edge is added. Where the order is
+reversed, the rewrite is refused. Accesses in a loop or a branch end before a later access begins. Accesses in a branch
+wait for earlier ones outside; a loop keeps the edges that it has.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ REPORT = "report this, with the graph and the plan"
 
 @dataclass(frozen=True)
 class AccessOrder:
-    """What the original graph says about the accesses of one step.
+    """The order of the accesses of one step in the original graph.
 
     Attributes:
-        bits: of each access.
-        names: the accesses by the names that they had.
-        before: the bits of what runs before each.
+        bits: one bit per access.
+        names: the accesses by their original names.
+        before: for each access, the bits of those that run before it.
     """
 
     bits: Mapping[Node, int]
@@ -46,12 +45,12 @@ class AccessOrder:
     before: Mapping[Node, int]
 
     def is_before(self, one: Node, other: Node) -> bool:
-        """Return whether one access comes before another."""
+        """Return whether one access runs before another."""
         return bool(self.before[other] & self.bits[one])
 
 
 def access_order(graph: Graph, targets: Iterable[Node]) -> AccessOrder:
-    """Write down the order of all accesses.
+    """Record the order of all accesses.
 
     Args:
         graph: before any pass has changed it.
@@ -67,13 +66,13 @@ def order_accesses(graph: Graph, recorded: AccessOrder, repeated: Iterable[Node]
     """Add the edges that passes have lost; return how many.
 
     Args:
-        graph: the folded graph, complete.
-        recorded: what the original graph said.
-        repeated: reads and updates that each micro-batch makes, one micro-batch after another: among themselves they
-            have an order of their own.
+        graph: the complete folded graph.
+        recorded: the order in the original graph.
+        repeated: reads and updates of each micro-batch, one micro-batch after another; pairs of them are not ordered
+            here.
 
     Raises:
-        VerifyError: two accesses are in the other order now.
+        VerifyError: two accesses are now in reversed order.
     """
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
@@ -116,7 +115,7 @@ def _is_access(node: Node) -> bool:
 
 
 def _original(graph: Graph, node: Node, recorded: AccessOrder) -> Node | None:
-    """Return the access of the original graph that an access is, or stands for."""
+    """Return the access of the original graph that an access is, or was made for."""
     current: Node | None = node
     for _ in range(len(graph)):
         if current is None or current in recorded.bits:
@@ -130,7 +129,7 @@ def _original(graph: Graph, node: Node, recorded: AccessOrder) -> Node | None:
 
 
 def _pairs(found: Mapping[Node, Node], recorded: AccessOrder) -> Iterator[tuple[Node, Node]]:
-    """Yield the accesses of one variable that the original graph orders, the earlier one first."""
+    """Yield the pairs of accesses of one variable that the original graph orders, the earlier one first."""
     by_handle: dict[Node, list[Node]] = {}
     for node in found:
         for handle in dict.fromkeys(handle_node(v) for v in node.inputs if v.dtype == dtypes.RESOURCE):
@@ -146,7 +145,7 @@ def _pairs(found: Mapping[Node, Node], recorded: AccessOrder) -> Iterator[tuple[
 
 
 def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node, int]:
-    """Return, for each node, its marks and those of what has run in every instance before any instance of the node."""
+    """Return, for each node, its marks and those of the nodes all of whose instances run before any instance of it."""
     found: dict[Node, int] = {}
     for node in order:
         mask = 0
@@ -157,7 +156,7 @@ def _before_on_every_replica(order: Iterable[Node], marks: Mapping[Node, int]) -
 
 
 def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
-    """Return what a node waits for, but not what it takes from one replica only."""
+    """Return the nodes that a node waits for, without those that it reads from one replica only."""
     span = node.span
     if span == EACH:
         return dependencies(node)
@@ -174,7 +173,7 @@ def _awaited_on_every_replica(node: Node) -> Iterable[Node]:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Reads and updates that each micro-batch makes, one micro-batch after another."""
+    """Reads and updates of each micro-batch, one micro-batch after another."""
 
     nodes: frozenset[Node]
 
@@ -184,19 +183,19 @@ class Repeated:
 #     before   ResourceGather(table)   ResourceScatterAdd(table)     one device happens to read first
 #     after    ResourceGather(table) ──^──► ResourceScatterAdd(table)
 #
-# On one device such a race is usually won by the read; spread over replicas it is not. A read that follows the update
-# by any path stays behind it, and reads in loops and branches are left alone. So is a read that follows other updates,
-# if an output or target runs this update without them: fetched alone, it would run them, too. Reachability is
-# propagated as bit masks, one bit per read or update.
+# On one device the read usually wins this race; on several replicas it does not. A read that follows the update by any
+# path stays after it, and reads in loops and branches are left alone. So is a read that follows other updates, if an
+# output or target runs this update without them: fetched alone, it would then run them, too. Reachability is propagated
+# as bit masks, one bit per read or update.
 
 
 class Runs:
-    """What each output and target runs if it is fetched alone.
+    """The updates that run when an output or target is fetched alone.
 
     Args:
         order: the nodes of the graph, producers first.
         roots: the outputs and targets.
-        waiting: nodes, besides updates, that are to wait for others.
+        waiting: further nodes whose order is asked for.
     """
 
     def __init__(self, order: Sequence[Node], roots: Iterable[Node], waiting: Iterable[Node] = ()) -> None:
@@ -206,11 +205,11 @@ class Runs:
         self._runs = {self._before[root] | self._bits.get(root, 0) for root in roots}
 
     def is_before(self, one: Node, node: Node) -> bool:
-        """Return whether an update, or what is to wait, comes before a node."""
+        """Return whether an update, or a node of `waiting`, runs before a node."""
         return bool(self._before[node] & self._bits[one])
 
     def may_wait(self, node: Node, read: Node) -> bool:
-        """Return whether no run writes more if a node waits for a read: all that run it write what the read follows."""
+        """Return whether a node can wait for a read: every run of it already does all writes that the read follows."""
         writes = self._before[read] & ((1 << len(self._updates)) - 1)
         return all(run & writes == writes for run in self._runs if run & self._bits[node])
 
@@ -219,9 +218,9 @@ def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[
     """Add the missing edges; return how many.
 
     Args:
-        graph: the folded graph, complete.
+        graph: the complete folded graph.
         targets: the nodes that one step runs.
-        outputs: what may be fetched besides.
+        outputs: nodes that may be fetched in addition.
     """
     step = ancestors(targets)
     order = topological_order(graph)
@@ -241,14 +240,14 @@ def read_before_update(graph: Graph, targets: Sequence[Node], outputs: Sequence[
     for update, read in pairs:
         update.add_control(read)
     if any(runs.is_before(update, read) for _, read in pairs for update in written) and _has_cycle(graph):
-        for update, read in pairs:  # reads of several variables that wait for each other's updates: leave them be
+        for update, read in pairs:  # reads of several variables would wait for each other's updates
             update.remove_control(read)
         return 0
     return len(pairs)
 
 
 def _written(update: Node) -> list[Node]:
-    """Return the handles of what an update writes: a variable, and those that its optimizer keeps for it."""
+    """Return the handles of the variables that an update writes: a variable and its slots."""
     return [handle_node(value) for value in update.inputs if value.dtype == dtypes.RESOURCE]
 
 
@@ -258,7 +257,7 @@ def _number(nodes: Iterable[Node]) -> dict[Node, int]:
 
 
 def _needs_no_more(read: Node, step: set[Node]) -> bool:
-    """Return whether the step runs, or can run, the read without being fed or writing anything else."""
+    """Return whether the step runs the read, or could run it without further feeds or updates."""
     more = (node for node in ancestors([read]) if node not in step)
     return read in step or not any(node.op.startswith("Placeholder") or is_update(node) for node in more)
 
@@ -281,21 +280,21 @@ def _order(rewrite: Rewrite) -> None:
 ORDER_ACCESSES = Pass("order-accesses", _order, needs=(AccessOrder,))
 
 
-# Let every write of a step wait for what the step draws from iterators (`steps_per_run`).
+# Let every write of a step wait for the elements that the step draws from iterators (`steps_per_run`).
 #
 #     IteratorGetNext ──► ... ──► gradient ──► AssignSub         waits for the element as it is
 #     IteratorGetNext - - - - - - - - - - ──► AssignAdd(step, 1)  waits now: where the data end, the step does nothing
 #
-# In a loop of steps the last iteration is the one in which the data end. A write that needs nothing of the element
-# would happen in it: eight updates for seven elements.
+# In a loop of steps, the data end in the last iteration. A write that does not depend on the element would still happen
+# in that iteration: eight updates for seven elements.
 
 
 def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
-    """Add the waits; what is drawn after a write, or only in some branch, is not waited for.
+    """Add the waits; draws after a write, or in a branch, are not waited for.
 
     Args:
-        graph: the folded graph, complete.
-        targets: what a step runs for its effects.
+        graph: the complete folded graph.
+        targets: the nodes that a step runs for their effects.
     """
     step, order = ancestors(targets), topological_order(graph)
     always, frames = unconditional_nodes(order), frames_of(order)
@@ -313,7 +312,7 @@ def draw_before_writes(graph: Graph, targets: Iterable[Node]) -> None:
 
 
 def _draw_first(rewrite: Rewrite) -> None:
-    """Let every write wait for what the step draws: the step in which the data end does nothing (`steps_per_run`)."""
+    """Let every write wait for the step's draws: the step in which the data end writes nothing (`steps_per_run`)."""
     draw_before_writes(rewrite.graph, rewrite.targets)
 
 

@@ -1,4 +1,4 @@
-"""Passes as values, and what happens around each: conditions, timing, verification, observers, the certificate.
+"""Define passes as values, and run them: with conditions, timing, verification, observers and the certificate.
 
 PIPELINE = (Pass("propagate", propagate, gives=(Propagation,)), Pass("loop", roll, when=is_looped), ...)
 run_passes(rewrite, PIPELINE)
@@ -22,10 +22,10 @@ GraphObserver = Callable[[str, Graph], None]
 
 
 class RewriteObserver:
-    """Looks on at more than the graph: what passes have found so far, such as placements."""
+    """Observes the results of passes, such as placements, in addition to the graph."""
 
     def after_pass(self, name: str, rewrite: Rewrite) -> None:
-        """Look at a rewrite behind the pass of that name; nothing may be changed."""
+        """Look at a rewrite after the pass of that name, without changing it."""
         raise NotImplementedError
 
 
@@ -33,7 +33,7 @@ Observer = GraphObserver | RewriteObserver
 """Called after each pass with its name and the folded graph."""
 
 WHILE = "while running pass '{}'"
-"""What an error says of the pass that it comes from."""
+"""The note by which an error names its pass."""
 
 
 def always(rewrite: Rewrite) -> bool:
@@ -46,12 +46,12 @@ class Pass:
     """One pass.
 
     Attributes:
-        name: what messages, records and the provenance of nodes call it.
-        run: edits the graph, or finds something about it; its docstring says what.
-        when: whether it has anything to do in a rewrite; what it has not run for stands in no record.
-        needs: results of other passes that it reads.
-        gives: results that it leaves.
-        is_whole: whether the graph keeps its invariants after it; a later pass restores them otherwise.
+        name: its name in messages, in records and in the provenance of nodes.
+        run: edits the graph or analyses it; the first line of its docstring is the summary.
+        when: whether the pass has work in a rewrite; if not, it does not run and leaves no record.
+        needs: types of the results of other passes that it reads.
+        gives: types of the results that it leaves.
+        is_whole: whether the graph keeps its invariants after the pass; otherwise a later pass restores them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Pass:
 
     @property
     def summary(self) -> str:
-        """What it does, in a sentence."""
+        """A sentence on what the pass does."""
         return (self.run.__doc__ or "").partition("\n")[0]
 
 
@@ -73,12 +73,12 @@ def run_passes(
     """Run passes in their order.
 
     Args:
-        passes: those that have something to do are run.
-        verify: check the graph's invariants after each one that has edited it.
-        observers: called after each one.
+        passes: those without work in this rewrite are skipped.
+        verify: check the graph's invariants after each pass that has edited it.
+        observers: called after each pass.
 
     Raises:
-        RewriteError: one of them refuses; a note says which.
+        RewriteError: a pass refuses; a note of the error names it.
     """
     for one in passes:
         if one.when(rewrite):
@@ -93,17 +93,17 @@ def run_passes(
 
 
 def failed_pass(error: BaseException) -> str | None:
-    """Return the name of the pass that an error comes from; None if it comes from none."""
+    """Return the name of the pass that raised an error; None if no pass did."""
     before, behind = WHILE.split("{}")
     said = [note for note in getattr(error, "__notes__", ()) if note.startswith(before)]
     return said[0].removeprefix(before).removesuffix(behind) if said else None
 
 
 def _require_targets(rewrite: Rewrite) -> None:
-    """Check that the graph has what a step is to run.
+    """Check that the graph still has the nodes that a step runs.
 
     Raises:
-        VerifyError: a node is gone, or has another name.
+        VerifyError: a node was removed or renamed.
     """
     missing = [name for name in rewrite.item.targets if name not in rewrite.graph.nodes]
     if missing:
@@ -111,13 +111,13 @@ def _require_targets(rewrite: Rewrite) -> None:
 
 
 def _run(rewrite: Rewrite, one: Pass, *, verify: bool) -> None:
-    """Run one pass, which provenance and errors name."""
+    """Run one pass, and name it in provenance and errors."""
     graph = rewrite.graph
     stage("%s (%s nodes)", one.name, f"{len(graph):,}")
     before, graph.current_pass, began = len(graph), one.name, time.perf_counter()
     try:
         one.run(rewrite)
-        graph = rewrite.graph  # a pass may have put a copy in its place
+        graph = rewrite.graph  # a pass may have replaced the graph
         if verify and one.is_whole and graph.edits != rewrite.verified:
             micro = 1 if rewrite.is_rolled else rewrite.micro
             replicas, along = rewrite.instances // micro, rewrite.along

@@ -1,4 +1,4 @@
-"""What a rewrite did: passes with their times, reshard edges, notes, counts."""
+"""Record what a rewrite did: passes with their times, reshard edges, notes, counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autograph_rewrite.training_graph import TensorInfo
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass: its wall time, and how many nodes of the folded graph came and went."""
+    """One pass: its wall time, and by how many nodes the folded graph grew or shrank."""
 
     name: str
     seconds: float
@@ -37,26 +37,26 @@ class Report(NotebookView):
     Attributes:
         plan: the resolved plan.
         passes: in the order they ran.
-        notes: what costs speed, never correctness.
+        notes: causes of lost speed, never of wrong results.
         nodes_before: nodes of the original graph.
         nodes_folded: nodes of the folded graph before expansion.
         nodes_after: nodes of the rewritten graph.
         seconds: of the whole rewrite.
-        task: which of the plan's processes the graph is for.
-        member: that process's place in the job, None where there is only one or it is not known.
-        compressed: sums of which less was sent than there was.
-        homes: the devices of variables that live on one, the state of optimizers included, by name.
+        task: the number of the process that the graph is for.
+        member: that process's place in the job; None if it is the only one, or its place is unknown.
+        compressed: gradient sums that were sent compressed.
+        homes: by variable name, optimizer state included, the device of each variable that lives on one device.
         held: bytes of variables on each device of this process, shards and copies counted.
-        batches: names of the batch inputs in groups of one size each; none where all are of one.
-        inexact: what is another quantity than on one device because the configuration asks for it.
-        alone: names of variables of which each replica trains one of its own (`local_sgd`).
-        averaged: those of them that are averaged every so many steps.
-        snapshot_steps: how many steps an elastic job does between two snapshots; None where a plan was given.
-        contents: of one of several processes, what its graph must have in common with the others'.
-        digests: of one of several processes, the tensor that is fed its digest, and the one that holds those of all.
-        policies: of each variable, what an update means on several replicas, and who says so.
-        recomputed: what is computed again for the gradients.
-        covered: what of a step's floating-point work is divided, and what made the rest whole.
+        batches: names of the batch inputs, grouped by size; empty if all have the same size.
+        inexact: quantities that differ from those on one device because the configuration asks for it.
+        alone: names of the variables that each replica trains separately (`local_sgd`).
+        averaged: those of `alone` that are averaged every so many steps.
+        snapshot_steps: steps of an elastic job between two snapshots; None if a plan was given.
+        contents: with several processes, the compressed text of the graph that all must share.
+        digests: with several processes, the tensor that is fed this process's digest, and that of all digests.
+        policies: by variable, the meaning of an update on several replicas, and where that was decided.
+        recomputed: activations that are recomputed for the gradients.
+        covered: how much of a step's floating-point work is divided, and why the rest is whole.
     """
 
     plan: Plan
@@ -85,12 +85,12 @@ class Report(NotebookView):
 
     @property
     def first_replica(self) -> int:
-        """The place of this process's first replica among all."""
+        """The number in the job of this process's first replica."""
         return 0 if self.plan.is_driven else self.task * self.plan.instances_each
 
     @property
     def coverage(self) -> float:
-        """The share of the step's floating-point work outside of updates that is divided over the devices, 0..1."""
+        """The share (0..1) of the step's floating-point work, updates excluded, that is divided over the devices."""
         return self.covered.share
 
     @property
@@ -145,13 +145,12 @@ class Report(NotebookView):
 
 @dataclass(frozen=True)
 class Resolved:
-    """What is known of the step before anything is converted.
+    """Findings about the step before any conversion.
 
     Attributes:
-        notes: what costs speed.
-        inexact: what is another quantity than on one device.
-        shared: batch inputs that every replica has all of.
-        covered: how much of the step is divided.
+        notes: causes of lost speed.
+        inexact: quantities that differ from those on one device.
+        shared: batch inputs that every replica reads whole.
     """
 
     notes: tuple[Note, ...]
@@ -168,12 +167,11 @@ class Compressed(NamedTuple):
 
     Attributes:
         owner: the variable.
-        compressor: what compressed it.
-        lowering: how what was left travelled.
+        lowering: how the codes were sent.
         gradient: one replica's contribution.
         before: one replica's residual before the step; empty without error feedback.
-        after: the same after the step.
-        result: the sum that the variable's update gets.
+        after: its residual after the step.
+        result: the sum that the variable's update reads.
     """
 
     owner: str
@@ -186,7 +184,7 @@ class Compressed(NamedTuple):
 
 
 class CompressedSum(NamedTuple):
-    """The same while passes work; nodes may still be renamed."""
+    """A `Compressed` record while passes may still rename nodes."""
 
     edge: EdgePlan
     gradient: Value

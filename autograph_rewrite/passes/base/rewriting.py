@@ -1,9 +1,9 @@
-"""A rewrite under way: the current graph, item and plan, and the results of passes, one of each type.
+"""Hold a rewrite under way: the current graph, item and plan, and the results of passes, one of each type.
 
     propagate         rewrite.put(state)                        a Propagation
     insert-reshards   rewrite.get(Propagation).transfers[node]  asked for by its type
 
-A result that no pass has found yet is an error that names the pass to run first, so no result is ever half there.
+Asking for a result that no pass has left yet is an error.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Request:
-    """What a rewrite was asked for; it never changes.
+    """The request for a rewrite; it never changes.
 
     Attributes:
         item: the normalised item.
         plan: of the whole job.
-        task: which of the plan's processes the graph is for.
+        task: the number of the process that the graph is for.
         training: whether a graph that updates nothing is refused.
-        batch: examples of all replicas together, of which the coverage is told; None: what the graph says.
+        batch: examples of all replicas together, for the coverage; None: as the graph states.
         certificate: compares the rewrite with the original.
     """
 
@@ -87,13 +87,13 @@ class Request:
 
 
 class Site(NamedTuple):
-    """Where a new node stands.
+    """The name, span, origin and place of a new node.
 
     Attributes:
         name: the wanted name.
         span: how often it runs.
-        origin: the node that it serves; of one that a pass has made, what that one serves.
-        place: where; None: where what runs so often is added now.
+        origin: the node that it is added for; if a pass made that node, its origin counts.
+        place: its coordinates; None: the default, which `Rewrite.at` sets for nodes that run once.
     """
 
     name: str
@@ -104,12 +104,12 @@ class Site(NamedTuple):
 
 @dataclass
 class Homes:
-    """The devices that all replicas share: where variables live that are there once, and hosts.
+    """The devices that all replicas share: hosts, and the devices of variables that live on one device.
 
     Attributes:
-        of: the device of each variable that lives on one, the state of optimizers included, by name.
-        devices: all of them, by their coordinates; passes add to them.
-        pushes: by variable, the nodes that hand this process's contribution over.
+        of: by variable name, optimizer state included, the device of each variable that lives on one device.
+        devices: all shared devices, in the order of their coordinates; passes append to them.
+        pushes: by variable, the nodes that send this process's contribution.
     """
 
     of: Mapping[str, str] = field(default_factory=dict)
@@ -119,23 +119,21 @@ class Homes:
 
 @dataclass
 class Rewrite:
-    """What every pass reads and edits.
+    """The state that every pass reads and edits.
 
     Attributes:
-        request: what was asked for.
         graph: the folded graph.
         job: the plan of the whole job.
-        item: the item as it is now: its variables in shards, the state that was added.
-        plan: of this process's part of the job, as it is now: in the end with its edges.
-        task: which of `plan.processes` this is.
+        item: the current item: its variables in shards, with the state that passes added.
+        plan: the current plan of this process's part of the job; passes complete it with edges.
+        task: the number of this process among `plan.processes`.
         feeds: the placeholders of the original graph, also those that no step needs.
-        asked: what the plan asked for of each variable.
-        nodes_before: how many nodes there were.
-        is_rolled: whether micro-batches are iterations of a loop by now.
-        along: how many devices of a replica run its program, each of its blocks; 1: one, or each what it is put on.
-        verified: the graph's edits when it was verified last; -1: never.
-        records: what each pass took.
-        began: when, on the clock of `time.perf_counter`.
+        asked: the plan's request for each variable.
+        nodes_before: the number of nodes at the start.
+        is_rolled: whether micro-batches have become iterations of a loop.
+        along: how many devices of a replica run the same program on their blocks; 1: each node runs on one device.
+        verified: `graph.edits` at the last verification; -1: never verified.
+        began: start of the rewrite, by `time.perf_counter`.
     """
 
     request: Request
@@ -153,46 +151,46 @@ class Rewrite:
     records: list[PassRecord] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     future_splits: dict[Value, int] = field(default_factory=dict)  # empty lists that will hold blocks
-    aliases: dict[Value, Value] = field(default_factory=dict)  # original values whose place another one took
-    converted: dict[Value, Placement] = field(default_factory=dict)  # what conversions hand to readers
-    slices: dict[Value, Value] = field(default_factory=dict)  # by block, what it was cut out of
-    open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # of dimensions that all blocks share
-    added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that a pass made
-    compressed: list[CompressedSum] = field(default_factory=list)  # sums of which less is sent than there is
-    frames: dict[Node, Frame] = field(default_factory=dict)  # loop of each node that is in one
-    apart: frozenset[str] = frozenset()  # the outermost loops that each instance has for itself
-    originals: dict[Value, Value] = field(default_factory=dict)  # `aliases`, the other way round
-    _place: Place = field(default_factory=lambda: ANYWHERE)  # where nodes that run once are added now
+    aliases: dict[Value, Value] = field(default_factory=dict)  # by original value, the value that replaced it
+    converted: dict[Value, Placement] = field(default_factory=dict)  # by converted value, its placement
+    slices: dict[Value, Value] = field(default_factory=dict)  # by block, the whole that it was cut out of
+    open_sizes: dict[tuple[Value, int], Value] = field(default_factory=dict)  # measured sizes of whole dimensions
+    added: list[AuxiliaryVariable] = field(default_factory=list)  # variables that passes added
+    compressed: list[CompressedSum] = field(default_factory=list)  # compressed sums
+    frames: dict[Node, Frame] = field(default_factory=dict)  # the loops around each node
+    apart: frozenset[str] = frozenset()  # the outermost loops that each instance runs separately
+    originals: dict[Value, Value] = field(default_factory=dict)  # the inverse of `aliases`
+    _place: Place = field(default_factory=lambda: ANYWHERE)  # of nodes that run once
     _entered: dict[tuple[Value, Frame], Value] = field(default_factory=dict)
     _results: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: Request, graph: Graph) -> Rewrite:
-        """Begin to rewrite a graph, which becomes the result's."""
-        # where nothing is trained there is nothing to accumulate, and no gradient that tells where stages are
+        """Begin to rewrite a graph in place."""
+        # without training there are no gradients to accumulate, and none by which to find stages
         job, task = request.plan.of_step(training=request.training), request.task
         plan = job
         if plan.is_asynchronous and len(plan.processes) > 1:  # workers do not wait for each other: each is a job
             plan, task = plan.alone(task), 0
-        if plan.is_driven:  # all have the whole graph, which worker 0 runs
+        if plan.is_driven:  # every process has the whole graph, and worker 0 runs it
             task = 0
         anchor_outputs(graph, request.item)
         feeds = frozenset(node.name for node in graph if node.op.startswith("Placeholder"))
         return cls(request, graph, job, request.item, plan, task, feeds, plan.variables, len(graph))
 
     def put(self, result: object) -> None:
-        """Keep what a pass has found; it takes the place of an earlier result of its type."""
+        """Keep the result of a pass; it replaces an earlier result of its type."""
         self._results[type(result)] = result
 
     def has(self, kind: type[Result]) -> bool:
-        """Return whether some pass has found this."""
+        """Return whether a pass has left a result of this type."""
         return kind in self._results
 
     def get(self, kind: type[Result]) -> Result:
-        """Return what some pass has found.
+        """Return the result of this type.
 
         Raises:
-            PassError: none of those that have run finds it.
+            PassError: no pass has left one yet.
         """
         if kind not in self._results:
             raise PassError(f"nothing has found the {kind.__name__} of this graph yet", hint="run the passes before it")
@@ -200,10 +198,10 @@ class Rewrite:
         return result
 
     def replace(self, old: Value, new: Value) -> None:
-        """Let everybody who reads a value, the outside among them, read another one.
+        """Replace a value by another one for all readers, those outside the graph included.
 
         Raises:
-            PassError: they are of different types.
+            PassError: the values have different types.
         """
         if old.dtype != new.dtype:
             raise PassError(f"'{new.name}' cannot take the place of '{old.name}': its type is another", node=old.node)
@@ -212,12 +210,12 @@ class Rewrite:
 
     @property
     def instances(self) -> int:
-        """How many instances an EACH node has in this process: those of micro-batches, too, until a loop has them."""
+        """How many instances an EACH node has in this process; iterations of a loop over micro-batches do not count."""
         return self.plan.replicas_each if self.is_rolled else self.job.instances_each
 
     @property
     def outputs(self) -> list[Value]:
-        """The declared outputs, wherever they are now."""
+        """The current values of the declared outputs."""
         return outputs_of(self.graph, self.item)
 
     @property
@@ -227,7 +225,7 @@ class Rewrite:
 
     @property
     def roots(self) -> list[Node]:
-        """The nodes that the outside needs."""
+        """The nodes that are used by name outside the graph."""
         graph, item = self.graph, self.item
         names = [*item.targets, *(info.tensor.partition(":")[0] for info in item.outputs.values())]
         names += [item.init_op] if item.init_op else []
@@ -235,7 +233,7 @@ class Rewrite:
         names += item.keep
         for variable in item.variables.values():
             names += [variable.handle, *([variable.initializer] if variable.initializer else [])]
-            if self.plan.has_shards_of_replicas and self.processes > 1:  # sessions read those of other processes
+            if self.plan.has_shards_of_replicas and self.processes > 1:  # sessions read the shards of other processes
                 names += [shard_name(variable.handle, k) for k in range(self.plan.replicas)]
         return [*(graph.nodes[name] for name in dict.fromkeys(names) if name in graph.nodes), *digest_nodes(graph)]
 
@@ -253,7 +251,7 @@ class Rewrite:
         return homes
 
     def on(self, device: str) -> dict[str, int]:
-        """Return the place of what stands on a device that all replicas share."""
+        """Return the place of a node on a device that all replicas share."""
         devices = self.homes.devices
         if device not in devices:
             devices.append(device)
@@ -264,7 +262,7 @@ class Rewrite:
         node.put(SERVER, self.on(device)[SERVER])
 
     def home_of(self, node: Node) -> str | None:
-        """Return on which of the devices that all replicas share a node stands; None: where its replica is."""
+        """Return the shared device of a node; None if the node runs on the device of its replica."""
         return self.homes.devices[node.at(SERVER)] if SERVER in node.place else None
 
     @property
@@ -282,7 +280,7 @@ class Rewrite:
 
     @property
     def rank(self) -> int:
-        """Which worker of the job this is: `task`, unless workers do not wait for each other."""
+        """The number of this worker in the job; `task` is 0 if workers are asynchronous, or if worker 0 runs all."""
         return self.request.task
 
     @property
@@ -297,7 +295,7 @@ class Rewrite:
 
     @cached_property
     def early(self) -> set[Node]:
-        """The original nodes that certainly run, outside of loops, and neither need a variable nor wait for one."""
+        """The original nodes that always run, outside of loops, and neither need a variable nor wait for one."""
         order = self.state.order
         return unconditional_nodes(order) - late_nodes(order)
 
@@ -313,54 +311,54 @@ class Rewrite:
 
     @property
     def micro(self) -> int:
-        """How many of them follow each other on the device of one replica."""
+        """How many micro-batches each replica has."""
         return self.plan.microbatches
 
     @property
     def processes(self) -> int:
-        """Number of processes."""
+        """How many processes share the batch."""
         return len(self.plan.processes)
 
     @property
     def mesh(self) -> Mesh:
-        """The instances of this process, of which a loop has one for each replica."""
+        """The instances of this process; micro-batches that are iterations of a loop are no instances."""
         micro = 1 if self.is_rolled else self.micro
         return Mesh.of(self.plan.replicas_each, micro, model=self.along, divided=self.divided)
 
     @property
     def divided(self) -> tuple[Axis, ...]:
-        """The axes along which the devices lie that run one program, where there are several."""
+        """The axes of the devices of a replica that run one program, if there are several."""
         return divided_of(self.plan.model.axes) if self.plan.model is not None and self.along > 1 else ()
 
     def own(self, entries: Sequence[Any]) -> Sequence[Any]:
-        """Return the entries of this process's replicas, of a list that has one for every replica."""
+        """Return this process's entries of a list with one entry per instance of the job."""
         return entries[self.task * self.local : (self.task + 1) * self.local]
 
     def of_own_replicas(self, entries: Sequence[Any]) -> Sequence[Any]:
-        """Return the entries of this process's replicas, of a list that has one for each replica."""
+        """Return this process's entries of a list with one entry per replica of the job."""
         each = self.plan.replicas_each
         return entries[self.task * each : (self.task + 1) * each]
 
     def replica_at(self, at: Mapping[str, int]) -> int:
-        """Return the number in the job of the replica at a coordinate; the first of the process where it names none."""
+        """Return the number in the job of the replica at a coordinate; the process's first if it names none."""
         return self.task * self.plan.replicas_each + at.get(REPLICA, 0)
 
     @property
     def devices_along(self) -> tuple[str, ...]:
-        """The devices that run the program: `along` of each replica, of one replica of the job after another.
+        """The devices that run the program: the first `along` of each replica of the job, replica by replica.
 
-        Of stages they are those of the first.
+        With stages, they are the devices of the first stage.
         """
         return tuple(device for own in devices_by_replica(self.plan) for device in own[: self.along])
 
     @property
     def captures(self) -> bool:
-        """Whether variables live outside the graph, which then gets their handles as arguments."""
+        """Whether variables live outside the graph, which takes their handles as arguments."""
         return any(variable.captured for variable in self.item.variables.values())
 
     @property
     def mirrored(self) -> bool:
-        """Whether each device has its own copy of every variable."""
+        """Whether each device has a copy of every variable."""
         return self.plan.mode == "mirrored"
 
     @property
@@ -373,21 +371,21 @@ class Rewrite:
 
     @property
     def of_all(self) -> Span:
-        """How often there is what ordinary ops make of all replicas: once, or on each device of a model axis."""
+        """How often a node runs that combines all replicas by ordinary ops: once, or on each device of a model axis."""
         if self.along == 1:
             return ONCE
         return PER_MODEL if self.plan.replicas_each > 1 else self.common_span
 
     def current(self, value: Value) -> Value:
-        """Return what stands for an original value now."""
+        """Return the value that now stands for an original one."""
         return self.aliases.get(value, value)
 
     def fact(self, value: Value) -> Fact:
-        """Return what an original value, or what took its place, is where it is produced."""
+        """Return the fact of an original value, or of its replacement, where it is produced."""
         return self.get(Propagation).source(self.originals.get(value, value))
 
     def take_place(self, value: Value, new: Value) -> None:
-        """Let a new value stand for an original one."""
+        """Record that a new value stands for an original one."""
         self.aliases[value] = new
         self.originals[new] = value
 
@@ -401,14 +399,14 @@ class Rewrite:
         attrs: Mapping[str, Any] | None = None,
         controls: Iterable[Node] = (),
     ) -> Node:
-        """Add a folded node: in the innermost loop of what it reads and waits for, into which it brings the rest.
+        """Add a folded node in the innermost loop of its inputs and controls; inputs from outside enter that loop.
 
         Args:
             op: op type.
-            inputs: values; where the node runs less often than one of them, the first instance of that is read.
-            site: its name, how often it runs, and what it serves.
+            inputs: if the node runs less often than an input, it reads the first instance of that input.
+            site: its name, span, origin and place.
             gather: input positions that read all instances instead of the first.
-            attrs: attributes.
+            attrs: decoded, by name.
             controls: nodes to wait for.
         """
         controls = list(controls)
@@ -428,7 +426,7 @@ class Rewrite:
 
     @contextmanager
     def at(self, home: str | None) -> Iterator[None]:
-        """Add nodes that run once on a device; None: where they always are."""
+        """Put nodes that run once on a device while the context is open; None: where they usually run."""
         before, self._place = self._place, ANYWHERE if home is None else self.on(home)
         try:
             yield
@@ -436,57 +434,61 @@ class Rewrite:
             self._place = before
 
     def once(self, value: Value) -> Value:
-        """Return the first replica's value as one that is made once for all."""
+        """Return the first replica's value as a value that runs once for all replicas."""
         if value.node.span in (ONCE, self.of_all):
             return value
         return self.add("Identity", [value], Site(f"{value.node.name}/once", self.of_all, value.node)).output()
 
     def of_replica(self, value: Value) -> Value:
-        """Return a value that all instances have alike as one that each replica has: its first micro-batch's."""
+        """Return a value that is equal in all instances as a value per replica: that of its first micro-batch."""
         if value.node.span != EACH or self.micro == 1:
             return value
         site = Site(f"{value.node.name}/of_replica", PER_REPLICA, value.node)
         return self.add("Identity", [value], site).output()
 
     def of_worker_0(self, value: Value) -> Value:
-        """Return a value in worker 0 and zeros in the others, by one name: workers tell each other what they run."""
+        """Return a value in worker 0 and zeros in the others, under one name: workers compare what they run."""
         op, name = "Identity" if self.task == 0 else "ZerosLike", f"{value.node.name}/of_worker_0"
         return self.add(op, [value], Site(name, value.node.span, value.node)).output()
 
     def const(self, content: Any, dtype: Any, *, name: str, near: Value) -> Value:
-        """Add a constant that lives in the loop of `near`.
+        """Add a constant in the loop of `near`.
 
         Args:
             content: a number, nested lists or an array.
             dtype: a numpy type.
             name: wanted name.
-            near: the value that it is read with.
+            near: the value that is read together with it.
         """
         array = np.asarray(content, dtype=dtype)
         span = near.node.span if self.frames.get(near.node) else self.common_span
         return self._const(array.dtype, array, name, near, span)
 
     def const_each(self, contents: Sequence[Any], dtype: Any, *, name: str, near: Value) -> Value:
-        """Add a constant that differs between replicas; `contents` has one entry for every replica.
+        """Add a constant that differs between the instances of an EACH node.
 
         Args:
-            contents: one for every replica of the job.
+            contents: one for every instance in the job.
             dtype: a numpy type.
             name: wanted name.
-            near: the value that it is read with.
+            near: the value that is read together with it.
         """
         arrays = [np.asarray(content, dtype=dtype) for content in self.own(contents)]
         raws = self.each([raw_attrs.encode("tensor", array) for array in arrays])
         return self._const(arrays[0].dtype, raws, name, near, EACH)
 
     def each(self, raws: Sequence[bytes]) -> PerInstance:
-        """Return attributes of the instances of an EACH node, of which the devices of a replica have the same."""
+        """Return an attribute of an EACH node by instance; all devices of a replica get the same.
+
+        Args:
+            raws: one for each micro-batch of each replica of this process.
+        """
         mesh = self.mesh
         at = [mesh.coordinates(EACH, i) for i in range(mesh.count(EACH))]
         return PerInstance(tuple([raws[one[REPLICA] * mesh.size(MICRO) + one[MICRO]] for one in at]))
 
     def by_replica(self, raws: Sequence[bytes], span: Span) -> PerInstance:
-        """Return attributes of the instances of a node, those that its replica has.
+        """Return an attribute of a node by instance: that of the instance's replica.
 
         Args:
             raws: one for each replica of this process.
@@ -507,7 +509,7 @@ class Rewrite:
         """Add a constant that differs between instances.
 
         Args:
-            content: of a coordinate.
+            content: of an instance's coordinate.
             dtype: a numpy type.
             span: how often it runs; None: as often as `near`.
         """
@@ -529,7 +531,7 @@ class Rewrite:
         return node.output()
 
     def _brought(self, value: Value, frame: Frame) -> Value:
-        """Return a value that is made outside of a loop as a constant of it."""
+        """Return a value from outside of a loop as a loop constant: add an Enter for each loop around `frame`."""
         for depth in range(len(self.frames.get(value.node, ())), len(frame)):
             key = (value, frame[: depth + 1])
             if key not in self._entered:
@@ -547,15 +549,15 @@ class Rewrite:
         return value
 
     def is_apart(self, node: Node) -> bool:
-        """Return whether a node is in a loop that each instance has for itself."""
+        """Return whether a node is in a loop that each instance runs separately."""
         return self.frames.get(node, ("",))[0] in self.apart
 
     def frame_name(self, frame: Frame, depth: int = -1) -> str | PerInstance:
-        """Return the name of a loop, or of one of those around it, as Enter says it."""
+        """Return the frame name of a loop, or of the loop around it at `depth`, for an Enter."""
         if frame[0] not in self.apart:
             return frame[depth]
         numbers = list(range(self.mesh.count(EACH)))
-        if self.plan.looped:  # it will be in a loop of the micro-batches, of which each replica has one
+        if self.plan.looped:  # each replica will have one loop over its micro-batches, with this loop inside
             numbers = [self.mesh.coordinates(EACH, i)[REPLICA] for i in numbers]
         return PerInstance(tuple(raw_attrs.encode("string", f"{frame[depth]}/{i}") for i in numbers))
 

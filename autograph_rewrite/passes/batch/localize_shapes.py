@@ -1,9 +1,9 @@
-"""Replace the shapes of a static batch in attributes by those of a block.
+"""Replace shapes of a static batch in attributes by the shapes of blocks.
 
     before   TensorArrayV3  element_shape=[6, 3]               each, but a replica writes elements of its block
     after    TensorArrayV3  element_shape=[2, 3] | [2, 3] | [2, 3]
 
-A tensor array refuses elements of another shape, and makes the zeros of an element that nobody wrote from it.
+A tensor array refuses elements of another shape, and returns zeros of this shape for an element that was not written.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def _localize_shapes(rewrite: Rewrite) -> None:
 
 
 def _state_part_shapes(rewrite: Rewrite) -> None:
-    """Let the batch inputs be as long as this process's part, where the graph states the size of the whole batch.
+    """State the size of this process's part, instead of the whole batch, in the shapes of batch inputs.
 
     Raises:
-        PassError: the input is no placeholder, so nobody can be asked for a part.
+        PassError: the input is no placeholder, so it cannot be fed a part.
     """
     batch = rewrite.state.semantics.extent.units
     assert batch is not None
@@ -53,7 +53,7 @@ def _state_part_shapes(rewrite: Rewrite) -> None:
     own = ends[rewrite.task + 1] - ends[rewrite.task]
     for value, axis in rewrite.state.whole_inputs.items():
         node = value.node
-        if kind_of(node) == PINNED:  # this process's rows of what all of them make alike
+        if kind_of(node) == PINNED:  # `slice-batch-inputs` has cut it to this process's rows
             continue
         if node.op != "Placeholder":
             raise PassError(
@@ -67,7 +67,7 @@ def _state_part_shapes(rewrite: Rewrite) -> None:
 
 
 def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
-    """Give each replica's list the shape of its blocks, where the graph states one."""
+    """State the shape of its blocks for each replica's list, if the graph states a shape."""
     operand = node.inputs[0]
     stated, dim = rewrite.state.facts[operand].value, rewrite.future_splits[node.output()]
     if stated is None or rewrite.state.facts[operand].shape == () or not all(isinstance(d, int) for d in stated):
@@ -84,13 +84,13 @@ def _state_list_shape(rewrite: Rewrite, node: Node) -> None:
 def shapes_of_blocks(
     shape: Sequence[int | None], dim: int, batch: int | None, replicas: int, processes: int = 1
 ) -> list[Shape]:
-    """Return the shape of each replica's block of something of shape `shape`.
+    """Return the shape of each replica's block of a value of shape `shape`.
 
     Args:
-        shape: the whole, as the graph states it.
+        shape: of the whole value, as the graph states it.
         dim: the dimension that is cut.
-        batch: number of examples, where it is static.
-        processes: among which they are divided first.
+        batch: number of examples; None if it is not static.
+        processes: the batch is divided among them first, then among the replicas of each.
     """
     whole = shape[dim]
     sizes: Sequence[int | None] = [None] * replicas

@@ -6,7 +6,7 @@
 TensorFlow's oneDNN kernels give an empty block a wrong shape, or abort the process (`needs_a_row`). Padding by nothing
 and slicing everything forward their input, so a block with examples pays only for starting the ops. A few other
 kernels leave their output uninitialised (`undefined_when_empty`): zeros take its place where the block is empty. The
-statistics of an empty block (`batch_norm: local`) are not numbers: moving averages take those of the other blocks.
+statistics of an empty block (`batch_norm: local`) are NaN: moving averages use those of the other blocks.
 A batch of static size has at least one example for each replica, so it needs no guard.
 """
 
@@ -40,7 +40,7 @@ def _pad_empty_blocks(rewrite: Rewrite) -> None:
     """Pad empty blocks for kernels that cannot take one (a last batch smaller than N)."""
     if rewrite.get(Blocks).static is not None:
         return
-    guard = _Guard(rewrite, rewrite.get(Reshards).blocks_at)  # the inputs are the blocks that the kernels see
+    guard = _Guard(rewrite, rewrite.get(Reshards).blocks_at)  # conversions are inserted: inputs are blocks
     for node in rewrite.state.order:
         if node.span != EACH:
             continue
@@ -67,10 +67,10 @@ def _is_one_dnn(rewrite: Rewrite, node: Node) -> bool:
 
 
 class _Guard:
-    """Makes the guards; values that several ops need are padded once.
+    """Adds the guards; a value that several ops read is padded once.
 
     Args:
-        blocks_at: of the batch inputs by whose size a node goes.
+        blocks_at: returns the blocks of the batch input that a node's sizes come from.
     """
 
     def __init__(self, rewrite: Rewrite, blocks_at: Callable[[Node], Blocks]) -> None:
@@ -94,16 +94,16 @@ class _Guard:
         for index, fact in inputs.items():
             node.set_input(index, self._pad(node.inputs[index], fact, rows[index]))
         for index, fact in outputs.items():
-            self._cut(node.output(index), fact, next(iter(rows.values())))  # as many come out as go in
+            self._cut(node.output(index), fact, next(iter(rows.values())))  # outputs have the rows of the inputs
 
     def give_a_row_with_bias(self, node: Node) -> None:
-        """Guard the gradient of a filter where oneDNN merges that of the bias into it, which reads the same value."""
+        """Guard the gradient of a filter if oneDNN merges it with the bias gradient of the same value."""
         gradient = node.inputs[2]
         biases = [use.node for use in gradient.uses if use.node.op == "BiasAddGrad" and use.node.span == EACH]
         if biases:
             self.give_a_row(node)
         for bias in biases:
-            bias.set_input(0, node.inputs[2])  # so that they are still merged
+            bias.set_input(0, node.inputs[2])  # so that oneDNN still merges them
 
     def _add(self, op: str, inputs: list[Value], near: Value, what: str, **attrs: Any) -> Value:
         return FoldedBuilder.of(self._rewrite, near, span=EACH).op(op, *inputs, what=what, **attrs)
@@ -112,7 +112,7 @@ class _Guard:
         return self._rewrite.const(content, np.int32, name=f"{near.node.name}/{what}", near=near)
 
     def _rows(self, node: Node, value: Value, fact: Fact) -> Value:
-        """Return the number of rows of a block: so many for each example, or measured."""
+        """Return the number of rows of a block: from its number of examples, or measured."""
         rows = rows_per_example(fact.split_size)
         if rows is not None:
             return self._blocks_at(node).rows("count", rows)
@@ -132,7 +132,7 @@ class _Guard:
             nothing = self._rewrite.const(0, np.float32, name=f"{value.node.name}/nothing", near=value)
             if fact.dtype != dtypes.FLOAT:
                 nothing = self._add("Cast", [nothing], value, "nothing", DstT=fact.dtype)
-            # oneDNN would merge a `Pad` into the convolution, which minds the paddings of height and width only.
+            # oneDNN would merge a `Pad` into the convolution, which applies paddings of height and width only.
             padded = self._add("PadV2", [value, paddings, nothing], value, "or_one_row")
             self._padded[value] = padded
         return self._padded[value]
@@ -157,10 +157,10 @@ class _Guard:
         self._rewrite.take_place(value, chosen)
 
     def average_of_filled(self, value: Value, only: Node | None = None) -> None:
-        """Let a statistic of blocks, which is averaged over all replicas, count those that have examples only.
+        """Leave empty blocks out of a statistic that is averaged over all replicas.
 
         Args:
-            only: what averages it; left out, that is whatever reads it but its own gradient.
+            only: the node that averages it; None: all its readers, except the gradient of the batch normalisation.
         """
         chosen, zeros = self._or_zeros(value)
         rewrite, name, blocks = self._rewrite, value.node.name, self._blocks_at(value.node)

@@ -1,10 +1,10 @@
-"""Slice random numbers where they are drawn: with `random: exact`, all replicas draw the numbers of one device.
+"""Cut random numbers into blocks after the draw: with `random: exact`, all replicas draw the numbers of one device.
 
     before   noise = RandomNormal([b, 4]) ──► MatMul(noise, w)        the noise is whole, and so is all that follows
     after    noise ──► BroadcastTo(noise, [b, 4]) ──► MatMul          whole only here; each replica has its rows
 
-Among blocks a mask is cut by who reads it; noise that a generator begins with meets none. Of the size that it has
-anyway, the BroadcastTo hands on what it reads. What still wants all of it reads what was drawn.
+A mask that meets blocks is cut by its reader anyway; the noise that a generator starts from meets none. The BroadcastTo
+keeps the shape, so it forwards its operand. Readers that need the whole noise read the draw itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autograph_rewrite.passes.base.rewriting import Homes, Rewrite, Site
 
 
 def split_draws(state: Propagation) -> Propagation:
-    """Let the readers of draws whose shape counts a block read their rows; return the placements as they are then."""
+    """Let readers of a draw whose shape counts a block read the rows of their block; return the revised placements."""
     drawn = [node for node in state.order if _is_drawn_whole(state, node)]
     if not drawn:
         return state
@@ -61,7 +61,7 @@ def _cut(node: Node) -> Node:
 
 
 def _give_back(state: Propagation, node: Node, cut: Node) -> bool:
-    """Let what wants all of it read the draw itself; return whether there is such a reader."""
+    """Let readers that need the whole read the draw itself; return whether there are any."""
     whole = state.facts[cut.output()].placement == REPLICATED
     uses = cut.output().uses
     back = [(n, i) for n, i in uses if whole or state.transfers[n].operand_reshards.get(i) == REPLICATED]
@@ -78,7 +78,7 @@ def _split(rewrite: Rewrite) -> None:
 SPLIT_DRAWS = Pass("split-draws", _split, needs=(Propagation,), gives=(Propagation,))
 
 
-# Give the random ops of each replica a seed of its own, where each draws just its block (`random: independent`).
+# Give the random ops of each replica a different seed, where each draws only its block (`random: independent`).
 #
 #     before   %u = RandomUniform(%shape)  seed2=7              each: the same numbers on every replica
 #     after    %u = RandomUniform(%shape)  seed2=7 | 7 ^ k ...   one seed per replica
@@ -86,17 +86,17 @@ SPLIT_DRAWS = Pass("split-draws", _split, needs=(Propagation,), gives=(Propagati
 #     before   %u = StatelessRandomUniformV2(%shape, %key, %counter, %alg)
 #     after    %u = StatelessRandomUniformV2(%shape, %key ^ own, %counter, %alg)
 #
-# Replica 0 keeps the original stream. An op without seeds (both 0) draws fresh ones in every instance as it is. A
-# seed that differs between replicas (`ar.replica_id`) is the program's affair.
+# Replica 0 keeps the original stream. An op without seeds (both 0) already draws a fresh seed in every instance. A seed
+# that differs between replicas in the program (`ar.replica_id`) is kept.
 
 
 STRIDE = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio: its multiples differ in all bits, as the seeds that people choose do not."""
+"""2^64 divided by the golden ratio: its multiples differ in all bits, unlike the seeds that people choose."""
 SEED_INPUTS = ("seed", "key")
 
 
 def _decorrelate(rewrite: Rewrite) -> None:
-    """Give each replica's random ops, which draw block by block, seeds of their own (`random: independent`)."""
+    """Give the random ops that draw block by block a different seed on each replica (`random: independent`)."""
     for node in rewrite.state.order:
         if node.op not in random.RULES or not rewrite.fact(node.output()).placement.differs:
             continue
@@ -118,7 +118,7 @@ def _give_own_seed(rewrite: Rewrite, node: Node) -> None:
     first, second = node.attr("seed", 0), node.attr("seed2", 0)
     if first == 0 == second:
         return
-    # Two zeros would mean: no seed.
+    # If both were 0, the op would have no seed.
     seeds = [second ^ own_bits(r, 64) or (0 if first else STRIDE >> 1) for r in range(rewrite.replicas)]
     node.set_raw_attr("seed2", rewrite.each([encode("int", seed) for seed in rewrite.own(seeds)]))
 
@@ -130,7 +130,7 @@ def _give_own_key(rewrite: Rewrite, node: Node, index: int) -> None:
     name = f"{node.name}/{'key' if seed.dtype == dtypes.UINT64 else 'seed'}"
     width = 8 * dtype.itemsize
     numbers = [own_bits(r, width) % 2**width for r in range(rewrite.replicas)]
-    # A seed is a pair, of which the second number is mixed; a key is a single one.
+    # A seed is a pair, and its second number is mixed; a key is one number.
     unsigned = np.dtype(f"u{dtype.itemsize}")
     contents = [np.array([n] if seed.dtype == dtypes.UINT64 else [0, n], unsigned).view(dtype) for n in numbers]
     own = rewrite.const_each(contents, dtype, name=f"{name}/of_replica", near=seed)

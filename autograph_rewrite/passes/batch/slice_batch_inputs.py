@@ -3,8 +3,8 @@
     before   IteratorGetNext ──► step
     after    IteratorGetNext ──► StridedSlice [first row of this process : first row of the next] ──► step
 
-From then on the part is the batch input, like one that is fed. It relies on all processes making the same batch: a
-pipeline that draws without a seed is refused.
+From then on the part is the batch input, as if it were fed. All processes must produce the same batch, so a pipeline
+that draws without a seed is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _slice_batch_inputs(rewrite: Rewrite) -> None:
     """Slice batch inputs that every process produces in full to this process's rows.
 
     Raises:
-        GraphError: the processes would not make the same batch.
+        GraphError: the processes would not produce the same batch.
     """
     inputs = dict(rewrite.item.inputs)
     for given in rewrite.plan.batch_inputs:
@@ -48,7 +48,7 @@ def _slice_batch_inputs(rewrite: Rewrite) -> None:
         part = _Part(value, given.axis, rewrite.processes, rewrite.task)
         size = info.shape[given.axis] if info.shape is not None else None
         own = part.of_static(size) if size is not None else part.of_measured()
-        record_shapes(own, [info.shape])  # as of an input that is fed, the shape of the whole
+        record_shapes(own, [info.shape])  # the shape of the whole, as for a fed input
         inputs[given.name] = replace(info, tensor=f"{own.name}:0")
     rewrite.item = replace(rewrite.item, inputs=inputs)
 
@@ -70,7 +70,7 @@ class _Part:
         return self._cut(begin, end)
 
     def of_measured(self) -> Node:
-        """Return the part of a batch whose size each step tells: before it are `q * task + min(task, r)` rows."""
+        """Return the part of a batch that is measured in each step: it begins at row `q * task + min(task, r)`."""
         shape = self._add("Shape", "shape", self._value)
         axis = [self._const(what, [number]) for what, number in (("axis", self._axis), ("next", self._axis + 1))]
         size = self._add("StridedSlice", "size", shape, *axis, self._const("one", [1]), shrink_axis_mask=1)
@@ -108,10 +108,10 @@ class _Part:
 
 
 def _require_alike(graph: Graph, source: Node) -> None:
-    """Refuse a pipeline of which every process would make something else.
+    """Refuse a pipeline that would give each process different data.
 
     Raises:
-        GraphError: naming the op that does.
+        GraphError: an op of the pipeline draws without a seed, or does not keep the order.
     """
     for chance in chances(graph, source):
         raise GraphError(
@@ -129,7 +129,7 @@ def _has_whole_inputs(rewrite: Rewrite) -> bool:
 SLICE_BATCH_INPUTS = Pass("slice-batch-inputs", _slice_batch_inputs, _has_whole_inputs)
 
 
-# Sources of randomness in an input pipeline, because of which two processes that build it alike get different data.
+# Find the ops of an input pipeline because of which two processes that run the same pipeline get different data.
 
 
 class _Op(NamedTuple):
@@ -142,11 +142,11 @@ class _Op(NamedTuple):
 
 
 def chances(graph: Graph, source: Node) -> Iterator[str]:
-    """Yield the ops, as messages call them, that make what an iterator gives differ from run to run.
+    """Yield a phrase, for messages, on each op that makes the elements of an iterator differ from run to run.
 
     Args:
-        graph: holds the pipeline, if not a function of its does.
-        source: takes the next element of the iterator.
+        graph: the pipeline is in it or in its functions.
+        source: the node that takes the next element of the iterator.
     """
     library = Library(graph.library)
     handles = {value.node for value in source.inputs}
@@ -167,7 +167,7 @@ def chances(graph: Graph, source: Node) -> Iterator[str]:
 
 
 def _chance(op: _Op, known: Mapping[str, _Op]) -> str:
-    """Return what is left to chance; empty if nothing is."""
+    """Return why an op's results differ from run to run; empty if they do not."""
     for first in operands(op.op, "dataset_seeds"):
         if all(_is_zero(known.get(name.partition(":")[0])) for name in op.inputs[first : first + 2]):
             return "has no seed"

@@ -8,8 +8,6 @@
     before   ArgMax(z)
     after    Min(class where z == Max(z))                             partial(max), then partial(min)
 
-`class_top_k` has the best of several.
-
 The formulas are those of TensorFlow's kernels; the vocabulary-parallel loss is Megatron-LM's (Shoeybi et al., 2019).
 """
 
@@ -32,7 +30,7 @@ from autograph_rewrite.ops.facts.symbolic_dims import to_global, unit
 from autograph_rewrite.ops.rules.marked import is_whole
 from autograph_rewrite.ops.traits import has, ops_with
 
-# Decompose the best of classes that are cut: each device finds its own, and the best of those are the best of all.
+# Decompose top-k over classes that are cut: each device finds its best, and the best of those are the best of all.
 #
 #     before   TopKV2(z, k)                                      z [n, C], of which C is cut into U blocks
 #     after    TopKV2(z as [n, U, C / U], k) ─► [n, U k]         each device its own: k candidates
@@ -41,7 +39,7 @@ from autograph_rewrite.ops.traits import has, ops_with
 #     before   InTopK(z, labels, k)
 #     after    z at label > 0 of others: Sum(z > Sum(z where class == label)) < k, and All(z is finite)
 #
-# Candidates stand in the order of their classes, so that of equal ones the first counts, as in the kernel of TopKV2.
+# Candidates are in the order of their classes, so that the first of equal ones counts, as in the kernel of TopKV2.
 
 
 def top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
@@ -71,7 +69,7 @@ def top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
 
 
 def in_top_k(pieces: ClassPieces, node: Node) -> dict[int, Value]:
-    """Return whether each label is among the best; it is not where some value is no finite number."""
+    """Return whether each label is among the best; false for a row with a value that is not finite."""
     values, labels = node.inputs[:2]
     column = pieces.op("ExpandDims", labels, pieces.const(1, dtypes.INT32, "last"), what="label_of_row")
     mask = pieces.op("Equal", column, pieces.numbers(labels.dtype), what="is_label")
@@ -89,18 +87,18 @@ _ORDERED = (*_FLOATS, dtypes.INT32, dtypes.INT64)
 
 
 def cut_classes(state: Propagation) -> list[tuple[Node, ClassAxis]]:
-    """Return the nodes that work along a dimension that is cut, and can be decomposed."""
+    """Return the nodes that work along a cut dimension and can be decomposed, each with that dimension."""
     free = [node for node in state.order if node.op in _DECOMPOSITIONS and node not in state.looped]
     found = [(node, _classes(state, node)) for node in free if not is_whole(node)]
     return [(node, axis) for node, axis in found if axis is not None]
 
 
 def decompose_classes(graph: Graph, node: Node, axis: ClassAxis) -> dict[Value, int]:
-    """Rewrite a node; return the constants of which each device needs the part for its classes.
+    """Rewrite a node; return the constants that are to be cut along the classes, each with its class dimension.
 
     Args:
-        node: what works along the classes.
-        axis: of its first operand, that of the classes.
+        node: works along the classes.
+        axis: the class dimension of its first operand.
     """
     pieces = ClassPieces(graph, node.name, node, ONCE, "", None, *axis)
     replace_outputs(graph, node, _DECOMPOSITIONS[node.op](pieces, node))
@@ -108,7 +106,7 @@ def decompose_classes(graph: Graph, node: Node, axis: ClassAxis) -> dict[Value, 
 
 
 def _classes(state: Propagation, node: Node) -> ClassAxis | None:
-    """Return the dimension of classes where it is cut, and each device can do its part; None otherwise."""
+    """Return the dimension of classes; None unless it is cut and each device can compute its part."""
     facts = [state.facts[value] for value in node.inputs]
     rank = facts[0].rank
     if not rank or facts[0].dtype not in (_ORDERED if has(node.op, "extremes", "top") else _FLOATS):
@@ -130,7 +128,7 @@ def _classes(state: Propagation, node: Node) -> ClassAxis | None:
 
 
 def _counted(node: Node, facts: Sequence[Fact], axis: ClassAxis) -> ClassAxis | None:
-    """Return the classes of a node that counts them, where each device can find its own candidates."""
+    """Return the class dimension of a top-k op with its k; None if the devices cannot find candidates separately."""
     told = {"TopKV2": 1, "InTopKV2": 2}.get(node.op)
     stated = facts[told].value if told is not None else (node.attr("k"),)
     if stated is None or not isinstance(stated[0], int):
@@ -166,7 +164,7 @@ def _cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
 def _sparse_cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
     logits, labels = node.inputs
     shifted, powers, total = pieces.exponentials(logits)
-    # A gather of each number refuses what is none, as the kernel of the loss does.
+    # A gather refuses a label that is no class, as the kernel of the loss does.
     every = pieces.const(np.arange(pieces.classes), labels.dtype, "valid")
     label = pieces.op("GatherV2", every, labels, pieces.const(0, dtypes.INT32, "first"), what="label")
     label = pieces.op("ExpandDims", label, pieces.const(1, dtypes.INT32, "last"), what="label_of_row")
@@ -183,7 +181,7 @@ def _sparse_cross_entropy(pieces: ClassPieces, node: Node) -> dict[int, Value]:
 
 
 def _extreme(pieces: ClassPieces, node: Node) -> dict[int, Value]:
-    """The first class that has the extreme value; what is not a number never has it, as in the kernel."""
+    """Return the first class that has the extreme value; NaN never counts, as in the kernel."""
     values, most = node.inputs[0], node.op == "ArgMax"
     if values.dtype in _FLOATS:
         worst = pieces.const(-np.inf if most else np.inf, values.dtype, "worst")
@@ -207,23 +205,23 @@ _DECOMPOSITIONS: Mapping[str, Callable[[ClassPieces, Node], dict[int, Value]]] =
 }
 
 
-# The pieces of what works along a dimension of classes: reductions along it, and the number of each class.
+# Pieces of the decompositions: reductions along the dimension of classes, and the number of each class.
 #
 #     numbers      [[0, 1, ..., C - 1]]      each device has those of its block
 #     only(m, z)   z where m is set, else 0
 #
-# What stands along the classes of a block is made for that block.
+# Constants along the classes are later cut to the classes of each device (`numbered`).
 
 
 class ClassAxis(NamedTuple):
     """The dimension of the classes.
 
     Attributes:
-        dim: which of the operand it is.
+        dim: its position in the operand.
         rank: of the operand.
         classes: how many there are.
-        blocks: how many blocks can be told apart, and how many classes each has.
-        asked: how many of the best classes a node is to find.
+        blocks: how many units the devices' blocks are counted in, and how many classes each unit has.
+        asked: the k of a top-k op.
     """
 
     dim: int
@@ -238,12 +236,12 @@ class ClassPieces(Builder):
     """Adds pieces that work along classes.
 
     Attributes:
-        dim: which dimension of the operand that of the classes is.
+        dim: the position of the class dimension in the operand.
         rank: of the operand.
         classes: how many there are.
-        blocks: how many blocks can be told apart, and how many classes each has.
-        count: how many of the best classes the node is asked for.
-        numbered: the numbers of classes that were made, with the dimension along which they stand.
+        blocks: how many units the devices' blocks are counted in, and how many classes each unit has.
+        count: the k of a top-k op.
+        numbered: the added constants of class numbers, each with its class dimension.
     """
 
     dim: int = 0
@@ -254,12 +252,12 @@ class ClassPieces(Builder):
     numbered: dict[Value, int] = field(default_factory=dict)
 
     def reduce(self, op: str, value: Value, name: str, *, keep: bool = True) -> Value:
-        """Reduce along the classes; their dimension stays, as 1, unless it is not to be kept."""
+        """Reduce along the classes; with `keep`, their dimension stays with size 1."""
         axis = self.const([self.dim], dtypes.INT32, f"{name}/axis")
         return self.op(op, value, axis, what=name, keep_dims=keep)
 
     def numbers(self, dtype: int) -> Value:
-        """Return the number of each class, along their dimension."""
+        """Return the number of each class, along the class dimension."""
         shape = [self.classes if dim == self.dim else 1 for dim in range(self.rank)]
         made = self.const(np.arange(self.classes).reshape(shape), dtype, "classes")
         self.numbered[made] = self.dim
@@ -277,6 +275,6 @@ class ClassPieces(Builder):
 
 
 def is_read(node: Node, index: int) -> bool:
-    """Return whether somebody reads an output, or asks for it by its name."""
+    """Return whether an output has readers or an anchor."""
     value = node.output(index)
     return bool(value.uses) or value in value.node.graph.anchors.values()

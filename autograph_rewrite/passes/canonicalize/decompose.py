@@ -18,8 +18,8 @@
     before   EnsureShape(x, [4, 6])         over a split dimension of 4
     after    Assert(shape(x)[0] == 4) ──► EnsureShape(x, [None, 6])
 
-Only nodes that propagation asks for are touched. With `batch_norm: local` a batch normalisation keeps its op, marked,
-and its statistics are averaged over the replicas where something else than its own gradient reads them.
+Only nodes that propagation asks for are changed. With `batch_norm: local` a fused batch normalisation keeps its op and
+is marked, and its statistics are averaged over the replicas for all readers but its gradient.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SUMMED_AS = {
 
 
 def decompose_mean(node: Node, build: Builder) -> None:
-    """Mean = Sum / number of elements, summed and, for integers, truncated as TensorFlow's kernel does."""
+    """Replace a Mean by Sum / number of elements, summed and, for integers, truncated as in TensorFlow's kernel."""
     x, axes = node.inputs
     dtype = x.dtype
     wide = SUMMED_AS.get(dtype, dtype)
@@ -65,8 +65,8 @@ def decompose_mean(node: Node, build: Builder) -> None:
 
 
 def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
-    """Return how many elements are reduced; its size turns global by propagation."""
-    # A mean takes axes that are counted from the end, a gather does not.
+    """Return the number of elements that are reduced; propagation makes it global."""
+    # A mean accepts axes that are counted from the end; the gather of sizes does not.
     content = axes.node.attr("value") if axes.node.op == "Const" else None
     if not isinstance(content, np.ndarray) or (content < 0).any():
         rank = build.cast(build.op("Rank", x, what="rank"), axes.dtype, "rank_of_axes")
@@ -79,7 +79,7 @@ def _count(build: Builder, x: Value, axes: Value, dtype: int) -> Value:
 
 
 class _Normalisation:
-    """What the forward and the gradient of a batch normalisation share."""
+    """The nodes and attributes that a batch normalisation and its gradient share."""
 
     def __init__(self, node: Node, build: Builder) -> None:
         self.build = build
@@ -99,14 +99,14 @@ class _Normalisation:
         return self.build.op("Reshape", value, shape, what=f"{name}_spread")
 
     def inverse_deviation(self, variance: Value) -> Value:
-        """1 / sqrt(variance + epsilon)."""
+        """Return 1 / sqrt(variance + epsilon)."""
         epsilon = self.build.const(self.epsilon, variance.dtype, "epsilon")
         shifted = self.build.op("AddV2", variance, epsilon, what="shifted")
         return self.build.op("Rsqrt", shifted, what="inverse_deviation")
 
 
 def decompose_batch_norm(node: Node, build: Builder) -> None:
-    """Batch normalisation in training, from means over the whole batch.
+    """Replace batch normalisation in training by ops on means over the whole batch.
 
     Args:
         node: FusedBatchNorm, V2 or V3; x is [N, H, W, C] or [N, C, H, W], the others [C].
@@ -141,11 +141,11 @@ def decompose_batch_norm(node: Node, build: Builder) -> None:
 
 
 def check_size(node: Node, build: Builder, dim: int, size: Dim) -> None:
-    """Let an EnsureShape leave the split dimension open, and count that; its size turns global by propagation.
+    """Let an EnsureShape leave the split dimension open, and assert its size, which propagation makes global.
 
     Args:
         node: states a size of the split dimension.
-        size: that of the whole value, where it is known.
+        size: of that dimension in the whole value; if it is the stated one, no assertion is needed.
     """
     stated = node.attr("shape")
     node.set_attr("shape", (*stated[:dim], None, *stated[dim + 1 :]))
@@ -173,7 +173,7 @@ def _blend(build: Builder, old: Value, new: Value, rate: float, name: str) -> Va
 
 
 def decompose_batch_norm_gradient(node: Node, build: Builder) -> None:
-    """Gradient of batch normalisation in training; the two sums over the batch are also the parameters' gradients.
+    """Replace the gradient of batch normalisation in training; its sums over the batch are the parameters' gradients.
 
     Args:
         node: FusedBatchNormGrad, V2 or V3; dy and x have the images' shape, the others [C].
@@ -199,9 +199,9 @@ def decompose_batch_norm_gradient(node: Node, build: Builder) -> None:
 
 
 def keep_summed_dimensions(node: Node, build: Builder) -> None:
-    """Keep the dimensions that the gradient of a broadcast op sums: which ones is open, and so its rank.
+    """Keep the dimensions that the gradient of a broadcast op sums: only the run tells which, and so the rank was open.
 
-    Only a Reshape may read it, which brings it to the shape of the operand anyway; else it is taken whole.
+    If only Reshapes read the sum, they remove the dimensions; otherwise the node runs whole.
 
     Args:
         build: unused; all decompositions take the same parameters.
@@ -224,7 +224,7 @@ def cut_again(node: Node, build: Builder) -> None:
 def forget_rows(node: Node, build: Builder, facts: Mapping[Value, Fact]) -> None:
     """Let BroadcastGradientArgs see zero rows instead of a batch.
 
-    It names dimensions that are 1 on both sides, too; a batch of one example has no rows in most blocks.
+    The op also names dimensions that are 1 on both sides; a batch of one example has 0 rows in most blocks.
     """
     operands = [facts[value].value or () for value in node.inputs]
     for index, (value, rows) in enumerate(zip(node.inputs, rows_of_operands(*operands), strict=True)):
@@ -247,9 +247,8 @@ class Blocks(NamedTuple):
 
     Attributes:
         instances: how many blocks there are.
-        batch: the number of examples of the whole batch, where it is static.
-        have_own_statistics: a batch normalisation uses those of each block, where a variable has gone into what is
-            normalised.
+        batch: the number of examples of the whole batch; None if it is not static.
+        have_own_statistics: a batch normalisation of values that depend on a variable uses statistics of each block.
     """
 
     instances: int
@@ -266,10 +265,10 @@ def decompose(state: Propagation, nodes: Iterable[Node], blocks: Blocks) -> None
     graph, facts = state.graph, state.facts
     learnt = variable_dependent_nodes(graph) if blocks.have_own_statistics else ()
     for node in nodes:
-        if why_in_block(node) == ROWS_APART:  # what is in between works on whole values
+        if why_in_block(node) == ROWS_APART:  # all nodes between these then work on whole values
             keep_in_block([end for end in graph if why_in_block(end) == ROWS_APART], "")
             continue
-        # in a loop, constants are tied to its iterations
+        # a constant of a loop must depend on its iterations
         build = Builder.at(node, tied=node.inputs[0].node if node in state.looped else None)
         if node.op == "EnsureShape":
             fact = facts[node.inputs[0]]
@@ -288,7 +287,7 @@ def decompose(state: Propagation, nodes: Iterable[Node], blocks: Blocks) -> None
 
 
 def _normalised(node: Node) -> Value:
-    """Return the values of which a batch normalisation, or the gradient of one, has the statistics."""
+    """Return the values that a batch normalisation, or its gradient, normalises."""
     return node.inputs[1 if node.op.startswith("FusedBatchNormGrad") else 0]
 
 
@@ -308,6 +307,7 @@ def _keep_block_statistics(node: Node, replicas: int, build: Builder) -> None:
 
 
 MAX_DECOMPOSITIONS = 8
+"""Rounds: a decomposition may add ops that mix examples, as a batch normalisation adds means."""
 
 
 def _run(rewrite: Rewrite) -> None:

@@ -1,11 +1,11 @@
-"""Hand-written batch normalisation with local statistics: the values in between are varying, none is reduced.
+"""Give hand-written batch normalisation local statistics: the values in between are varying, none is reduced.
 
     m = Mean(x)   v = Mean((x - m)^2)   y = (x - m) * rsqrt(v)        as if the block were the whole batch
     dv ──► BroadcastTo(dv, Shape(x)) / size(x) ──► dx                 and backwards alike
 
-The nodes between the statistics and their gradients (`analysis.batch_norms`) are marked: what they make is a block's
-own, and nobody adds it up. It leaves through an exit: a contribution to a parameter's gradient is added up, a statistic
-that feeds a moving average is averaged.
+The nodes between the statistics and their gradients are marked: their values vary between blocks, and are not added up.
+A value leaves its block through an exit: a contribution to a parameter's gradient is added up, a statistic that feeds a
+moving average is averaged.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _localize_batch_norm(rewrite: Rewrite) -> None:
     """Mark the batch normalisations whose statistics are to be those of each micro-batch (`batch_norm: local`).
 
     Raises:
-        PassError: a batch normalisation mixes blocks where nothing says so.
+        PassError: a node inside a batch normalisation mixes examples of several blocks.
     """
-    state = rewrite.state  # with the means not yet taken apart
+    state = rewrite.state  # before means are decomposed
     if state.loops or state.cells:
         return
     moments = _moments_of(state)
@@ -56,7 +56,7 @@ def _localize_batch_norm(rewrite: Rewrite) -> None:
 
 
 def _mark_blocks(state: Propagation, found: list[BatchNorm], instances: int) -> None:
-    """Mark what each block shall compute by itself."""
+    """Mark the nodes that each block computes alone."""
     backward = {node for norm in found for node in norm.backward}
     forward = {node for norm in found for node in norm.forward} - backward
     inside = forward | backward | {node for norm in found for node in norm.split}
@@ -72,7 +72,7 @@ def _mark_blocks(state: Propagation, found: list[BatchNorm], instances: int) -> 
 
 
 def block_statistics(state: Propagation) -> list[Node]:
-    """Return what takes statistics of its own block: fused batch normalisations, and the means of written-out ones."""
+    """Return the nodes with statistics of a block: fused batch normalisations, and the means of hand-written ones."""
     return [
         node
         for node in state.order
@@ -82,10 +82,10 @@ def block_statistics(state: Propagation) -> list[Node]:
 
 
 def _require_apart(state: Propagation) -> None:
-    """Make sure that a block's own values stay with the block, and that nothing else gets in.
+    """Check that a block's varying values stay in the block, and that no values of other blocks get in.
 
     Raises:
-        PassError: they do not; the statistics of the whole batch have to be used.
+        PassError: a node breaks this, so only statistics of the whole batch are possible.
     """
     for node in state.order:
         own = kind_of(node) == OF_BLOCK
@@ -102,7 +102,7 @@ def _require_apart(state: Propagation) -> None:
 
 
 def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instances: int) -> None:
-    """Let whatever else reads a block's own value read what leaves the block."""
+    """Let readers outside of the block read an exit instead of the block's value."""
     graph = state.graph
     for value in node.read_outputs:
         others = [use.node for use in value.uses if use.node not in inside and use.node.op != "Shape"]
@@ -128,11 +128,11 @@ def _leave(state: Propagation, node: Node, inside: set[Node], kind: str, instanc
 #     before   RealDiv(Tile(dv, [8, 5, 5, 1]), 200.0)
 #     after    RealDiv(BroadcastTo(dv, Shape(x)), Cast(Prod(Gather(Shape(x), [0, 1, 2]))))
 #
-# The same numbers for the whole batch; for a block, those of the block.
+# On the whole batch the results are the same; on a block they become those of the block.
 
 
 def _restate_sizes(state: Propagation, means: Iterable[Node]) -> bool:
-    """Rewrite the gradients of some means over a static batch; return whether there are any."""
+    """Restate the sizes in the gradients of means over a static batch; return whether there are any."""
     groups: dict[tuple[tuple[int, ...], int], list[Node]] = {}
     for mean in means:
         whole, axes = _whole_shape(state, mean.inputs[0]), _const(mean.inputs[1])
@@ -145,7 +145,7 @@ def _restate_sizes(state: Propagation, means: Iterable[Node]) -> bool:
     for (shape, count), group in groups.items():
         divided = [(tile, _divisions(state, tile, list(shape), count)) for tile in tiles]
         fitting = [(tile, divisions) for tile, divisions in divided if divisions]
-        # Gradients come in the opposite order: that of a later layer goes into that of an earlier one.
+        # Gradients are in reverse order: the gradient of an earlier layer is computed from that of a later one.
         owners = group[::-1] if len(fitting) == len(group) else group[:1] * len(fitting)
         for mean, (tile, divisions) in zip(owners, fitting, strict=True):
             _restate(mean, tile, divisions)
@@ -166,7 +166,7 @@ def _const(value: Value) -> np.ndarray[Any, Any] | None:
 
 
 def _divisions(state: Propagation, tile: Node, whole: list[int], count: int) -> list[Node]:
-    """Return what divides a spread gradient by the size of a mean; nothing if it is another mean's."""
+    """Return the divisions of a spread gradient by the size of a mean; none if the gradient is of another mean."""
     given, times = state.facts[tile.inputs[0]].shape, _const(tile.inputs[1])
     if given is None or times is None or len(given) != len(whole) or tile not in state.transfers:
         return []
@@ -198,13 +198,13 @@ def _restate(mean: Node, tile: Node, divisions: list[Node]) -> None:
 #     average += rate * (m - average)
 #     dv ──► BroadcastTo(dv, Shape(x)) / size(x) ──► dx       dv: sums over examples, times statistics
 #
-# A mean and a variance of the same values are those of a batch normalisation if variables have gone into the values, if
-# they normalise them, with a scale or an offset that is a variable or with moving averages, and if nothing else becomes
-# of them: a loss on a variance, or a spread of labels, is another quantity. Where anything is not understood, it is no
-# batch normalisation.
+# A mean and a variance of the same values are those of a batch normalisation if the values depend on variables, if the
+# moments normalise them, with a variable as scale or offset or with moving averages, and if the moments have no other
+# use: a loss on a variance, or a spread of labels, is another quantity. If a part is not recognised, it is none.
 
 
 CHAIN_LENGTH = 6
+"""How many ops after the statistics are searched for a scale or an offset."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,9 @@ class BatchNorm:
     """A batch normalisation.
 
     Attributes:
-        forward: what is computed from them without the examples, and used with them, in both directions.
-        backward: sums over the examples, and what follows from them, that are gradients of statistics or parameters.
-        split: what reads these for each example.
+        forward: the moments, and the nodes computed from them alone that are used with examples or in `backward`.
+        backward: gradients of statistics or parameters: sums over the examples, and nodes computed from these.
+        split: the readers of `forward` and `backward` that compute a value for each example.
         divisions: of the gradients of statistics by the number of examples.
     """
 
@@ -239,7 +239,7 @@ class BatchNorm:
 
 
 def _moments_of(state: Propagation) -> list[Moments]:
-    """Return the means and variances over the batch of values that variables have gone into."""
+    """Return the means and variances, over the batch, of values that depend on variables."""
     learnt, found = variable_dependent_nodes(state.order), []
     for variance in state.order:
         if variance.op != "Mean" or not state.transfers[variance].decompose or variance not in learnt:
@@ -260,11 +260,11 @@ def _moments_of(state: Propagation) -> list[Moments]:
 
 
 def _batch_norms(state: Propagation, moments: Sequence[Moments]) -> list[BatchNorm]:
-    """Return those of some moments that are a batch normalisation's, with what computes with them."""
+    """Return the batch normalisations among some moments, with the nodes that belong to them."""
     found = [norm for one in moments if (norm := _Tracer(state, one).trace()) is not None]
     if state.semantics.extent.units is not None and len(found) < len(moments):
-        return []  # which gradient is whose follows from shapes that are constants there, and alike
-    while True:  # what is not understood must not be in the middle of what is
+        return []  # `_restate_sizes` told gradients apart by constant shapes, which may be equal
+    while True:  # other moments must not be inside a batch normalisation
         others = [one for one in moments if all(norm.moments is not one for norm in found)]
         statistics = {node for one in others for node in one.both}
         kept = [norm for norm in found if statistics.isdisjoint(norm.forward | norm.backward | norm.split)]
@@ -286,16 +286,16 @@ def _is_split(state: Propagation, node: Node) -> bool:
 
 
 def _users_of(nodes: Iterable[Node]) -> set[Node]:
-    """Return what reads some nodes."""
+    """Return the readers of some nodes."""
     return {use.node for node in nodes for value in node.read_outputs for use in value.uses}
 
 
 NOTHING, STATISTIC, SUMMED = range(3)
-"""What a value holds: nothing of the batch; what follows from statistics alone; a sum over examples, times such."""
+"""Kinds of values: independent of the batch; computed from statistics alone; a sum over examples, times statistics."""
 
 
 class _Tracer:
-    """Finds what belongs to one pair of moments."""
+    """Finds the nodes that belong to one pair of moments."""
 
     def __init__(self, state: Propagation, moments: Moments) -> None:
         self._state = state
@@ -304,7 +304,7 @@ class _Tracer:
         self._kinds: dict[Node, int | None] = {}
 
     def trace(self) -> BatchNorm | None:
-        """Return the batch normalisation; None where it is none, or where something of it is not understood."""
+        """Return the batch normalisation; None if it is none, or a part of it is not recognised."""
         norm, state = self._norm, self._state
         for mean in norm.moments.both:
             for spread in self._spread_gradients(mean):
@@ -328,7 +328,7 @@ class _Tracer:
         return norm
 
     def _spread_gradients(self, mean: Node) -> list[Node]:
-        """Return what gives each example its part of the gradient of a mean."""
+        """Return the nodes that spread the gradient of a mean over the examples."""
         state = self._state
         shapes = [use.node for use in mean.inputs[0].uses if use.node.op == "Shape"]
         users = [use for shape in shapes for use in shape.output().uses]
@@ -336,7 +336,7 @@ class _Tracer:
         return [node for node in spread if node in self._after and node in state.transfers and _is_split(state, node)]
 
     def _divided_by_size(self, spread: Node) -> bool:
-        """Find the division of a spread gradient by the number of elements of the mean."""
+        """Record the divisions of a spread gradient by the size of the mean; return whether it has no other uses."""
         state = self._state
         users = [use for use in spread.output().uses if use.node in state.transfers]
         divisions = [use.node for use in users if use.node.op == "RealDiv" and use.index == 0]
@@ -350,7 +350,7 @@ class _Tracer:
         return True
 
     def _kind(self, start: Node) -> int | None:
-        """Return what a gradient of a statistic holds, by all that it is computed from; None: not understood."""
+        """Return the kind of a gradient of a statistic, from the kinds of its inputs; None: not recognised."""
         pending = [start]
         while pending:
             node = pending[-1]
@@ -373,7 +373,7 @@ class _Tracer:
         return inputs[:1] if has(node.op, "linear") else inputs
 
     def _is_traced(self, node: Node) -> bool:
-        """Return whether what a node holds depends on what it is computed from."""
+        """Return whether the kind of a node depends on its inputs."""
         transferred = self._state.transfers.get(node)
         return node in self._after or (
             transferred is not None and any(f.placement.is_partial for f in transferred.outputs)
@@ -407,7 +407,7 @@ class _Tracer:
         return SUMMED if has(node.op, "linear_in_second") and sums == 1 and kinds[1] is SUMMED else None
 
     def _closure(self) -> set[Node] | None:
-        """Return the statistics, and what is computed from them alone; None where examples come in another way."""
+        """Return the statistics, and the nodes computed from them alone; None if one of these reads examples."""
         state, summed = self._state, descendants(self._norm.backward, controls=False)
         statistics = self._norm.moments.both
 
@@ -419,7 +419,7 @@ class _Tracer:
         return None if any(map(self._reads_examples, found.difference(statistics))) else found
 
     def _add_products(self) -> None:
-        """Add what multiplies a gradient by a statistic, as the gradient of a scale does: a block's contribution."""
+        """Add products of a gradient and a statistic, such as the gradient of a scale: it is a block's contribution."""
         norm, state = self._norm, self._state
 
         def products(node: Node) -> list[Node]:
@@ -429,7 +429,7 @@ class _Tracer:
         norm.backward = set(reachable(norm.backward, products))
 
     def _moving_averages(self, inside: Collection[Node]) -> list[Node] | None:
-        """Return the updates that the statistics go into; None where they go into anything else."""
+        """Return the updates that use the statistics; None if anything else uses them."""
         forward = self._norm.forward
         if any(self._is_told(node) for node in forward):
             return None
@@ -447,13 +447,13 @@ class _Tracer:
         return updates if all(map(averages, found.keys() - set(updates))) else None
 
     def _is_told(self, node: Node) -> bool:
-        """Return whether the outside is given what follows from the statistics, other than themselves."""
+        """Return whether a node has an anchor, unless it is one of the statistics or a copy of one."""
         if _behind_copies(node) in self._norm.moments.both:
             return False
         return any(anchor.node is node for anchor in self._state.graph.anchors.values())
 
     def _is_scaled(self) -> bool:
-        """Return whether a variable scales or shifts what is normalised: before the examples come in, or behind."""
+        """Return whether a variable scales or shifts the statistics or the normalised values."""
         learnt = variable_dependent_nodes(self._state.order)
         forward = self._norm.forward
         if any(self._is_parameter(v, learnt) for node in forward if has(node.op, "scales") for v in node.inputs):
@@ -469,7 +469,7 @@ class _Tracer:
         return False
 
     def _is_parameter(self, value: Value, learnt: Collection[Node]) -> bool:
-        """Return whether a value is computed from variables, and not from the examples; of as many numbers, or one."""
+        """Return whether a value is computed from variables, not from examples, and can have the shape of the mean."""
         if value.node not in learnt or value.node in self._after or _is_split(self._state, value.node):
             return False
         one, other = (self._state.facts[v].shape for v in (value, self._norm.moments.mean.output()))
@@ -482,13 +482,13 @@ def _is_real(node: Node) -> bool:
 
 
 def _leading_to(nodes: set[Node], is_end: Callable[[Node], bool]) -> set[Node]:
-    """Return those of the nodes from which an end is read, directly or through others of them."""
+    """Return those of the nodes that an end reads, directly or through others of them."""
     read = [node for node in nodes if any(map(is_end, _users_of([node])))]
     return set(reachable(read, lambda node: [value.node for value in node.inputs if value.node in nodes]))
 
 
 def _has_local_statistics(rewrite: Rewrite) -> bool:
-    """Replicas alone divide fused batch norms only."""
+    """Return whether hand-written ones are local: without micro-batches only fused ones are (`decompose`)."""
     return rewrite.plan.semantics.batch_norm == "local" and rewrite.plan.microbatches > 1
 
 

@@ -1,12 +1,12 @@
-"""Policies of variables: an update by what each replica has alone, merged when it is written or when it is read.
+"""Apply the policies of variables: each replica computes an update alone; a write or a read merges the updates.
 
     before          v += reduce_mean(x)                                  x: split(0)
     on_write mean   v += sum over replicas of (mean of its block / n)
     on_read sum     c += mean of its block;  v = sum over replicas of c      c: own, a component of each replica
 
-A variable with components always holds what they come to, so whoever reads it from outside (savers, fetches, another
-step, Python) reads that, and what is written from outside becomes the components of the next step
-(`passes.compression.compressor_state`). TensorFlow has these as `VariableSynchronization` and `VariableAggregation`.
+A variable with components always holds their merged value, so all readers outside the step (savers, fetches, another
+step, Python) get that. A value that is written from outside becomes the components of the next step
+(`passes.compression.compressor_state`). TensorFlow has `VariableSynchronization` and `VariableAggregation` for this.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 
 @dataclass(frozen=True)
 class ComponentOf:
-    """A variable with components, as conversions need it.
+    """A variable with components.
 
     Attributes:
-        component: what a replica has of it at the beginning of a step; its operand reads the variable.
-        kept: what it has in the end.
-        update: the node that writes what they come to.
+        component: a replica's component at the beginning of a step; its operand reads the variable.
+        kept: the component at the end of the step.
+        update: the node that writes the merged value.
     """
 
     policy: Policy
@@ -66,18 +66,18 @@ class ComponentOf:
 
 @dataclass(frozen=True)
 class Components:
-    """All variables with components; and the updates that are not what one device computes, by variable."""
+    """All variables with components; and the updates that differ from those on one device, each with its policy."""
 
     variables: tuple[ComponentOf, ...] = ()
     inexact: Mapping[Node, Policy] = field(default_factory=dict)
 
 
 class _Policies:
-    """Lets updates mean what the policies say.
+    """Applies policies to updates.
 
     Args:
-        state: placements, with the means not yet taken apart.
-        roots: what a step runs, and what it returns.
+        state: placements before means are decomposed.
+        roots: the targets and outputs of a step.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class _Policies:
             name = handles.get(handle_node(node.inputs[0]).name, "") if node.inputs and _is_access(node) else ""
             if name in self._policies and node in step:
                 self._accesses.setdefault(name, []).append(node)
-        self._current: dict[Node, Value] = {}  # by read, what a replica has of the variable there
+        self._current: dict[Node, Value] = {}  # by read, the component that it sees
         self._inexact: dict[Node, Policy] = {}
         self._of_each: ReplicaContext | None = None
 
     def follow(self) -> tuple[Propagation, Components]:
-        """Edit the graph; return the placements as they are then, and what has components.
+        """Edit the graph; return the revised placements, and the variables with components.
 
         Raises:
-            GraphError: an update cannot mean what its policy says.
+            GraphError: a policy does not fit an update or a read.
         """
         state = self._state
         with_components = [name for name, accesses in self._accesses.items() if self._has_components(name, accesses)]
@@ -125,13 +125,13 @@ class _Policies:
         return revise(state), Components(tuple(found), self._inexact)
 
     def _require_unread(self, starts: Collection[str]) -> None:
-        """Refuse to read from outside what replicas' components do not come to anything for."""
+        """Refuse reads of a variable whose components are not merged into one value."""
         names = [name for name in starts if self._policies[name].is_unreadable]
         alive = ancestors(self._roots) if names else set()
         for name in names:
             for read in [node for node in self._accesses[name] if node in self._current]:
                 if not any(use.node in alive for use in read.output().uses):
-                    continue  # an update may wait for a read whose value each replica has of its own
+                    continue  # only control edges need the read: its readers read the component
                 raise GraphError(
                     f"'{read.name}' reads '{name}' for all replicas, whose components nothing makes one value of",
                     node=read,
@@ -139,7 +139,7 @@ class _Policies:
                 )
 
     def _has_components(self, name: str, accesses: list[Node]) -> bool:
-        """Return whether a variable gets components: a declared policy counts where values differ by nature."""
+        """Return whether a variable gets components: under a declared policy, if an update writes a varying value."""
         if not self._policies[name].has_components or name in self._exact:
             return False
         updates = [node for node in accesses if is_update(node)]
@@ -150,7 +150,7 @@ class _Policies:
     # -- components
 
     def _component(self, name: str, accesses: list[Node]) -> Node:
-        """Add what a replica has of a variable at the beginning of a step, and say what each read sees."""
+        """Add the component of a variable at the beginning of a step, and let each read see it."""
         self._require_plain(name, accesses)
         first = next(node for node in accesses if is_update(node))
         dtype = next(node.attr("dtype") for node in accesses if has(node.op, "reads_whole", "assigns_dense"))
@@ -182,7 +182,7 @@ class _Policies:
                 )
 
     def _keep(self, policy: Policy, component: Node, updates: list[Node]) -> ComponentOf:
-        """Let a variable hold what components come to; each update changes the components."""
+        """Let each update change the components, and write their merged value to the variable."""
         current = component.output()
         for update in [node for node in topological_order(self._graph) if node in set(updates)]:
             current = self._changed(current, update)
@@ -193,7 +193,7 @@ class _Policies:
         return ComponentOf(policy, component, current, updates[-1])
 
     def _changed(self, current: Value, update: Node) -> Value:
-        """Return the component behind an update."""
+        """Return the component after an update."""
         build = Builder.at(update)
         assert self._of_each is not None
         value = self._of_each.of(update.inputs[1])
@@ -206,7 +206,7 @@ class _Policies:
         return build.op("SelectV2", filled, value, current, what="if_any")
 
     def _has_examples(self, update: Node) -> Value:
-        """Return whether a replica's block has examples: what it made of none is no value."""
+        """Return whether a replica's block has examples: a value that is computed from none does not count."""
         (source, axis), build = next(iter(self._state.whole_inputs.items())), Builder.at(update, "has_examples")
         shape = build.op("Shape", source, what="shape", out_type=dtypes.INT32)
         limits = {"begin": [axis], "end": [axis + 1], "step": [1]}
@@ -216,14 +216,14 @@ class _Policies:
         return build.op("Greater", rows, none, marks=as_mark(OF_BLOCK, OF_ONE))
 
     def _see(self, update: Node, current: Value) -> None:
-        """Let reads behind an update see the component as it is then."""
+        """Let reads after an update see the updated component."""
         handle = handle_node(update.inputs[0])
         for read in [node for node in self._current if handle_node(node.inputs[0]) is handle]:
             if update in ancestors([read]):
                 self._current[read] = current
 
     def _split_readers(self) -> list[Node]:
-        """Return what uses such a variable for examples, or adds it up over the replicas, so reads components."""
+        """Return the nodes that read components: they use the variable for examples, or add it up over the replicas."""
         reached, found, pending = set(self._current), [], list(self._current)
         while pending:
             for use in [use for value in pending.pop().read_outputs for use in value.uses]:
@@ -241,7 +241,7 @@ class _Policies:
     # -- merging
 
     def _merge_on_write(self, policy: Policy, update: Node, *, exact: bool) -> None:
-        """Let an update be given what the replicas' values come to."""
+        """Let an update write the merged value of all replicas."""
         assert self._of_each is not None
         for index, value in enumerate(update.inputs):
             if not index or dtypes.base(value.dtype) == dtypes.RESOURCE:
@@ -270,11 +270,11 @@ class _Policies:
         )
 
     def _own(self, value: Value, update: Node) -> Value:
-        """Return a value as each replica's own, also where all have the same."""
+        """Mark a value as varying, even if it is the same on all replicas."""
         return Builder.at(update).op("Identity", value, what="of_each", marks=as_mark(OF_EACH, PART))
 
     def _merged(self, policy: Policy, value: Value, update: Node) -> Value:
-        """Return what a value of each replica's own comes to."""
+        """Return a varying value merged over the replicas, as the policy says."""
         graph, kind, plan = self._graph, policy.aggregation, self._plan
         name = f"{update.name}/{kind}"
         of_batch = is_of_batch(self._state, value) and not policy.has_components
@@ -293,24 +293,24 @@ def _is_access(node: Node) -> bool:
     return has(node.op, "reads_whole") or is_update(node)
 
 
-# What a value is for each replica alone, as if its block were the whole batch: copies of what mixes examples.
+# Compute a value on each replica alone, as if its block were the whole batch: copy the nodes that mix examples.
 #
 #     before   m = Mean(x)   v = Mean((x - m)^2)        x: split(0); m and v of the whole batch
 #     after    m' = Mean(x)  v' = Mean((x - m')^2)      of the block: own
 #
-# What comes in front of the values that are mixed (convolutions, products: all that is no elementwise op) stays that of
-# the exact step. A variable with components is read as the replica's own.
+# The nodes before the mixed values (convolutions, products: all that are not elementwise) stay those of the exact step.
+# A variable with components is read as the replica's component.
 
 
 _ELEMENTWISE = families("elementwise", "ensure_shape")
 
 
 class ReplicaContext:
-    """Makes such copies, each once.
+    """Makes these copies, each once.
 
     Args:
-        state: placements of the graph, which is edited; the means not yet taken apart.
-        components: by what reads a variable with components, what a replica has of that, which may change.
+        state: placements before means are decomposed; its graph is edited.
+        components: by read of a variable with components, the component that it sees; the caller may change it.
     """
 
     def __init__(self, state: Propagation, components: Mapping[Node, Value]) -> None:
@@ -323,10 +323,10 @@ class ReplicaContext:
         self._copies: dict[Node, Node] = {}
 
     def of(self, value: Value) -> Value:
-        """Return a value as a replica has it alone; what all have alike, as it is.
+        """Return a value as each replica computes it alone; a value that does not mix examples is returned as it is.
 
         Raises:
-            GraphError: it is made in a branch or a loop, or of what only one run can make.
+            GraphError: a node to copy is in a branch or a loop, or can only run once.
         """
         for node in self._in_order(value.node):
             self._copied[node] = self._is_copied(node)
@@ -335,7 +335,7 @@ class ReplicaContext:
         return self._replaced(value)
 
     def _in_order(self, start: Node) -> list[Node]:
-        """Return the nodes that decide, producers first."""
+        """Return the undecided nodes on which a node depends, and itself, producers first."""
         order: list[Node] = []
         seen: set[Node] = set()
         stack = [(start, False)]
@@ -351,7 +351,7 @@ class ReplicaContext:
         return order
 
     def _ends(self, node: Node) -> bool:
-        """Return whether a replica takes what a node makes as it is."""
+        """Return whether a node's outputs are used as they are, so that its producers do not matter."""
         is_elementwise = has(node.op, "forwards") or family_of(node.op) in _ELEMENTWISE
         if node in self._components or kind_of(node) == OF_EACH or (self._is_split(node) and not is_elementwise):
             return True
@@ -398,7 +398,7 @@ def _is_handle(value: Value) -> bool:
 
 
 def _follow(rewrite: Rewrite) -> None:
-    """Let updates of variables mean what their policies say: merged when written, or a component of each replica."""
+    """Apply policies to updates of variables: merge them when they are written, or keep a component on each replica."""
     item = rewrite.item
     step = [*rewrite.targets, *(value.node for value in rewrite.outputs)]
     state, found = _Policies(rewrite.state, rewrite.plan, item.variables, step).follow()

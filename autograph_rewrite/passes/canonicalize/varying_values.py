@@ -1,9 +1,9 @@
-"""Values that differ between replicas by nature: they begin at marks, and end in a sum, in blocks, or in an error.
+"""Handle values that vary between replicas by design: they begin at marks, and end in a sum, in blocks or in an error.
 
     before   autograph_replica/id (0)                x * id ──► autograph_replica/sum = Identity ──► loss
     after    id: own                                 x * id: own ──► contribution: partial(sum) ──► loss
 
-What they are for each replica is filled in behind the conversions (`NUMBER_REPLICAS`).
+After the conversions, `NUMBER_REPLICAS` fills in the value of each replica.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _has_marks(rewrite: Rewrite) -> bool:
 
 
 def _mark_replicas(rewrite: Rewrite) -> None:
-    """Let `ar.replica_id` and `ar.num_replicas` stand for what they are on several replicas."""
+    """Let `ar.replica_id` differ between replicas, and `ar.num_replicas` be their number."""
     for node in tuple(rewrite.graph):
         asked = replica_mark(node.name) if node.op == "PlaceholderWithDefault" else ""
         if asked == ID:
@@ -58,17 +58,17 @@ def _mark_replicas(rewrite: Rewrite) -> None:
 
 
 def _state(node: Node, content: np.ndarray) -> None:
-    """Turn a mark into a constant; what ties its operand to a loop or a branch ties it, too."""
+    """Turn a mark into a constant, with the control edges that tie its operand to a loop or a branch."""
     for control in node.inputs[0].node.controls if node.inputs else ():
         node.add_control(control)
     become(node, "Const", (), {"dtype": node.output_dtypes[0], "value": content})
 
 
 def add_up(state: Propagation, plan: Plan) -> Propagation:
-    """Let what `ar.all_reduce` marks be a sum over the replicas where it differs between them.
+    """Turn the varying values that `ar.all_reduce` and `ar.all_gather` mark into sums over the replicas.
 
     Raises:
-        GraphError: examples are gathered, of which each replica has others.
+        GraphError: `ar.all_gather` is given a value that is split.
     """
     for node in [node for node in state.order if replica_mark(node.name) in ADDED and node.op == "Identity"]:
         value = node.inputs[0]
@@ -92,15 +92,15 @@ def add_up(state: Propagation, plan: Plan) -> Propagation:
 
 
 def read_with_own(state: Propagation) -> set[Node]:
-    """Return what a replica's own values are computed of, and meet: that made whole would not be each replica's."""
+    """Return the readers of varying values, and all that they are computed from: whole values would be wrong there."""
     if not any(replica_mark(node.name) or kind_of(node) == OF_EACH for node in state.order):
-        return set()  # statistics of blocks are another kind of a block's own
+        return set()  # only statistics of blocks vary, and they stay in their block
     meets = [node for node, made in state.transfers.items() if any(fact.placement == OWN_VALUE for fact in made.inputs)]
     return ancestors(meets, controls=False) if meets else set()
 
 
 def is_of_batch(state: Propagation, value: Value) -> bool:
-    """Return whether a value of each replica's own is computed from its part of the batch, so from micro-batches."""
+    """Return whether a varying value is computed from the batch, and so differs between micro-batches, too."""
     seen, pending = {value.node}, [value.node]
     for node in pending:
         made = state.transfers.get(node)
@@ -118,18 +118,17 @@ def is_of_batch(state: Propagation, value: Value) -> bool:
 
 
 def once_for_each_replica(state: Propagation, value: Value, plan: Plan) -> Value:
-    """Return a value that counts once for each replica: of what all of its micro-batches have alike, the first's."""
+    """Return a value that counts once per replica: if all its micro-batches have the same, only the first keeps it."""
     if plan.microbatches == 1 or is_of_batch(state, value):
         return value
     return only_where(value, IS_FIRST_PART)
 
 
 def only_where(value: Value, which: str) -> Value:
-    """Return a value in the instances that are meant, and zeros in the others.
+    """Return a varying value in the chosen instances, and zeros in the others.
 
     Args:
-        value: of each replica's own.
-        which: `IS_FIRST` or `IS_FIRST_PART`.
+        which: `IS_FIRST` (the first instance of all) or `IS_FIRST_PART` (the first micro-batch of each replica).
     """
     build = Builder.at(value.node, which)
     mine = build.op("Identity", build.const(True, what="of_one"), marks=as_mark(OF_EACH, which))
@@ -138,19 +137,19 @@ def only_where(value: Value, which: str) -> Value:
 
 
 def share_of(value: Value, count: int, name: str) -> Node:
-    """Add what one of so many contributes to the mean of a value that each has for itself; `name` is the new node's."""
+    """Add a node `name` that divides a varying value by `count`: the contribution of one member to the mean."""
     build = Builder(value.node.graph, name, value.node)
     return build.node("Mul", value, build.const(1 / count, value.dtype, "share"))
 
 
 def require_apart(state: Propagation, outputs: Iterable[Value], owners: Mapping[str, str]) -> None:
-    """Refuse a value of each replica's own where one value counts for all.
+    """Refuse a varying value where one value is needed for all replicas.
 
     Args:
         owners: names of variables by the names of their handles.
 
     Raises:
-        GraphError: with the first such place.
+        GraphError: a node or an output needs one value for all; the first one is named.
     """
     for node in state.order:
         for index in state.transfers[node].operand_reshards:
@@ -185,7 +184,7 @@ def _refused(node: Node, value: Value, owners: Mapping[str, str]) -> GraphError:
 
 
 def uses_of_ids(state: Propagation) -> list[Node]:
-    """Return what reads the number of a replica, as the program asked for it."""
+    """Return the readers of `ar.replica_id`; if there are none, the ids."""
     ids = [node for node in state.order if marked(node, OF_EACH) == ID]
     return list(dict.fromkeys(use.node for node in ids for use in node.output().uses)) or ids
 
@@ -206,7 +205,7 @@ def _fill_in(rewrite: Rewrite) -> None:
 
 
 def _merge(rewrite: Rewrite) -> None:
-    """Add up what differs between replicas where `ar.all_reduce` says so; refuse it where one value counts for all."""
+    """Add up varying values where `ar.all_reduce` says so; refuse them where one value is needed for all replicas."""
     state = add_up(rewrite.get(Propagation), rewrite.plan)
     owners = {variable.handle: name for name, variable in rewrite.item.variables.items()}
     require_apart(state, rewrite.outputs, owners)

@@ -1,4 +1,4 @@
-"""Uses of a variable that is about to be cut become uses of all of it, which its shards can serve.
+"""Turn uses of a variable that will be cut into uses of its whole value, which can be gathered from its shards.
 
     before   w (handle) ──► Enter ──► ReadVariableOp ──► MatMul          a loop only reads it
     after    w (handle) ──► ReadVariableOp ──► Enter ──► Identity ──► MatMul
@@ -6,9 +6,9 @@
     before   ResourceStridedSliceAssign(w, 2:4, v)                       an op writes a part of it
     after    AssignVariableOp(w, TensorStridedSliceUpdate(read w, 2:4, v))
 
-What a loop waits for, the read waits for, and every write of the variable that the loop's reads wait for; what waits
-for them waits for their identities. So its blocks are gathered once, and not in each iteration. A loop that writes the
-variable reads its handle, and that cannot be cut.
+The read waits for all that the loop waits for, and for every write of the variable that the loop's reads wait for. So
+the blocks are gathered once, and not in each iteration. A loop that writes the variable reads its handle, and then the
+variable cannot be cut.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def _writes_before(loop: ReadInLoop, frames: dict[Node, Frame]) -> list[Node]:
 
 
 def _in_loop(enter: Node, number: np.int32) -> Value:
-    """Return a constant of the loop."""
+    """Return a constant in the loop."""
     build = Builder.at(enter, "axis")
     attrs = {key: enter.attr(key) for key in ("frame_name", "parallel_iterations")}
     return build.op("Enter", build.const(number), what="enter", is_constant=True, **attrs)
 
 
 def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> None:
-    """Let ops that write some elements of a variable write all of it, with the others as they are.
+    """Let ops that write some elements of a variable write all of it, with the other elements unchanged.
 
     Args:
         graph: edited; a flat graph.
@@ -100,7 +100,7 @@ def write_whole_values(graph: Graph, item: TrainingGraph, names: Iterable[str]) 
 
 
 def _users(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> Iterator[tuple[Node, Variable]]:
-    """Yield what uses the handles of variables, each with the variable; it may be edited meanwhile."""
+    """Yield the users of variables' handles, each with its variable; the caller may edit them meanwhile."""
     for name in names:
         variable = item.variables[name]
         handle = graph.nodes.get(variable.handle)
@@ -120,7 +120,7 @@ def _write_whole(node: Node, shape: Shape | None, dtype: int) -> None:
 
 
 def read_whole_for_elements(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> None:
-    """Let lookups that take something else than rows by their numbers read all of a variable.
+    """Let lookups of anything but numeric rows by their indices read all of a variable.
 
     Args:
         graph: edited; a flat graph.

@@ -1,11 +1,11 @@
-"""All-gather: blocks become the whole value, on the first device, on every device, or on the first of each process.
+"""Emit all-gathers: blocks become the whole value, on the first device, on every device, or once in each process.
 
     shared               ConcatV2(all(%x))
     mirrored             CollectiveGatherV2(%x, keys)
     shared, processes    CollectiveGatherV2(ConcatV2(all(%x)), keys)
 
-The hops are those of the edge's lowering, each done by its medium (`GATHER`). CollectiveGatherV2 needs the same shape
-from all members, so unequal blocks are padded to the longest and cut again (`padded_gather`).
+The edge's lowering lists the hops; the medium of each chooses the function that emits it (`GATHER`). CollectiveGatherV2
+needs the same shape from all members, so unequal blocks are padded to the longest and cut again (`padded_gather`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from autograph_rewrite.plan.parts.messages import SIZES, STEP, EdgePlan
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, may_change_inside
 
 RESTORES = "_autograph_restores"
-"""Attribute of what puts the rows of joined micro-batches back in their order."""
+"""Attribute of the node that puts the rows of joined micro-batches back in their order."""
 ANY_GATHER = "concat"
-"""The lowering whose hops a value takes that the plan does not name."""
+"""The lowering of a value that the plan does not name."""
 
 
 class Blocked(NamedTuple):
-    """How a value lies in blocks.
+    """How a value is split into blocks.
 
     Attributes:
-        fact: what is known of it; the dimension that it is split along stands in its placement.
-        blocks: of the batch input that it comes from.
-        per_example: how many rows belong to an example; None where that is not known.
+        fact: of the value; its placement has the split dimension.
+        blocks: of the batch input that it is computed from.
+        per_example: rows of each example; None if unknown.
     """
 
     fact: Fact
@@ -74,7 +74,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
     """Put the rows of joined micro-batches back in the order of their examples.
 
     Raises:
-        PassError: nobody knows which row belongs to which example.
+        PassError: it is unknown which row belongs to which example.
     """
     rewrite, edge, dim, blocks, per_example = (
         exchange.rewrite,
@@ -89,7 +89,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
         restored.node.set_raw_attr(RESTORES, attrs.encode("bool", True))
         return restored
     if edge is not None and edge.owner != STEP and _another_is_unordered(rewrite, edge):
-        return joined  # the rows of a sparse gradient may come in any order, which is one for values and indices
+        return joined  # the rows of a sparse gradient may have any order that values and indices share
     raise PassError(
         f"the rows of '{joined.node.name}' do not follow from the number of examples, so they have no order to restore",
         node=joined.node,
@@ -98,7 +98,7 @@ def _restored(exchange: Exchange, joined: Value, blocked: Blocked) -> Value:
 
 
 def _another_is_unordered(rewrite: Rewrite, edge: EdgePlan) -> bool:
-    """Return whether something else of the same sparse gradient has rows without an order: values for its indices."""
+    """Return whether another part of the same sparse gradient, its values or its indices, has rows without an order."""
     others = (one for one in rewrite.edges.values() if one.owner == edge.owner and one.value != edge.value)
     facts = [rewrite.fact(rewrite.graph.value(one.value)) for one in others if one.to == edge.to]
     return any(
@@ -126,7 +126,7 @@ def _among_all(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
 
 
 def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value:
-    """Gather the parts of all processes, of which each holds one (a value that is made once).
+    """Gather the parts of all processes; each process has one, which runs once.
 
     Raises:
         PassError: the rank is not known.
@@ -149,7 +149,7 @@ def _among_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value
         coded = encode(rewrite, first, "gather", name)
         changing = blocked.changing or blocked.per_example is None
         rows = _rows_of_parts(exchange, coded, blocked)
-        rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a number has become a row of two
+        rank += coded.dtype != part.dtype and part.dtype in REAL_PARTS  # a complex number is sent as a row of two
         gathered = gather_padded(exchange, coded, rank, rows, changing=changing)
         whole = decode(rewrite, gathered, part.dtype, name)
     return transposed(whole, np.argsort(order).tolist(), build, "rows_back", "rows_back_axes") if dim else whole
@@ -170,14 +170,14 @@ def _rows_of_parts(exchange: Exchange, part: Value, blocked: Blocked) -> Rows:
 
 
 def _rows_and_bytes(exchange: Exchange, part: Value, blocked: Blocked) -> tuple[Rows, Value]:
-    """Return the rows of each process, and how many bytes the longest text of all has: counted and exchanged."""
+    """Return the rows of each process, and the bytes of the longest text of all: counted and exchanged."""
     rewrite = exchange.rewrite
     build = FoldedBuilder.of(rewrite, part, span=ONCE)
     mine, axis, line = _rows_of(part, build), build.numbers(0, "lengths_axis"), build.numbers([-1], "texts_line")
     sizes = build.op("Reshape", build.op("StringLength", part, what="sizes_of_texts"), line, what="sizes_in_line")
     most = build.op("Maximum", build.op("Max", sizes, axis, what="most"), axis, what="bytes_of_longest")
     row = build.op("ExpandDims", build.op("Pack", mine, most, what="measured", N=2), axis, what="measured_row")
-    # By a key of its size: an input may be what the whole batch is measured on, too, and has one such edge.
+    # The key follows from the size: if the batch is measured on this input, too, both exchanges have this one edge.
     edge = replace(rewrite.edges[exchange.planned.value, SIZES], lowering="host_reduce", bucket=0)
     table = blocked.blocks.of_each_process(row, edge, part, is_row=True, changing=True)
     lengths, bytes_ = (
@@ -194,7 +194,7 @@ def _rows_of(part: Value, build: FoldedBuilder) -> Value:
 
 
 def _longest(rewrite: Rewrite, lengths: Value, axis: Value, part: Value) -> Value:
-    """Return how many rows are sent of each part: TensorFlow's gather of nothing at all ends the process."""
+    """Return the largest of `lengths`, at least 1: TensorFlow's gather of an empty tensor ends the process."""
     build = FoldedBuilder.of(rewrite, part, span=ONCE)
     longest = build.op("Max", lengths, axis, what="longest")
     return build.op("Maximum", longest, build.numbers(1, "least"), what="padded")
@@ -206,18 +206,17 @@ GATHER: dict[tuple[Medium, str], Gatherer] = {
     (Medium.COLLECTIVE, ""): _by_collective,
     (Medium.QUEUE, ""): gather_at_server,
 }
-"""By medium and algorithm of a hop, what emits it."""
+"""By medium and algorithm of a hop, the function that emits it."""
 
 
 def all_gather(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
-    """Return the whole value, where the edge's lowering makes it.
+    """Return the whole value, on the devices of the last hop of the edge's lowering.
 
     Args:
-        value: blocks, each.
-        blocked: how they lie.
+        value: blocks, one per instance.
 
     Raises:
-        PassError: nobody knows which rows belong to which example, or of what rank the value is.
+        PassError: the examples of the rows, or the rank of the value, are unknown.
     """
     for hop in exchange.hops(ANY_GATHER):
         if hop.over == ACROSS:
@@ -227,12 +226,10 @@ def all_gather(exchange: Exchange, value: Value, blocked: Blocked) -> Value:
 
 
 def gather_between_processes(exchange: Exchange, part: Value, blocked: Blocked) -> Value:
-    """Return the parts of all processes, of which each has one already, behind each other.
+    """Return the concatenated parts of all processes.
 
     Args:
-        exchange: the edge that is lowered, with its keys.
-        part: this process's rows, made once.
-        blocked: what is known of the blocks.
+        part: this process's rows; runs once.
 
     Raises:
         PassError: the rank is not known.
@@ -243,7 +240,7 @@ def gather_between_processes(exchange: Exchange, part: Value, blocked: Blocked) 
 
 
 def vectors_of_members(exchange: Exchange, vector: Value, name: str) -> Value:
-    """Return the vectors of the members of the last hop, equally long, one behind the other.
+    """Return the concatenated vectors, equally long, of the members of the last hop.
 
     Args:
         exchange: an edge that is lowered as a gather.
@@ -255,25 +252,25 @@ def vectors_of_members(exchange: Exchange, vector: Value, name: str) -> Value:
     return gather_equal(exchange, vector, vector, changing=False, name=name)
 
 
-# Padded outputs: blocks of other lengths are padded with zeros to the longest process's, before they are gathered.
+# Pad outputs: parts of processes that differ in length are padded with zeros to the longest, before they are gathered.
 #
 #     process 0   logits [2, 3, 10] ─┐ lengths    ┌─► Pad ─► [2, 5, 10] ─┐ gathered
 #     process 1   logits [6, 5, 10] ─┘ exchanged ─┴──────► [6, 5, 10] ─┴───────► [8, 5, 10]
 #
-# Nothing is computed on the zeros: only the outside reads these values. As in TensorFlow's dynamic padding for TPUs,
-# with `padding: power_of_two` a length is the next power of two from 2 on, so that few shapes turn up.
+# Nothing is computed on the zeros: these values are only read from outside. As TensorFlow's dynamic padding for TPUs,
+# `padding: power_of_two` rounds a length up to a power of two, at least 2, so that few shapes occur.
 
 
 _BITS = 31
-"""Of a length that is not negative."""
+"""Bits of a non-negative int32 length."""
 
 
 def pad_lengths(exchange: Exchange, part: Value, rank: int, blocks: Blocks) -> Value:
-    """Return this process's part as long as the longest in the dimensions that the edge names.
+    """Pad this process's part to the longest part, in the dimensions that the edge names.
 
     Args:
-        part: of this process, made once.
-        blocks: exchange sizes.
+        part: of this process; runs once.
+        blocks: exchanges the sizes.
     """
     rewrite, edge = exchange.rewrite, exchange.planned
     if not edge.padded:
@@ -294,23 +291,22 @@ def pad_lengths(exchange: Exchange, part: Value, rank: int, blocks: Blocks) -> V
 
 
 def _next_power_of_two(build: FoldedBuilder, lengths: Value) -> Value:
-    """Return for each length the next power of two, at least 2: as many doublings as powers from 2 on are smaller."""
+    """Return for each length the next power of two, at least 2: 2, doubled for each power from 2 on that is smaller."""
     powers = build.numbers([[2**bit] for bit in range(1, _BITS)], "powers")
     smaller = build.op("Cast", build.op("Less", powers, lengths, what="smaller"), what="each", DstT=dtypes.INT32)
     doublings = build.op("Sum", smaller, build.numbers(0, "powers_axis"), what="doublings")
     return build.op("LeftShift", build.numbers(2, "two"), doublings, what="rounded")
 
 
-# Rows of a value: those that a vector names, or those between two limits.
+# Take rows of a value: those that a vector lists, or those between two limits.
 
 
 def rows_at(rewrite: Rewrite, value: Value, which: Value, dim: int, what: str, span: Span) -> Value:
-    """Return the rows of a value that a vector of numbers says, along dimension `dim`.
+    """Return the rows of a value whose numbers a vector lists, along dimension `dim`.
 
     Args:
-        value: of any shape.
-        which: [n] numbers of rows, made outside of loops.
-        what: the name of the new node, behind the value's.
+        which: [n] numbers of rows, computed outside of loops.
+        what: the name of the new node, after the value's.
         span: how often it runs.
     """
     build = FoldedBuilder.of(rewrite, value, span=span)
@@ -322,9 +318,8 @@ def rows_between(rewrite: Rewrite, source: Value, name: str, dim: int, limits: t
     """Return the rows of a value between two limits of each block, along dimension `dim`.
 
     Args:
-        source: of any shape.
         name: prefix of the names of new nodes.
-        limits: scalars: the first row, and the one behind the last.
+        limits: scalars: the first row, and the one after the last.
     """
     build = FoldedBuilder.of(rewrite, source, name, span=EACH)
 

@@ -1,4 +1,4 @@
-"""All-reduce: contributions of all replicas become one value, in one process and among several.
+"""Emit all-reduces: contributions of all replicas become one value, in one process and among several.
 
     shared               AddN(all(%dw))                              runs once, on the first device
     mirrored             CollectiveReduceV2(%dw, keys)               runs on every device, same result on all
@@ -6,8 +6,8 @@
     micro-batches        CollectiveReduceV2(AddN(all(%dw)), keys)    mirrored: each replica adds up its own first
     one-shot             AddN(Split(CollectiveGatherV2(%dw, keys)))  small, between processes: in half as many messages
 
-The hops are those of the edge's lowering, each done by its medium (`REDUCE`). Half-precision sums travel as float32.
-Logical reductions travel as int32, which collectives know.
+The edge's lowering lists the hops; the medium of each chooses the function that emits it (`REDUCE`). Half-precision
+sums are sent as float32, and logical reductions as int32, which collectives support.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from autograph_rewrite.plan.parts.lowerings import ONE_SHOT, Hop, Medium
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
 MERGES = {"sum": "Add", "max": "Max", "min": "Min", "prod": "Mul", "all": "Min", "any": "Max"}
-"""By reduction, what a collective calls it."""
+"""By reduction, the `merge_op` of a collective."""
 ANY_REDUCTION = "add_n"
-"""The lowering whose hops a value takes that the plan does not name."""
+"""The lowering of a value that the plan does not name."""
 
 
 class ReduceSpec(NamedTuple):
-    """What a hop makes of contributions.
+    """How a hop combines contributions.
 
     Attributes:
         op: sum, max, min, prod, all or any.
         changing: the shape of a contribution may differ between steps.
-        name: prefix of the names of new nodes; "": the name of the value that the hop is given.
+        name: prefix of the names of new nodes; "": the name of the hop's value.
     """
 
     op: str
@@ -48,7 +48,7 @@ class ReduceSpec(NamedTuple):
     name: str = ""
 
     def name_for(self, value: Value) -> str:
-        """Return the prefix of the names of nodes that are made for a value."""
+        """Return the prefix of the names of the nodes for a value."""
         return self.name or value.node.name
 
 
@@ -58,7 +58,7 @@ def _by_ops(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -
 
 
 def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    """Combine what the members of a collective hold: one per replica, or one per process for a value made once.
+    """Combine the values of a collective's members: one per replica, or one per process for a value that runs once.
 
     Raises:
         PassError: no collective can combine values of this type.
@@ -76,7 +76,7 @@ def _by_collective(exchange: Exchange, hop: Hop, value: Value, reduction: Reduce
 
 
 def _in_one_shot(exchange: Exchange, hop: Hop, value: Value, reduction: ReduceSpec) -> Value:
-    """Get what the members of a collective hold, and combine it, in the same order everywhere.
+    """Gather the values of a collective's members, and combine them on each, in the same order everywhere.
 
     Raises:
         PassError: no collective can carry values of this type.
@@ -105,17 +105,15 @@ REDUCE: dict[tuple[Medium, str], Reducer] = {
     (Medium.ACCUMULATOR, ""): accumulate_at_server,
     (Medium.QUEUE, ""): reduce_at_server,
 }
-"""By medium and algorithm of a hop, what emits it."""
+"""By medium and algorithm of a hop, the function that emits it."""
 
 
 def reduce_hops(exchange: Exchange, hops: tuple[Hop, ...], value: Value, reduction: ReduceSpec) -> Value:
-    """Return what is left of contributions behind some hops, in their type.
+    """Return the contributions after some hops have combined them, in the wire type.
 
     Args:
-        exchange: the edge that is lowered, with its keys.
-        hops: of its lowering, in order.
-        value: what each member of the first hop holds, in the wire type.
-        reduction: the operation, and whether the shape may differ from step to step.
+        hops: of the edge's lowering, in order.
+        value: that of each member of the first hop, in the wire type.
 
     Raises:
         PassError: a hop cannot combine values of this type.
@@ -126,10 +124,10 @@ def reduce_hops(exchange: Exchange, hops: tuple[Hop, ...], value: Value, reducti
 
 
 def all_reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
-    """Return the sum (or maximum, ...) of all replicas' contributions, where the edge's lowering makes it.
+    """Return the sum (or maximum, ...) of all replicas' contributions, on the devices of the lowering's last hop.
 
     Args:
-        fact: about them: partial.
+        fact: of the contributions: partial.
 
     Raises:
         PassError: a hop cannot combine values of this type.
@@ -143,34 +141,33 @@ def all_reduce(exchange: Exchange, value: Value, fact: Fact) -> Value:
 
 
 def reduce_between_processes(exchange: Exchange, value: Value, op: str, *, changing: bool) -> Value:
-    """Return what all processes' values come to; each has made one.
+    """Return the combined values of all processes; each process has one.
 
     Args:
-        exchange: the edge that is lowered, with its keys.
-        value: of this process, made once, in the wire type.
+        value: of this process, in the wire type; runs once.
         op: sum, max, min, prod, all or any.
-        changing: whether the shape may differ from step to step.
+        changing: whether the shape may differ between steps.
     """
     return reduce_hops(exchange, between_processes(exchange.planned.lowered.hops), value, ReduceSpec(op, changing))
 
 
 def contribution(exchange: Exchange, value: Value, fact: Fact, hops: tuple[Hop, ...]) -> Value:
-    """Return what one member of the last hop adds to a sum, in the type of the sum.
+    """Return the contribution of one member of the last hop to a sum, in the type of the sum.
 
     Args:
-        exchange: an edge whose sum is sent in another form than it is made (`passes.compression`).
-        fact: about them.
-        hops: that come before the last.
+        exchange: of an edge whose last hop sends the contribution in another form (`passes.compression`).
+        fact: of the value.
+        hops: those before the last.
     """
     wide = cast(exchange.rewrite, value, wire_type(fact.dtype, "sum"), f"{value.node.name}/widen")
     return reduce_hops(exchange, hops, wide, ReduceSpec("sum", name=value.node.name))
 
 
 def sum_of_members(exchange: Exchange, value: Value, name: str) -> Value:
-    """Return the sum of what the members of the last hop hold, in its own type.
+    """Return the sum over the members of the last hop, in the type of `value`.
 
     Args:
-        exchange: an edge that is lowered as a sum.
+        exchange: of an edge that is lowered as a sum.
         value: of a fixed shape.
         name: prefix of the names of new nodes.
     """

@@ -1,4 +1,4 @@
-"""Conversions among the devices of a replica that run one program, each of its blocks: collectives, and own blocks.
+"""Convert values among the devices of a replica that run one program on their blocks: by collectives, or by cutting.
 
     partial(sum) -> replicated    CollectiveReduceV2 among the devices of the replica
     partial(sum) -> split         CollectiveAllToAllV2 of the blocks, then AddN: CPUs have no reduce-scatter
@@ -6,8 +6,8 @@
     replicated -> split           the rows of one's block
     replicated -> partial(sum)    the value on the first device, zeros on the others
 
-Each replica is a group of its own. Micro-batches of one replica have keys of their own, since they may run at the same
-time; what may change its shape between steps has a key of its own per size (`passes.collectives.key_operands`).
+Each replica is a group. Micro-batches of one replica have different keys, since they may run at the same time. A value
+whose shape may differ between steps has a different key for each size (`passes.collectives.key_operands`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from autograph_rewrite.resolve.model_axis import number_of
 from autograph_rewrite.resolve.wire_types import may_change, wire_type
 
 SCOPE = "autograph_model"
-"""What the names of constants begin with that all conversions share."""
+"""Name prefix of the constants that all conversions share."""
 
 
 @dataclass
@@ -44,8 +44,8 @@ class AlongModel:
     """Makes the conversions of one rewrite.
 
     Attributes:
-        nodes: all of them, in one order for all processes.
-        salt: what tells their groups from those of other plans (`Keys`).
+        nodes: the reshards, in the same order in all processes.
+        salt: makes their groups differ from those of other plans (`Keys`).
     """
 
     rewrite: Rewrite
@@ -61,7 +61,7 @@ class AlongModel:
         self._keys = instance_keys((node.name, f"micro_{part}") for node in self.nodes for part in parts)
 
     def lower(self, node: Node) -> Value:
-        """Return what ops make of a value, as a reshard says."""
+        """Return the converted value of a reshard."""
         axis = axis_along(node)
         before, after = (placements_of(node.attr(key).decode()).get(axis, REPLICATED) for key in ("before", "after"))
         (value,) = node.inputs
@@ -93,7 +93,7 @@ class AlongModel:
         return build.op("StridedSlice", value, limits(0, "begin"), limits(1, "end"), step, what="rows", **ahead)
 
     def _sum(self, node: Node, value: Value, fact: Fact, op: str, dim: int | None) -> Value:
-        """Return the sum, or one's block of it along a dimension, of which half as much is sent."""
+        """Return the sum, or the device's block of it along `dim`, for which half as much is sent."""
         rewrite, build = self.rewrite, FoldedBuilder.of(self.rewrite, value, node.name, span=node.span)
         wide = cast(rewrite, value, wire_type(fact.dtype, op), f"{node.name}/widen")
         coded = encode(rewrite, wide, op, node.name)
@@ -118,7 +118,7 @@ class AlongModel:
         return [blocks.output(k) for k in range(count)]
 
     def _sum_of_mine(self, node: Node, build: FoldedBuilder, blocks: Sequence[Value], changing: bool) -> Value:
-        """Hand each device its block, and add up those that come."""
+        """Send each device its block, and add up the received ones."""
         count, attrs = len(blocks), collective_attrs(self.rewrite)
         sent = build.op("Pack", *blocks, what="packed", N=count)
         operands = self._operands(node, sent, changing)
@@ -148,7 +148,7 @@ class AlongModel:
         return decode(rewrite, gathered, value.dtype, node.name)
 
     def _rows(self, node: Node, value: Value, rows: Sequence[int], *, is_cut: bool) -> Value:
-        """Return the rows that a window reads: one's block with rows of others, and of padding at both ends.
+        """Return the rows that a window reads: the device's block, rows of neighbours, and padding at both ends.
 
         h/halo    edges = gather(last rows, first rows)      0 | e0 | e1 | e2 | 0       each device takes
                   concat(edges[k], h, edges[k + 1])                                     those next to its block
@@ -156,7 +156,7 @@ class AlongModel:
         rewrite, axis, dim = self.rewrite, axis_along(node), node.attr("dim")
         build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
         size, before, after = node.attr("shards")[0], max(0, -rows[0]), max(0, rows[1] - node.attr("shards")[0])
-        rank = rewrite.fact(node.output()).rank or 0  # of images it is known
+        rank = rewrite.fact(node.output()).rank or 0  # the rank of images is known
 
         def part(whole: Value, first: Callable[[Mapping[str, int]], int], count: int, what: str) -> Value:
             def begin(at: Mapping[str, int]) -> list[int]:
@@ -201,11 +201,11 @@ class AlongModel:
         return build.op("PadV2", value, paddings, number, what="padded")
 
     def _mark(self, reshard: Node, made: Node) -> None:
-        """Say of a collective along which of the model axes devices meet there."""
+        """Record on a collective the model axis along which its devices meet."""
         made.set_attr(EDGE_ATTR, model_axis_name(number_of(axis_along(reshard))))
 
     def _line(self, build: FoldedBuilder, value: Value) -> Value:
-        """Return a vector with one number more: TensorFlow's collectives of nothing at all end the process."""
+        """Return a vector with one number more: a TensorFlow collective of an empty tensor ends the process."""
         line = build.op("Reshape", value, self._number(build, [-1], "line"), what="flat")
         more = self._number(build, [0], "more", value.dtype)
         return build.op("ConcatV2", line, more, self._number(build, 0, "end"), what="sent", N=2)
@@ -215,7 +215,7 @@ class AlongModel:
         return build.op("StridedSlice", line, *ends, what="kept")
 
     def _number(self, build: FoldedBuilder, content: object, what: str, dtype: int = dtypes.INT32) -> Value:
-        """Return a constant that all conversions share; those in loops have their own, which waits for the value."""
+        """Return a constant that all conversions share; in a loop, each value has one, which waits for it."""
         key = what, str(content), dtype, self._loop(build.near)
         if key not in self._constants:
             self._constants[key] = replace(build, name=SCOPE).const(content, dtype, what)
@@ -235,7 +235,7 @@ class AlongModel:
         stage = node.at(STAGE) if plan.pipeline is not None else None
 
         def group(at: Mapping[str, int]) -> int:
-            # Where all replicas share it, those of the first meet.
+            # If all replicas share the value, the devices of the first meet.
             begin = rewrite.replica_at(at) * plan.devices_each + plan.place(stage or 0)
             line = next(line for line in mesh.lines([axis]) if at[MODEL] in line)
             return salted(group_key([devices[begin + i] for i in line]), self.salt)

@@ -1,20 +1,20 @@
-"""Blocks: where each replica's part of the batch begins and ends, computed once per step.
+"""Compute, once per step, where each replica's block of the batch begins and ends.
 
     B = shape(x)[0]      replica r holds examples  r*(B//N) + min(r, B%N)  ...  the same for r+1
 
 The first B mod N replicas hold one example more. A batch of static size gives constants.
 
-Of several processes each is given its own part, of any size, and divides that among its replicas. Their sizes are
+Each of several processes is fed a part, of any size, and divides it among its replicas. The sizes of the parts are
 exchanged once per step:
 
     parts = all processes' shape(x)[0]      B = sum(parts)      this process's part begins at the sum of those before
 
-With its size each process sends a digest of what all should have been given alike; the runtime feeds it, and compares
-what all have sent (`runtime.job.digests`). Where nothing in the step needs the sizes, both ride with a bucket
-of gradients (`resolve.buckets`).
+With its size each process sends a digest of the inputs that must be equal in all processes; the runtime feeds it, and
+compares all digests (`runtime.job.digests`). If nothing in the step needs the sizes, both are sent in a bucket of
+gradients (`resolve.buckets`).
 
-The micro-batches of a replica divide its examples again; of M that are interleaved, number m has every M-th example,
-the first of which is the m-th of the replica. They are as many as in the m-th of M parts that follow each other.
+The micro-batches of a replica divide its examples again. Of M interleaved micro-batches, number m has every M-th
+example, from the replica's m-th on; they are as many as in the m-th of M contiguous parts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCOPE = "autograph_batch"
 
 
 class Blocks:
-    """Scalar int32 values about the batch, for all who need them.
+    """Int32 values about the batch and its blocks, each added once.
 
     Args:
         source: the batch input that is measured: whole in one process, else this process's part.
@@ -57,17 +57,17 @@ class Blocks:
         self._keys = keys
         self._scaled: dict[tuple[str, int], Value] = {}
         self._orders: dict[tuple[int, ...], Value] = {}
-        self._heard: Value | None = None  # what all have sent, where it has come with a bucket
+        self._heard: Value | None = None  # the rows of all processes, if sent in a bucket
         self.interleaved = rewrite.plan.microbatches > 1 and rewrite.plan.interleaved
 
     @property
     def static(self) -> int | None:
-        """The size of the whole batch where it is known."""
+        """The size of the whole batch; None if it is not static."""
         return self._rewrite.state.semantics.extent.units
 
     @property
     def even(self) -> bool:
-        """Whether all blocks certainly are equally long."""
+        """Whether all blocks are certainly of one length."""
         return self.static is not None and self.static % self._rewrite.replicas == 0
 
     @cached_property
@@ -77,7 +77,7 @@ class Blocks:
 
     @cached_property
     def part(self) -> Value:
-        """The number of examples that this process is given (scalar, runs once)."""
+        """The number of examples of this process (scalar, runs once)."""
         rewrite, source = self._rewrite, self.source
         if self.static is not None:
             first, last = rewrite.task * rewrite.local, (rewrite.task + 1) * rewrite.local
@@ -97,7 +97,7 @@ class Blocks:
 
     @cached_property
     def digest(self) -> Value:
-        """What is fed the digest of what this process was given (vector, runs once); zeros if nobody feeds it."""
+        """The placeholder of this process's digest (vector, runs once); zeros if it is not fed."""
         zeros = self._vector("no_digest", [0] * DIGEST)
         return self._once("PlaceholderWithDefault", "digest", zeros, shape=(DIGEST,))
 
@@ -107,7 +107,7 @@ class Blocks:
         edge = self._rewrite.edges[self.source.name, SIZES]
         if not edge.bucket:
             return self.of_each_process(self._row, edge, self.source, is_row=True)
-        # The plan took the sizes for what nobody needs before the bucket is there; its key is the bucket's.
+        # The plan expected no reader of the sizes before the bucket, and gave this edge the key of the bucket.
         alone = replace(edge, lowering="host_reduce", bucket=0)
         return self.of_each_process(self._row, alone, self.source, is_row=True, changing=True)
 
@@ -119,16 +119,16 @@ class Blocks:
 
     @cached_property
     def digests(self) -> Value:
-        """What each process has sent, for the runtime to compare (matrix, runs once)."""
+        """The sizes and digests of all processes, for the runtime to compare (matrix, runs once)."""
         return self._once("Identity", "digests", self._heard if self._heard is not None else self._table)
 
     @property
     def row_length(self) -> int:
-        """How many numbers `row_in_halves` has."""
+        """The length of `row_in_halves`."""
         return 2 * (1 + DIGEST) * self._rewrite.processes
 
     def row_in_halves(self, dtype: int) -> Value:
-        """Return this process's row at its place among those of all, in halves (vector, runs once).
+        """Return this process's row in halves, at its place among zeros for the other processes (vector, runs once).
 
         Args:
             dtype: a floating-point type.
@@ -137,7 +137,7 @@ class Blocks:
         return split_row(build, self._row, dtype, (self._rewrite.task, self._rewrite.processes))
 
     def take_halves(self, total: Value) -> None:
-        """Take the rows of all processes, as `row_in_halves` made them, added up (vector)."""
+        """Take the rows of all processes from the sum of their `row_in_halves` (vector)."""
         build = FoldedBuilder.of(self._rewrite, self._row, f"{SCOPE}/heard", span=ONCE)
         self._heard = join_rows(build, self._rewrite.once(total), (self._rewrite.processes, 1 + DIGEST))
 
@@ -146,13 +146,14 @@ class Blocks:
     ) -> Value:
         """Return the numbers of all processes, given this one's (scalar int32, or a row of them).
 
-        Added up as vectors with one entry each, so that it does not matter how the runtime orders the processes.
+        Each process adds a vector with one entry, so the order in which the runtime has the processes does not matter.
 
         Args:
-            number: scalar int32, or a row of such numbers [1, k].
+            number: scalar int32, or a row of these [1, k].
             edge: the plan's, of the exchange of sizes.
-            near: the value that it is measured for.
-            changing: whether the key is to follow from the size.
+            near: the value that is measured.
+            is_row: whether `number` is a row.
+            changing: whether the key follows from the size.
         """
         rewrite = self._rewrite
         mine = np.zeros((rewrite.processes, 1) if is_row else rewrite.processes, np.int32)
@@ -199,7 +200,7 @@ class Blocks:
     def longest(self) -> Value:
         """The number of examples of the longest block, at least 1 (scalar, runs once).
 
-        Blocks are padded to it before they are gathered, and TensorFlow's gather of nothing at all ends the process.
+        Blocks are padded to it before they are gathered, and TensorFlow's gather of an empty tensor ends the process.
         """
         if self.static is not None:
             return self._const("longest", max(1, *(b - a for a, b in pairwise(self._limits))))
@@ -226,11 +227,11 @@ class Blocks:
         ).output()
 
     def _own(self, name: str, entries: Sequence[int]) -> Value:
-        """Return each replica's entry of a list that has one for every replica of all processes."""
+        """Return each instance's entry of a list with one entry per instance of the job."""
         return self._rewrite.const_each(entries, np.int32, name=f"{SCOPE}/{name}", near=self.source)
 
     def _limit(self, name: str, offset: int, micro: int = 1) -> Value:
-        """Return r -> start of block r + offset within this process's part; of blocks of `micro` blocks each."""
+        """Return r -> start of block r + offset within this process's part; each block consists of `micro` of them."""
         rewrite = self._rewrite
         places = [r // micro * micro + offset * micro for r in range(rewrite.replicas)]
         if self.static is not None:
@@ -291,13 +292,13 @@ class Blocks:
 
     @cached_property
     def restored(self) -> Value:
-        """Where each example of this process's part stands once its micro-batches are joined (vector, runs once)."""
+        """The position of each example of this process's part among its joined micro-batches (vector, runs once)."""
         build, line = FoldedBuilder.of(self._rewrite, self.source, SCOPE), self._const("line_of_examples", 0)
         joined = build.gather("ConcatV2", self.examples, line, what="joined")
         return self._once("InvertPermutation", "restored", joined)
 
     def all_rows(self, what: str, per_example: int) -> Value:
-        """Return one of the vectors above in rows, where one example covers `per_example` of them."""
+        """Return the vector of examples `what` as a vector of rows, of which each example has `per_example`."""
         value: Value = getattr(self, what)
         if per_example == 1:
             return value
@@ -313,7 +314,7 @@ class Blocks:
         return self._scaled[key]
 
     def restored_rows(self, joined: Value, dim: int) -> Value:
-        """Return where each row of joined micro-batches stands, where each example has as many, counted in the run."""
+        """Return `restored` in rows; all examples have the same number of rows, which is counted in the run."""
         extent = self._once("Shape", "restored_extent", joined)
         ends = [self._vector(f"restored_{what}", [at]) for what, at in (("dim", dim), ("behind", dim + 1), ("by", 1))]
         rows = self._once("StridedSlice", "restored_count", extent, *ends, shrink_axis_mask=1)
@@ -326,7 +327,7 @@ class Blocks:
         return self._once("Reshape", "restored_all", table, self._vector("restored_line", [-1]))
 
     def ordered(self, key: tuple[int, ...], make: Callable[[], Value]) -> Value:
-        """Return what puts the segments of these blocks in order, made once."""
+        """Return the order of the segments of these blocks, which `make` adds once per key."""
         if key not in self._orders:
             self._orders[key] = make()
         return self._orders[key]
@@ -353,7 +354,7 @@ class Blocks:
         return self._each("Sub", "count", self.part_end, self.part_begin)
 
     def rows(self, what: str, per_example: int) -> Value:
-        """Return one of the numbers above in rows, where one example covers `per_example` of them."""
+        """Return the number of examples `what` as a number of rows, of which each example has `per_example`."""
         value: Value = getattr(self, what)
         if per_example == 1:
             return value
@@ -365,11 +366,11 @@ class Blocks:
 
 
 class ShardBlocks(Blocks):
-    """The same of the shards of variables, whose sizes are known: one on each replica.
+    """The same values about shards of variables: one on each replica, of known sizes.
 
     Args:
         blocks: of the batch.
-        sizes: in units; some may be 0.
+        sizes: of the shards, in units; some may be 0.
         keys: of collectives.
     """
 
@@ -380,7 +381,7 @@ class ShardBlocks(Blocks):
 
     @property
     def static(self) -> int:
-        """The size of the whole."""
+        """The size of all shards together."""
         return sum(self._sizes)
 
     @property
@@ -393,7 +394,7 @@ class ShardBlocks(Blocks):
         return list(accumulate(self._sizes, initial=0))
 
     def _own(self, name: str, entries: Sequence[int]) -> Value:
-        """Return each replica's entry of a list that has one for each: a shard is that of all its micro-batches."""
+        """Return each replica's entry of a list with one entry per replica; its micro-batches share the shard."""
         span = PER_REPLICA if self._rewrite.micro > 1 else EACH
         return FoldedBuilder.of(self._rewrite, self.source, SCOPE, span=span).of_replicas(entries, np.int32, name)
 
@@ -412,7 +413,7 @@ class ShardBlocks(Blocks):
 
     @cached_property
     def parts(self) -> Value:
-        """That of each process (vector, runs once)."""
+        """The size of the shards of each process (vector, runs once)."""
         return self._vector("parts", self._of_processes)
 
     @cached_property
@@ -421,7 +422,7 @@ class ShardBlocks(Blocks):
         return self._own("count", self._sizes)
 
 
-# Integers among floating-point numbers: halves of 16 bits, which float32 holds, and adds zeros to, without rounding.
+# Send integers among floating-point numbers: in halves of 16 bits, which float32 holds and adds to 0 without rounding.
 #
 # [size, digest...]  ──►  low halves, high halves, at this process's place among zeros  ── sum ──►  all rows
 
@@ -430,10 +431,9 @@ BITS = 16
 
 
 def split_row(build: FoldedBuilder, row: Value, dtype: int, place: tuple[int, int]) -> Value:
-    """Return a row of integers at its place among those of all members, as a vector of numbers.
+    """Return a row of integers in halves, at its place among zeros for the other members, as a vector.
 
     Args:
-        build: adds nodes.
         row: int32 [k].
         dtype: a floating-point type.
         place: the number of this member, and how many there are.
@@ -451,12 +451,11 @@ def split_row(build: FoldedBuilder, row: Value, dtype: int, place: tuple[int, in
 
 
 def join_rows(build: FoldedBuilder, total: Value, shape: tuple[int, int]) -> Value:
-    """Return the rows that members made with `split_row`, given their sum (int32 matrix).
+    """Return the rows of all members (int32 matrix) from the sum of their `split_row`.
 
     Args:
-        build: adds nodes.
         total: vector.
-        shape: members, and integers of each.
+        shape: the number of members, and of integers of each.
     """
     members, count = shape
     exact = build.op("Cast", total, what="exact", DstT=dtypes.INT32)

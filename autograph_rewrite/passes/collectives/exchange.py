@@ -1,4 +1,4 @@
-"""An exchange: what carries out one edge of the plan, hop by hop."""
+"""Describe an exchange, which carries out one edge of the plan hop by hop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ ADDS_MICRO_BATCHES = Hop(Operation.REDUCE, IN_REPLICA, Medium.OPS)
 
 @dataclass(frozen=True)
 class Exchange:
-    """What every hop of one edge is given.
+    """The context of every hop of one edge.
 
     Attributes:
-        keys: of collectives.
-        edge: of the plan; None for a value that the plan does not name: then ordinary ops do all of it.
+        edge: None for a value that the plan does not name: then all hops are ordinary ops.
     """
 
     rewrite: Rewrite
@@ -33,32 +32,32 @@ class Exchange:
 
     @property
     def planned(self) -> EdgePlan:
-        """The edge, which hops that leave the process have."""
+        """The edge; hops that leave the process always have one."""
         assert self.edge is not None
         return self.edge
 
     @property
     def of_members(self) -> tuple[Hop, ...]:
-        """The hops that make what each member of the last one sends: a replica adds up its micro-batches first."""
+        """The hops that compute the values of the last hop's members; micro-batches are added up first."""
         hops = self.planned.lowered.hops[:-1]
         return hops if hops or self.rewrite.plan.microbatches == 1 else (ADDS_MICRO_BATCHES,)
 
     @property
     def adds_micro_batches(self) -> bool:
-        """Whether each replica first adds up what its micro-batches hold."""
+        """Whether each replica first adds up its micro-batches."""
         return any(hop.over == IN_REPLICA for hop in self.of_members)
 
     @property
     def members(self) -> int:
-        """How many meet in the last hop: all replicas, or the processes where each has made one value of its own."""
+        """How many members the last hop has: all replicas, or the processes if each has combined its replicas."""
         return members_of(self.planned.lowered, self.rewrite.plan)
 
 
 def between_processes(hops: tuple[Hop, ...]) -> tuple[Hop, ...]:
-    """Return the hops for a value that each process has one of already."""
+    """Return the hops between processes, for a value that each process has combined already."""
     return tuple(hop for hop in hops if hop.over == ACROSS)
 
 
 def span_behind(hop: Hop) -> Span:
-    """Return how often there is what ordinary ops make in a hop: once, or once for the micro-batches of a replica."""
+    """Return the span of the result of a hop by ordinary ops: once, or per replica if it combines micro-batches."""
     return PER_REPLICA if hop.over == IN_REPLICA else ONCE

@@ -1,8 +1,8 @@
-"""Keys: the operands by which the members of a collective find each other; constants are shared where they can be.
+"""Add the keys by which the members of a collective find each other; constants are shared where possible.
 
-TensorFlow remembers the shape of each instance key, and refuses another one for ever. A collective whose shape may
-change from step to step therefore gets a key of its own per size: the upper half of all keys is divided into `2^bits`
-interleaved rows, one per such collective, so that no two ever meet.
+TensorFlow remembers the shape of each instance key, and refuses any other. A collective whose shape may differ between
+steps therefore uses a different key for each size: the upper half of all keys is divided into `2^bits` interleaved
+rows, one for each of these collectives, so that no two use the same key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autograph_rewrite.plan.parts.collective_keys import KEYS, group_key
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
 KEY_BITS = 30
-"""How many bits an instance key has whose upper half says that it follows from a size."""
+"""How many bits of an instance key hold a size and its row; the bit above them marks these keys."""
 
 
 def collective_attrs(rewrite: Rewrite, edge: EdgePlan | None = None) -> dict[str, Any]:
@@ -35,10 +35,10 @@ def collective_attrs(rewrite: Rewrite, edge: EdgePlan | None = None) -> dict[str
 
 
 def salted(group_key: int, salt: str) -> int:
-    """Return a group key of one plan only.
+    """Return a group key that no other plan uses.
 
     All graphs that a server runs share one table of collectives, in which TensorFlow remembers type and shape of each
-    instance of a group. What follows from the plan is equal in all processes.
+    instance of a group. The salt follows from the plan, so it is equal in all processes.
     """
     if not salt:
         return group_key
@@ -47,22 +47,23 @@ def salted(group_key: int, salt: str) -> int:
 
 
 def _salt(rewrite: Rewrite) -> str:
-    """Return what tells the groups of a rewrite from those of other plans, and of the same one for other shapes.
+    """Return a text that differs between plans, and between models of different shapes that have the same plan.
 
-    A digest of a graph knows neither: two models of one form, of other widths, have the same plan.
+    The digest of the plan is not enough: two models that differ in their widths only have the same plan.
     """
     said = [f"{name} {one.dtype} {one.shape}" for name, one in sorted(rewrite.request.item.variables.items())]
     for edge in rewrite.plan.edges:
         shape = rewrite.state.source(rewrite.graph.value(edge.value)).shape if edge.is_collective else None
-        if shape is not None and all(isinstance(dim, int) for dim in shape):  # else it need not be that of others
+        if shape is not None and all(isinstance(dim, int) for dim in shape):  # others may differ between processes
             said.append(f"{edge.value} {shape}")
     return hashlib.sha256("\n".join([rewrite.plan.digest(), *said]).encode()).hexdigest()
 
 
 def in_stage(key: Value, stage: int | None) -> Value:
-    """Say of the key of a group in which stage it is: there stays what meets by it (`stay_in_stages`).
+    """Put the key of a group in a stage, so that the group's collectives are put there, too (`stay_in_stages`).
 
-    What runs for each micro-batch belongs to a part of the schedule besides, and is in the stage of what it reads.
+    Keys that run for each micro-batch are left out: they also belong to a part of the schedule, and are in the stage of
+    their inputs.
     """
     if stage is not None and key.node.span != EACH:
         key.node.put(STAGE, stage)
@@ -80,7 +81,7 @@ class Keys:
     """Makes the key operands of the collectives of one rewrite.
 
     Attributes:
-        salt: what tells its groups from those of other plans; empty where one process has all devices.
+        salt: makes its groups differ from those of other plans; empty if one process has all devices.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -108,7 +109,7 @@ class Keys:
         return [size, group, self._key_of_size(self._row[edge.instance_key], near)]
 
     def _group(self, edge: EdgePlan, near: Value) -> Value:
-        """Return the key of the group that meets: each device of a replica and its like in the others."""
+        """Return the group key; each device of a replica has a group with its peers in the other replicas."""
         rewrite, plan = self._rewrite, self._rewrite.plan
         if rewrite.along == 1:
             key = self._number("group", salted(edge.group_key, self.salt), near)
@@ -120,7 +121,7 @@ class Keys:
         return in_stage(key, edge.logical // size if plan.pipeline is not None else None)
 
     def _number(self, what: str, number: int, near: Value) -> Value:
-        # In a loop a constant waits for what it is near: another branch, which that is not in, has one of its own.
+        # In a loop a constant waits for the value near it, so a branch without that value needs another constant.
         key = (what, number, near if self._rewrite.frames.get(near.node) else None)
         if key not in self._cache:
             name = f"autograph_keys/{what}_{number}"

@@ -1,4 +1,4 @@
-"""Exchanges by ordinary ops: what the replicas of a process, or the micro-batches of a replica, hold becomes one value.
+"""Exchange values by ordinary ops: those of a process's replicas, or of a replica's micro-batches, become one.
 
 reduce   AddN(all(%dw))          Max(Pack(all(%x)), 0)
 gather   ConcatV2(all(%x), dim)
@@ -23,18 +23,16 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.plan.parts.lowerings import Operation
 from autograph_rewrite.plan.parts.names import EDGE_ATTR
 
-"""By reduction, the op that does it along an axis."""
-
 
 def reduce_local(rewrite: Rewrite, value: Value, op: str, name: str, role: str = "", *, span: Span = ONCE) -> Value:
     """Combine the values of this process's replicas on its first device, or those of each replica's micro-batches.
 
     Args:
-        value: contributions, each.
+        value: contributions, one per instance.
         op: the reduction.
         name: prefix of the names of new nodes.
-        role: of the edge, where a value has several.
-        span: how often there is a result: ONCE, or once for each REPLICA.
+        role: of the edge, if its value has several edges.
+        span: of the result: ONCE, or PER_REPLICA to combine micro-batches only.
     """
     span = rewrite.of_all if span == ONCE else span
     count = rewrite.mesh.taken(span, value.node.span)
@@ -57,7 +55,7 @@ def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
     dim, rank, name = fact.placement.dim, fact.rank, value.node.name
     if not dim or rank is None or not rewrite.plan.looped:
         return joined(rewrite, value, dim, name)
-    others = [axis for axis in range(rank) if axis != dim]  # a loop joins what it makes along the first dimension only
+    others = [axis for axis in range(rank) if axis != dim]  # a loop joins along the first dimension only
     build = FoldedBuilder.of(rewrite, value)
     ahead = transposed(value, [dim, *others], build, "ahead", "ahead_order")
     whole, back = joined(rewrite, ahead, 0, name), np.argsort([dim, *others]).tolist()
@@ -65,10 +63,9 @@ def gather_local(rewrite: Rewrite, value: Value, fact: Fact) -> Value:
 
 
 def joined(rewrite: Rewrite, value: Value, dim: int, name: str) -> Value:
-    """Return the instances of a value one behind the other.
+    """Return the concatenated instances of a value.
 
     Args:
-        value: of each instance.
         dim: along which they are joined.
         name: prefix of the nodes' names.
     """
@@ -77,12 +74,12 @@ def joined(rewrite: Rewrite, value: Value, dim: int, name: str) -> Value:
 
 
 def gather_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node) -> Value:
-    """Join the blocks of this process's replicas on every device, which reads those of the others.
+    """Join the blocks of this process's replicas on every device, which reads the blocks of the others.
 
     Args:
         value: blocks, one on each replica.
-        block: what each of them is of the whole.
-        node: which asks for it, as often as there is to be a whole; it names the new nodes.
+        block: how the whole is cut into them.
+        node: the reshard; the new nodes have its span and its name as a prefix.
     """
     build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
     axis, count = build.numbers(block.dim, "axis"), rewrite.mesh.taken(node.span, value.node.span, Select.EVERY)
@@ -90,11 +87,11 @@ def gather_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node)
 
 
 def cut_shard(rewrite: Rewrite, whole: Value, block: Slice, node: Node) -> Value:
-    """Return the shard of each replica, of what it has all of.
+    """Cut the shard of each replica out of the whole, which every replica has.
 
     Args:
-        block: which is asked for.
-        node: which asks for it, and names the new nodes.
+        block: how the whole is cut into shards.
+        node: the reshard; the new nodes have its span and its name as a prefix.
     """
     build = FoldedBuilder.of(rewrite, whole, node.name, span=node.span)
     starts = [block.unit * start for start in accumulate(block.shards, initial=0)]
@@ -112,14 +109,14 @@ def cut_shard(rewrite: Rewrite, whole: Value, block: Slice, node: Node) -> Value
 
 
 def scatter_among_peers(rewrite: Rewrite, value: Value, block: Slice, node: Node) -> Value:
-    """Let each replica add up its block of what all replicas of this process hold.
+    """Let each replica add up its block of the contributions of all replicas of this process.
 
     Args:
-        value: contributions, each.
-        block: which is asked for.
-        node: which asks for it, and names the new nodes.
+        value: contributions, one per instance.
+        block: how the whole is cut into blocks.
+        node: the reshard; the new nodes have its span and its name as a prefix.
     """
-    value = reduce_local(rewrite, value, "sum", node.name, span=node.span)  # of its own micro-batches
+    value = reduce_local(rewrite, value, "sum", node.name, span=node.span)  # over the micro-batches of each replica
     build = FoldedBuilder.of(rewrite, value, node.name, span=node.span)
     sizes = build.numbers([size * block.unit for size in block.shards], "sizes")
     blocks = build.op(
@@ -133,17 +130,16 @@ PEERS: Mapping[Operation, Callable[..., Value]] = {
     Operation.GATHER: gather_among_peers,
     Operation.SCATTER: scatter_among_peers,
 }
-"""By the operation of a hop among devices of one memory, what emits it."""
+"""By operation, the function that emits a hop among devices that share a memory."""
 
 
 def transposed(value: Value, order: Sequence[int], build: FoldedBuilder, what: str, operand: str) -> Value:
     """Return a value with its dimensions in another order.
 
     Args:
-        value: of any rank.
-        build: adds the nodes.
-        what: name of the value, behind the builder's.
-        operand: name of the order.
+        order: the dimensions of `value` in their new order.
+        what: name of the result, after the builder's.
+        operand: name of the constant with the order.
     """
     dims = build.rewrite.const(list(order), np.int32, name=f"{build.name}/{operand}", near=value)
     return build.op("Transpose", value, dims, what=what)

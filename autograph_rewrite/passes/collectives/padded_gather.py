@@ -1,4 +1,4 @@
-"""Gathers by a collective of members whose rows differ in number: padded to the longest, and cut again.
+"""Gather by a collective from members with different numbers of rows: pad to the longest, and cut again.
 
 [a a]  [b]   ──►  [a a | b .]  ──►  [a a b]
 """
@@ -18,7 +18,7 @@ from autograph_rewrite.passes.collectives.wire_values import flat
 
 
 class Rows(NamedTuple):
-    """How many rows the members of a gather hold: this one, each, and the longest (int32)."""
+    """How many rows the members of a gather have: this one, each, and the longest (int32)."""
 
     mine: Value
     lengths: Value
@@ -26,11 +26,11 @@ class Rows(NamedTuple):
 
 
 def gather_equal(exchange: Exchange, sent: Value, near: Value, *, changing: bool, name: str) -> Value:
-    """Return what all members send, equally large, one behind the other.
+    """Return the concatenated values, equally large, of all members.
 
     Args:
-        exchange: the edge.
-        near: the value that it stands for.
+        sent: the value of this member.
+        near: the value that it encodes.
         changing: its shape may differ between steps.
         name: prefix of the names of new nodes.
     """
@@ -44,9 +44,8 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
     """Gather along dimension 0, one member per instance of `value`.
 
     Args:
-        exchange: the edge.
         value: of each member, rows first.
-        rows: how many each has; None where all are equally long.
+        rows: None if all members have equally many.
         changing: the shape of a member's value may differ between steps.
     """
     build = FoldedBuilder.of(exchange.rewrite, value, f"{value.node.name}/gather")
@@ -65,7 +64,7 @@ def gather_padded(exchange: Exchange, value: Value, rank: int, rows: Rows | None
 
 
 def _padded(build: FoldedBuilder, value: Value, rank: int, missing: Value) -> Value:
-    """Pad as TensorFlow does."""
+    """Pad by TensorFlow's Pad."""
     corner = np.zeros((rank, 2), np.int32)
     corner[0, 1] = 1
     padding = build.op("Mul", missing, build.numbers(corner, "after"), what="padding")

@@ -1,15 +1,15 @@
-"""Exchange what processes hold through stores on a server: accumulators for sums, queues for everything else.
+"""Exchange values between processes through stores on a server: accumulators for sums, queues for all others.
 
     accumulator     part on each process ──► ApplyGradient ──► TakeGradient(of all)
     server_reduce   (task, part) of each process ──► queue ──► all at once, in the order of the workers ──► folded
     server_gather   (task, part) of each process ──► queue ──► all at once, in the order of the workers ──► joined
 
-Worker 0 takes for all (`passes.parameter_server.delegate_to_chief`). An accumulator adds in the order of arrival, so
-sums are equal but for rounding. It would merge the rows of sparse gradients: a queue keeps them as they are.
+Worker 0 takes from the stores for all (`passes.parameter_server.delegate_to_chief`). An accumulator adds in the order
+of arrival, so sums may differ in rounding. It would merge the rows of sparse gradients; a queue keeps them unchanged.
 
-Parts differ in shape, so on the server each is wrapped into a variant: a scalar, of which a queue gives many at once.
-So an exchange has as many nodes for two workers as for a thousand. One queue is enough for the parts of all: whoever
-has put one in waits, in the same run, for something that comes after worker 0 has taken them all.
+Parts differ in shape, so each is wrapped into a variant: a scalar, of which a queue returns many at once. So an
+exchange has as many nodes for two workers as for a thousand. One queue is enough for the parts of all: a worker that
+has put its part in waits, in the same run, for a value that exists only after worker 0 has taken all parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from autograph_rewrite.passes.collectives.all_reduce import ReduceSpec
 
 NEVER_STALE = np.int64(2**63 - 1)
-"""The step of every contribution: an accumulator silently drops those of steps before its own."""
+"""The step of every contribution: an accumulator silently drops those of earlier steps than its current one."""
 
 
 class ServerBuilder:
@@ -42,7 +42,7 @@ class ServerBuilder:
 
     Args:
         device: the server's.
-        origin: the original node that they serve.
+        origin: the original node that they are added for.
         name: prefix of their names.
     """
 
@@ -59,14 +59,13 @@ class ServerBuilder:
         controls: Iterable[Node] = (),
         **attrs: Any,
     ) -> Node:
-        """Add a node; with `on_server` worker 0 alone runs it.
+        """Add a node.
 
         Args:
             op: op type.
-            inputs: its operands.
-            what: told after the edge's name.
-            on_server: whether worker 0 alone runs it, for all.
-            controls: nodes that it runs after.
+            what: its name, after the edge's.
+            on_server: whether worker 0 runs it for all.
+            controls: nodes to wait for.
             **attrs: by name, decoded.
         """
         place = {**self._place, PROCESS: 0} if on_server else self._place
@@ -79,18 +78,18 @@ class ServerBuilder:
         Args:
             content: a number, or nested lists of them.
             dtype: number of TensorFlow's type.
-            what: told after the edge's name.
-            on_server: whether worker 0 alone runs it, for all.
+            what: its name, after the edge's.
+            on_server: whether worker 0 runs it for all.
         """
         array = np.asarray(content, dtypes.numpy_dtype(dtype))
         return self.add("Const", (), what, on_server=on_server, value=array, dtype=dtype).output()
 
     def store(self, op: str, what: str, **attrs: Any) -> Value:
-        """Add an accumulator or a queue, which all processes know by its name.
+        """Add an accumulator or a queue, which all processes share by its name.
 
         Args:
             op: op type of the accumulator or queue.
-            what: told after the edge's name.
+            what: its name, after the edge's.
             **attrs: by name, decoded.
         """
         handle = self.add(op, (), what, container="", **attrs)
@@ -103,7 +102,7 @@ class ServerBuilder:
         Args:
             dtypes_of_element: number of TensorFlow's type of each scalar.
             capacity: elements that it holds at most.
-            what: told after the edge's name.
+            what: its name, after the edge's.
         """
         shapes = [()] * len(dtypes_of_element)
         return self.store(
@@ -111,7 +110,7 @@ class ServerBuilder:
         )
 
     def wrapped(self, value: Value, what: str) -> Value:
-        """Return a value, of one dimension or more, as a variant, which is a scalar."""
+        """Return a value, of one dimension or more, as a scalar variant."""
         attrs: dict[str, Any] = {
             "RAGGED_RANK": 0,
             "Tvalues": value.dtype,
@@ -121,13 +120,13 @@ class ServerBuilder:
         return self.add("RaggedTensorToVariant", (value,), what, **attrs).output()
 
     def unwrapped(self, variants: Value, dtype: int, what: str, *, rank: int = 0, on_server: bool = False) -> Value:
-        """Return what variants hold; of a vector of them, the rows of all, one behind the other.
+        """Return the value of a variant, or the concatenated rows of a vector of variants.
 
         Args:
-            dtype: number of the type of what they hold.
-            what: told after the edge's name.
-            rank: 1 of a vector, else 0.
-            on_server: whether worker 0 alone runs it, for all.
+            dtype: number of TensorFlow's type of the result.
+            what: its name, after the edge's.
+            rank: 1 for a vector, else 0.
+            on_server: whether worker 0 runs it for all.
         """
         ranks = {"input_ragged_rank": 0, "output_ragged_rank": rank}
         attrs: dict[str, Any] = {**ranks, "Tvalues": dtype, "Tsplits": dtypes.INT64}
@@ -135,7 +134,7 @@ class ServerBuilder:
 
 
 def reduce_at_server(exchange: Exchange, hop: Hop, part: Value, reduction: ReduceSpec) -> Value:
-    """Return the processes' parts, combined; each is made once per process."""
+    """Return the combined parts of all processes; each part runs once in its process."""
     home = _meeting(exchange, part)
     axis = home.const(0, dtypes.INT32, "axis", on_server=True)
     row = home.add("ExpandDims", (part, home.const(0, dtypes.INT32, "row_axis")), "row").output()
@@ -144,10 +143,10 @@ def reduce_at_server(exchange: Exchange, hop: Hop, part: Value, reduction: Reduc
 
 
 def gather_at_server(exchange: Exchange, hop: Hop, part: Value, blocked: Blocked) -> Value:
-    """Return the processes' parts, each made once, behind each other, in the order of the workers.
+    """Return the concatenated parts of all processes, in the order of the workers.
 
     Raises:
-        PassError: it is not joined along its first dimension, and its rank is not known.
+        PassError: they are not joined along the first dimension, and their rank is not known.
     """
     home, dim, rank = _meeting(exchange, part), blocked.dim, blocked.fact.rank
     if not dim:
@@ -165,7 +164,7 @@ def gather_at_server(exchange: Exchange, hop: Hop, part: Value, blocked: Blocked
 
 
 def _meeting(exchange: Exchange, part: Value) -> ServerBuilder:
-    """Return where parts meet: beside the owner; what has none is spread over all servers."""
+    """Return a builder on the server where parts meet: that of the edge's owner; other edges are spread over all."""
     rewrite, edge = exchange.rewrite, exchange.planned
     homes = sorted(set(rewrite.plan.homes.values()))
     spread = homes[zlib.crc32(f"{edge.value} {edge.to}".encode()) % len(homes)]
@@ -174,7 +173,7 @@ def _meeting(exchange: Exchange, part: Value) -> ServerBuilder:
 
 
 def accumulate_at_server(exchange: Exchange, hop: Hop, part: Value, reduction: ReduceSpec) -> Value:
-    """Return the sum of the processes' parts; each is made once per process."""
+    """Return the sum of the parts of all processes; each part runs once in its process."""
     rewrite, home, dtype = exchange.rewrite, _meeting(exchange, part), part.dtype
     handle = home.store("ResourceConditionalAccumulator", "sum", dtype=dtype, shape=None, reduction_type=b"SUM")
     step = home.const(NEVER_STALE, dtypes.INT64, "step")

@@ -1,4 +1,4 @@
-"""Values in the type and shape in which they travel, and back."""
+"""Convert values to the type and shape in which they are sent, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autograph_rewrite.resolve.compression import static_shape
 from autograph_rewrite.resolve.wire_types import REAL_PARTS, WIDER, can_be_sent
 
 END = 256
-"""Stands behind the last byte of a text."""
+"""Fills a row after the last byte of a text."""
 
 
 def cast(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
@@ -25,7 +25,7 @@ def cast(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
 
     Args:
         dtype: number of TensorFlow's type.
-        name: of the node, where one is needed.
+        name: of the node, if one is needed.
     """
     if value.dtype == dtype:
         return value
@@ -34,7 +34,7 @@ def cast(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
 
 
 def encode(rewrite: Rewrite, value: Value, op: str, name: str) -> Value:
-    """Return a value in a type that collectives know: it can be gathered, and combined by `op`, as what it is.
+    """Return a value in a type that collectives can gather, or combine by `op`, with the same result.
 
     Args:
         op: how it will be combined, or "gather".
@@ -52,7 +52,7 @@ def encode(rewrite: Rewrite, value: Value, op: str, name: str) -> Value:
     build = FoldedBuilder.of(rewrite, value, name)
     if value.dtype in REAL_PARTS:
         return build.op("Bitcast", value, what="real_parts", type=REAL_PARTS[value.dtype])
-    if value.dtype == dtypes.BFLOAT16 and op == "gather":  # which no kernel gathers: its bits are handed over
+    if value.dtype == dtypes.BFLOAT16 and op == "gather":  # no kernel gathers it: its bits are sent as half
         return build.op("Bitcast", value, what="bits", type=dtypes.HALF)
     return cast(rewrite, value, WIDER.get(value.dtype, value.dtype), f"{name}/wide")
 
@@ -61,7 +61,7 @@ def decode(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
     """Undo `encode`.
 
     Args:
-        value: what `encode` made, combined.
+        value: the encoded values, combined.
         dtype: the type before `encode`.
         name: prefix of the node's name.
     """
@@ -73,12 +73,11 @@ def decode(rewrite: Rewrite, value: Value, dtype: int, name: str) -> Value:
 
 
 def bytes_of_texts(build: FoldedBuilder, texts: Value, longest: Value) -> Value:
-    """Return texts as rows of numbers, which collectives know: a number for each byte, then `END` to fill the row.
+    """Return texts as rows of numbers, which can be sent: a number for each byte, then `END` to fill the row.
 
     Args:
-        build: adds the nodes.
         texts: strings of any shape.
-        longest: scalar int32, at least 1: how long a row is.
+        longest: scalar int32, at least 1: the length of a row.
     """
     raw = build.op("DecodePaddedRaw", texts, longest, what="bytes", out_type=dtypes.UINT8)
     numbers = build.op("Cast", raw, what="numbers", DstT=dtypes.INT32)
@@ -93,8 +92,7 @@ def texts_of_bytes(build: FoldedBuilder, rows: Value) -> Value:
     """Undo `bytes_of_texts`.
 
     Args:
-        build: adds the nodes.
-        rows: numbers; of each row one text is made.
+        rows: numbers; each row becomes one text.
     """
     table = np.array([bytes([byte]) for byte in range(END)] + [b""], object)
     letters = build.rewrite.const(table, object, name=f"{build.name}/letters", near=build.near)
@@ -103,16 +101,16 @@ def texts_of_bytes(build: FoldedBuilder, rows: Value) -> Value:
 
 
 def flat(rewrite: Rewrite, value: Value) -> Value:
-    """Return a vector: its length then says everything about its shape (see `Keys`)."""
+    """Return a value as a vector: its size then determines its shape, as `Keys` needs."""
     build = FoldedBuilder.of(rewrite, value)
     return build.op("Reshape", value, build.numbers([-1], "line"), what="flat")
 
 
 def refuse_container(value: Value, fact: Fact, node: Node) -> None:
-    """Refuse to combine what has no elements of its own.
+    """Refuse to combine containers.
 
     Args:
-        value: what is to be combined.
+        value: the value that would be combined.
         node: the reader.
 
     Raises:
@@ -126,18 +124,18 @@ def refuse_container(value: Value, fact: Fact, node: Node) -> None:
         )
 
 
-# Several values of fixed shapes as one vector, and back: Concat(flat %a, flat %b) ... SplitV ──► a, b.
+# Pack several values of fixed shapes into one vector, and back: Concat(flat %a, flat %b) ... SplitV ──► a, b.
 #
-# Vectors of other passes may stand behind them, which are given back as they are.
+# Vectors of other passes may follow them, and are returned as they are.
 
 
 class Packing:
-    """How some values lie in one vector; one value alone stays as it is.
+    """The layout of some values in one vector; one value alone stays as it is.
 
     Args:
-        values: original ones, of fixed shapes, for which others are packed.
+        values: original values of fixed shapes; the packed ones replace them.
         name: prefix of the names of new nodes.
-        behind: how many numbers each vector has that stands behind them.
+        behind: the lengths of the vectors that follow them.
     """
 
     def __init__(self, rewrite: Rewrite, values: Sequence[Value], name: str, behind: Sequence[int] = ()) -> None:
@@ -149,11 +147,11 @@ class Packing:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what is packed."""
+        """The shape of the packed value."""
         return self.shapes[0] if len(self.shapes) == 1 else (sum(map(math.prod, self.shapes)),)
 
     def join(self, parts: Sequence[Value]) -> Value:
-        """Return values of these shapes, which run alike, as one."""
+        """Return values of these shapes, all of one span, as one."""
         if len(parts) == 1:
             return parts[0]
         flat = [self._builder(part, part).op("Reshape", part, self._line, what="flat") for part in parts]
@@ -161,7 +159,7 @@ class Packing:
         return build.op("ConcatV2", *flat, self._axis, what="concat", N=len(flat))
 
     def split(self, joined: Value, like: Value) -> list[Value]:
-        """Return the parts of what was joined, in their shapes.
+        """Return the parts of a joined value, in their shapes.
 
         Args:
             joined: all elements, in order.

@@ -1,1 +1,1 @@
-"""Gradient compression: the exchange of what codecs encode, and the state that error feedback keeps."""
+"""Gradient compression: the exchange of encoded gradients, and the state that error feedback keeps."""

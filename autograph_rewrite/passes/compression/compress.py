@@ -1,11 +1,11 @@
-"""Make gradients smaller on their way, as their edges say: encode, exchange, decode, whatever the codec is.
+"""Compress gradients for their exchange, as their edges say: encode, exchange, decode, with any codec.
 
     before   %dw: partial(sum) ──► sum ──► update
     after    %dw + residual ──► code ──► exchange ──► decode ──► update             residual := what was not sent
 
 A compressed value is a sum that belongs to a variable, dense and of a fixed shape (`resolve.compression`). The codec
-says what travels, the edge's lowering how: codes are added, or gathered and decoded one by one; where ordinary ops add
-them up and nothing travels, each member decodes its own. The members of a bucket are one vector to the codec.
+says what is sent, the edge's lowering how: codes are added, or gathered and decoded one by one. If ordinary ops add
+them up and nothing is sent, members may decode first. The gradients of a bucket are one vector to the codec.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from autograph_rewrite.resolve.compression import GATHERS, role_of, shape_of
 
 
 def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], name: str) -> list[Value]:
-    """Return the sums of gradients, of which each member sends less than there is.
+    """Return the sums of gradients that members send compressed.
 
     Args:
-        exchanges: the edge of each, with its keys.
+        exchanges: one for each gradient.
         values: the original values: one, or those of a bucket.
         name: prefix of the names of new nodes.
 
     Raises:
-        PassError: the plan asks for a compressor that cannot act on one of them.
+        PassError: the plan's compressor does not fit one of them.
     """
     exchange, rewrite = exchanges[0], exchanges[0].rewrite
     codec, pairs = codec_of(exchange.planned.compressor), list(zip(exchanges, values, strict=True))
@@ -93,12 +93,12 @@ def reduce_compressed(exchanges: Sequence[Exchange], values: Sequence[Value], na
 
 
 class Exchanged(NamedTuple):
-    """What the exchanges of an encoded value have given.
+    """The results of the exchanges of an encoded gradient.
 
     Attributes:
-        total: the sum of what all members' codes stand for.
-        own: what this member's code stands for; None without error feedback.
-        received: what all exchanges gave.
+        total: the decoded sum of all members' codes.
+        own: this member's decoded codes; may be None without error feedback.
+        received: the result of each exchange of summed codes.
     """
 
     total: Value
@@ -107,16 +107,15 @@ class Exchanged(NamedTuple):
 
 
 def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: FoldedBuilder) -> Exchanged:
-    """Send what stands for a gradient, in as many exchanges as its codec has.
+    """Encode a gradient and exchange its codes, in as many rounds as its codec has.
 
     Args:
-        exchange: of the first.
-        codec: encodes and decodes.
+        exchange: of the first round.
         gradient: of one member.
-        build: adds nodes at the member.
+        build: adds the nodes of the member.
 
     Raises:
-        PassError: the codec does not send what it says.
+        PassError: the codec encodes as other types than it declares.
     """
     rewrite, lowered = exchange.rewrite, exchange.planned.lowered
     whole = replace(build, span=rewrite.common_span, name=f"{build.name}/sum")
@@ -141,7 +140,7 @@ def exchange_codes(exchange: Exchange, codec: Codec, gradient: Gradient, build: 
 
 
 def _own(codec: Codec, build: FoldedBuilder, gradient: Gradient, codes: Sequence[Value]) -> Value | None:
-    """Return what the codes of one member stand for."""
+    """Return the decoded codes of one member; None without error feedback."""
     if not codec.error_feedback:
         return None
     build = replace(build, name=f"{build.name}/own")
@@ -152,7 +151,7 @@ def _own(codec: Codec, build: FoldedBuilder, gradient: Gradient, codes: Sequence
 
 
 def _round(exchange: Exchange, number: int) -> Exchange:
-    """Return the exchange with that number of the same edge."""
+    """Return the exchange of a round: of the edge of the same value whose role names the round."""
     if not number:
         return exchange
     edge, edges, role = exchange.planned, exchange.rewrite.plan.edges, role_of(number)
@@ -195,20 +194,19 @@ def _require_fit(exchange: Exchange, value: Value, codec: Codec) -> None:
         )
 
 
-# Codes as they travel: the bits of several tensors behind each other, as whole numbers that collectives know.
+# Pack codes to send them: the concatenated bits of several tensors, as words of a type that collectives support.
 #
 # values float32[k], positions int32[k]   ──►   int32[2 k] ──gather──►  [members, 2 k]  ──►  [members, k], [members, k]
 
 
 _WORDS = {2: dtypes.HALF, 4: dtypes.INT32}
-"""By the bytes of a word, the type as which it travels."""
+"""By the bytes of a word, the type in which it is sent."""
 
 
 def pack(build: FoldedBuilder, tensors: Sequence[Value], codes: Sequence[Code]) -> Value:
     """Return the bits of some tensors as one vector.
 
     Args:
-        build: adds nodes.
         tensors: of fixed shapes.
         codes: their types and shapes.
     """
@@ -223,10 +221,9 @@ def unpack(build: FoldedBuilder, every: Value, codes: Sequence[Code], members: i
     """Return the tensors that all members have sent, each with the senders as a first dimension.
 
     Args:
-        build: adds nodes.
-        every: what they have sent, one behind the other.
-        codes: types and shapes of what each has sent.
-        members: how many they are.
+        every: the concatenated words of all members.
+        codes: types and shapes of the tensors of one member.
+        members: how many members there are.
     """
     word = wire_word(codes)
     sizes = [-(-code.count * dtypes.width(code.dtype) // word) for code in codes]
@@ -244,7 +241,7 @@ def _words(build: FoldedBuilder, tensor: Value, code: Code, word: int, i: int) -
     flat = build.op("Reshape", tensor, build.numbers([-1], f"{what}_line"), what=f"{what}_flat")
     if code.dtype == _WORDS[word]:
         return flat
-    if code.dtype == dtypes.BOOL:  # which has no bits to Bitcast
+    if code.dtype == dtypes.BOOL:  # which Bitcast does not take
         flat = build.op("Cast", flat, what=f"{what}_bytes", DstT=dtypes.UINT8)
     if width < word:
         each = word // width
@@ -256,7 +253,7 @@ def _words(build: FoldedBuilder, tensor: Value, code: Code, word: int, i: int) -
 
 
 def _tensor(build: FoldedBuilder, words: Value, code: Code, members: int, i: int) -> Value:
-    """Return what the words of all members, [members, n], are the bits of."""
+    """Return the tensors of all members from their words [members, n]."""
     width, word, what = dtypes.width(code.dtype), dtypes.width(words.dtype), f"code_{i}"
     if width > word:
         split = build.numbers([members, -1, width // word], f"{what}_each")

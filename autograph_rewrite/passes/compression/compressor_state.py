@@ -1,10 +1,10 @@
-"""Variables that a rewrite adds: one per member of an exchange, zero at the start, written by the step that reads them.
+"""Add variables: one per member of an exchange, zero at the start, written by the step that reads them.
 
     residual = VarHandleOp (a placeholder in a function)  each      initial: residual := 0      in the init op
     before = ReadVariableOp(residual)                     each
     update: residual := after                             each      runs with the targets that use the compressed value
 
-They are no part of the original, so a rewritten item lists them apart from its variables, in `state`.
+They are not in the original, so a rewritten item lists them apart from its variables, in `state`.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ SCOPE = "autograph_state"
 
 
 def auxiliary_name(owner: str, what: str) -> str:
-    """Return the name of what is kept for the gradient of a variable."""
+    """Return the name of an added variable that is kept for another one."""
     return f"{owner}/autograph_{what}"
 
 
 class AuxiliaryVariable:
-    """One such variable.
+    """One added variable.
 
     Args:
         name: its wanted name (`auxiliary_name`).
         shape: of one member's value as it is kept.
-        used: its shape in the step.
-        dtype: of its elements.
-        near: the value that it is for; it runs as often.
+        used: its shape in the step; None: the same.
+        near: the value that it is for; gives its span and its loop.
     """
 
     def __init__(
@@ -117,11 +116,11 @@ class AuxiliaryVariable:
 
 
 def residual_of(rewrite: Rewrite, value: Value, fact: Fact, edge: EdgePlan) -> AuxiliaryVariable:
-    """Add what error feedback keeps back of a gradient, in the shape of the variable.
+    """Add the residual of a gradient for error feedback, in the shape of the variable.
 
     Args:
-        value: the gradient of each replica.
-        edge: the plan's; its owner gives shape and name.
+        value: the gradient of each member.
+        edge: its owner gives shape and name.
     """
     kept, used = shape_of(fact, rewrite.item.variables.get(edge.owner)), static_shape(fact)
     wide = wire_types.wire_type(fact.dtype, "sum")
@@ -129,7 +128,7 @@ def residual_of(rewrite: Rewrite, value: Value, fact: Fact, edge: EdgePlan) -> A
 
 
 def attach(rewrite: Rewrite, item: TrainingGraph) -> TrainingGraph:
-    """Let the item's targets update what was added, and its init op reset it; return the item with that state."""
+    """Let the item's targets update the added variables, and its init op reset them; return the item with them."""
     if not rewrite.added:
         return item
     graph = rewrite.graph
@@ -147,7 +146,7 @@ def attach(rewrite: Rewrite, item: TrainingGraph) -> TrainingGraph:
 
 
 def _update_with_targets(rewrite: Rewrite, targets: Sequence[Node]) -> None:
-    """Make each target wait for the updates that go with what it uses."""
+    """Let each target wait for the updates of the added variables whose results it uses."""
     marks: dict[Node, int] = {}
     for i, added in enumerate(rewrite.added):
         if added.result is not None:
@@ -174,23 +173,19 @@ def _declare(rewrite: Rewrite) -> None:
 DECLARE_STATE = Pass("declare-state", _declare, needs=(Homes,))
 
 
-# Components of variables: what each replica has of one, kept beside it from step to step.
+# Keep the component that each replica has of a variable from step to step.
 #
 #     before   component = Identity(ReadVariableOp(v))                                each: to be its own
 #     after    component = v == what the last step wrote ? kept : share of v
 #              step's end: kept := component behind all updates;  what the last step wrote := v
 #
-# So what anybody else writes (an initial value, a checkpoint, Python) becomes the components of the next step: of a
-# sum, total / n each (an integer loses what does not divide); of the others, the same value. TensorFlow does that when
-# it assigns or restores a variable `ON_READ`.
+# So a value that is written from outside (an initial value, a checkpoint, Python) becomes the components of the next
+# step: for a sum, total / n each (an integer loses the remainder); else the value itself. TensorFlow does the same when
+# it assigns or restores an `ON_READ` variable.
 
 
 def keep_components(rewrite: Rewrite, components: Components) -> None:
-    """Add what is kept of each variable with components.
-
-    Args:
-        components: of the variables.
-    """
+    """Add the variables that keep components from step to step."""
     for one in components.variables:
         if one.component in rewrite.state.transfers:
             _keep(rewrite, one)
@@ -214,7 +209,7 @@ def _keep(rewrite: Rewrite, one: ComponentOf) -> None:
 
 
 def _share(rewrite: Rewrite, build: FoldedBuilder, one: ComponentOf, total: Value) -> Value:
-    """Return what a replica has of a value that was written from outside."""
+    """Return a replica's component of a value that was written from outside."""
     if one.policy.aggregation != "sum":
         return total
     count = rewrite.const(rewrite.plan.replicas, dtypes.numpy_dtype(total.dtype), name=f"{build.name}/n", near=total)
@@ -223,7 +218,7 @@ def _share(rewrite: Rewrite, build: FoldedBuilder, one: ComponentOf, total: Valu
 
 
 def _keep_components(rewrite: Rewrite) -> None:
-    """Keep each replica's component of a variable from step to step, unless somebody has written the variable."""
+    """Keep each replica's component of a variable from step to step, unless the variable was written from outside."""
     keep_components(rewrite, rewrite.get(Components))
 
 

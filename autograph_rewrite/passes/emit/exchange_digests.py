@@ -1,19 +1,19 @@
-"""Consistency check in the step: digests of what each process was fed, exchanged and compared by the runtime.
+"""Exchange digests of the inputs of each process in the step; the runtime compares them.
 
     autograph_batch/digest ──► one row with the size of the part ──► sum over the processes ──► autograph_batch/digests
                                  ▲ waits
     IteratorGetNext ─────────────┘
 
-Where a pipeline ends, it ends in all processes, and nobody may have begun to exchange anything in that step: whoever
-ends first leaves it, and the others would miss him instead of finding that their data end, too.
+The data end in the same step in all processes, and in that step no process may begin an exchange: the process that ends
+first leaves the step, and the others would wait for it instead of finding that their data end, too.
 
-Where variables are on servers, this is the only collective of most steps, and a job goes on after a step that has
-failed. Then what reads the batch waits until the exchange is over:
+If variables are on servers, this is the only collective of most steps, and a job goes on after a failed step. Then the
+readers of the batch wait until the exchange is over:
 
     autograph_batch/digests ──► every reader of a batch input
 
-A process whose step fails in the middle of the exchange takes its buffers with it. The collective of the others breaks
-off, and TensorFlow refuses all later collectives of a process in which one has broken off.
+A process whose step fails during the exchange frees its buffers. Then the collective of the others fails, too, and
+TensorFlow refuses all later collectives of a process in which one has failed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from autograph_rewrite.plan.parts.messages import SIZES
 
 
 def _exchange_digests(rewrite: Rewrite) -> None:
-    """Exchange digests of what the processes of a job were fed, with the sizes of their parts, and compare them."""
+    """Exchange digests of the inputs of a job's processes, with the sizes of their parts; the runtime compares them."""
     blocks = rewrite.get(Blocks)
     rewrite.graph.set_anchor(DIGEST_OF_PROCESS, blocks.digest)
     rewrite.graph.set_anchor(DIGESTS_OF_ALL, blocks.digests)
     if rewrite.plan.homes and not rewrite.plan.is_asynchronous:
         _hold_readers(rewrite, blocks.digests.node)
-    if blocks.static is None:  # sizes are measured on what was drawn
+    if blocks.static is None:  # the row waits for the draw that it measures
         return
     row = next(use.node for use in blocks.digest.uses)
     for draw in _drawn_by_all(rewrite):
@@ -44,7 +44,7 @@ def _exchange_digests(rewrite: Rewrite) -> None:
 
 
 def _hold_readers(rewrite: Rewrite, exchanged: Node) -> None:
-    """Let nothing that reads the batch, and so may fail by what it is given, begin before the exchange is over."""
+    """Let the readers of the batch, which may fail because of its values, wait until the exchange is over."""
     before = ancestors([exchanged])
     batch = [info.tensor for info in rewrite.item.inputs.values() if info.batch_axis is not None]
     readers = {use.node for tensor in batch for use in rewrite.graph.value(tensor).uses} - before
@@ -53,7 +53,7 @@ def _hold_readers(rewrite: Rewrite, exchanged: Node) -> None:
 
 
 def _drawn_by_all(rewrite: Rewrite) -> list[Node]:
-    """Return what every target that takes elements of iterators takes: the digest makes no step draw more."""
+    """Return the draws that are common to all targets that draw: so the digest lets no step draw more."""
     always = unconditional_nodes(rewrite.state.order)
     drawn = [{node for node in ancestors([target]) if has(node.op, "draws_element")} for target in rewrite.targets]
     common = set.intersection(*filter(None, drawn)) if any(drawn) else set()
@@ -61,7 +61,7 @@ def _drawn_by_all(rewrite: Rewrite) -> list[Node]:
 
 
 def _is_in_a_job(rewrite: Rewrite) -> bool:
-    """Return whether processes tell each other in each step what they were given."""
+    """Return whether processes exchange sizes and digests in each step."""
     return rewrite.processes > 1 and (rewrite.get(Blocks).source.name, SIZES) in rewrite.edges
 
 

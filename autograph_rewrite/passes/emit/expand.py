@@ -4,19 +4,20 @@
     expanded   replica_0/dw = MatMul(replica_0/x, replica_0/dy) @ device 0
                replica_1/dw = MatMul(replica_1/x, replica_1/dy) @ device 1
 
-Replicas differ in name prefix and device only, so their bytes are written once with placeholders that are then
-replaced for each replica: the cost hardly grows with their number. Nodes that hold the same value on every replica
-keep their name on replica 0, so variables are found under their own names.
+Replicas differ in name prefix and device only, so their bytes are written once, with placeholders that are then
+replaced for each replica: the cost hardly grows with the number of replicas. Nodes that hold the same value on every
+replica keep their name on replica 0, so variables keep their names.
 
-A sum over micro-batches is written as a running one, so that each gradient is added when it is there, and gone:
+A sum over micro-batches is written as a running sum, so that each gradient is added, and freed, once it is computed:
 
     folded     dw/add_n = AddN(all(%dw))
     expanded   dw/add_n/with_1 = AddV2(replica_0/micro_0/dw, replica_0/micro_1/dw)
                dw/add_n = AddV2(dw/add_n/with_1, replica_0/micro_2/dw)
 
-A sum of very many replicas is one of sums of at most 200, and a gather likewise (`in_chunks`).
-What a ConcatV2 of three or more waits for, its first operand waits for: where TensorFlow's constant folding joins
-operands of such a node, it counts what the node waits for among them, and a session of several processes fails.
+A sum over very many replicas adds sums of at most 200 values, and a gather likewise (`in_chunks`).
+The control inputs of a ConcatV2 of three or more values move to an Identity of its first operand: where TensorFlow's
+constant folding joins operands of the node, it counts control inputs among them, and a session of several processes
+fails.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ _MARK = wire.delimited(wire.ATTR, wire.delimited(1, PASS_ATTR.encode()) + wire.d
 
 
 class Instance(NamedTuple):
-    """What tells one instance from another: name prefixes (of nodes with common and with own values) and device.
+    """The name prefixes and the device of an instance.
 
-    Where replicas have micro-batches, what runs once on each replica has prefixes of its own; so has what runs once for
-    all replicas on each device of a model axis.
+    Nodes with one common value and nodes whose instances differ (`own`) have different prefixes. So have nodes that run
+    per instance, once on each replica, and once for all replicas on each device of a model axis.
     """
 
     common: bytes
@@ -61,7 +62,7 @@ class Instance(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """An EACH node, encoded as far as its instances agree: kind of prefix and rest of each name, fixed bytes."""
+    """The encoding that all instances of an EACH node share: kind of prefix and rest of each name, fixed bytes."""
 
     own: int
     name: bytes
@@ -78,7 +79,7 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
     """Return the GraphDef bytes of a folded graph.
 
     Args:
-        run: how its EACH nodes are run.
+        run: the layout of its instances.
         common: the EACH nodes that hold the same value on every replica.
 
     Raises:
@@ -113,7 +114,7 @@ def expand(graph: Graph, run: ReplicaLayout, common: set[Node]) -> bytes:
 
 
 def _reads_every(node: Node) -> bool:
-    """Return whether instances read what all others hold, so that none is like another."""
+    """Return whether instances read values of all others, so that they do not share a template."""
     return any(select in (Select.EVERY, Select.OWN) for select in node.selects.values())
 
 
@@ -133,7 +134,7 @@ def _instances(devices: Sequence[str], run: ReplicaLayout) -> list[Instance]:
 
 
 def _waits(run: ReplicaLayout, instance: int, common: set[Node]) -> dict[Node, list[str]]:
-    """Return the names that one instance of each ordered node waits for, besides those of its own micro-batch."""
+    """Return the names that one instance of each ordered node waits for, in addition to its controls."""
     waits: dict[Node, list[str]] = {}
     own = instance % run.micro
     for node, by_micro in run.order.roots.items():
@@ -149,7 +150,7 @@ def _waits(run: ReplicaLayout, instance: int, common: set[Node]) -> dict[Node, l
 
 
 Tail = bytes | tuple[bytes, ...]
-"""What follows the device in an encoded node: that of all of its instances, or of each one."""
+"""The bytes after the device in an encoded node: one for all instances, or one for each."""
 
 
 class _Tails:
@@ -195,18 +196,18 @@ def _of(tail: Tail, instance: int) -> bytes:
 
 
 WAITS = b"/waits"
-"""Behind the name of a node, that of what waits in its place."""
+"""Suffix of the Identity that has the control inputs of a ConcatV2."""
 _FEW = 3
-"""Inputs of a ConcatV2 of two, with the axis: nothing of it is joined."""
+"""Inputs of a ConcatV2 of two values and its axis: constant folding joins none of them."""
 
 
 class _Records:
-    """Nodes that are encoded together, and what they read: most values have several readers, and are named once.
+    """Nodes that are encoded together, with their inputs; the name of a value is encoded once for all its readers.
 
     Args:
         common: the nodes that hold the same value on every replica.
         nodes: the EACH nodes to encode.
-        waits: full names that nodes wait for besides their controls.
+        waits: full names that nodes wait for in addition to their controls.
     """
 
     def __init__(
@@ -259,7 +260,7 @@ def _op(name: str) -> bytes:
 
 
 def _is_miscounted(node: Node, count: int) -> bool:
-    """Return whether TensorFlow may count what a node of so many operands waits for among them."""
+    """Return whether TensorFlow may count the control inputs of a node among its `count` operands."""
     return node.op == "ConcatV2" and count > _FEW
 
 
@@ -296,7 +297,7 @@ def _copies(records: _Records, instances: Sequence[Instance]) -> list[bytes]:
         if not pieces:
             parts.append(_block(records, instance))
             continue
-        block = instance.own.join(pieces)  # in a third of the time that `replace` takes; `common` is `own` by now
+        block = instance.own.join(pieces)  # in a third of the time of `replace`; here `common` is `own`
         for mark, text in zip(token[2:], instance[2:], strict=True):
             block = block.replace(mark, text) if mark else block
         parts.append(block)
@@ -318,7 +319,7 @@ def _is_clean(records: _Records, token: Instance) -> bool:
 
 
 def _block(records: _Records, instance: Instance, number: int = 0) -> bytes:
-    """Encode one instance of each node, where attributes differ that of a number. The hot loop of rewriting."""
+    """Encode one instance of each node; `number` selects attributes that differ. The hot loop of rewriting."""
     prefixes = (b"", *instance[:-1])
     varint = wire.varint
     own = _device(instance.device)
@@ -346,7 +347,7 @@ def _one_by_one(
     """Encode an instance of a node that runs once, or once on each replica, or reads several instances of others.
 
     Args:
-        waits: full names that it waits for besides its controls.
+        waits: full names that it waits for in addition to its controls.
     """
     if run.micro > 1 and is_running_sum(node):
         return _running_sum(node, instance, run, common)
@@ -384,7 +385,7 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     """Encode a sum over instances: those of each replica are added one by one, and then the replicas, if it runs once.
 
     Args:
-        replica: the one whose micro-batches are added, if it runs on each.
+        replica: the one whose micro-batches are added, if the node runs on each replica.
         common: nodes whose instances hold one value.
     """
     value = node.inputs[0]
@@ -410,16 +411,16 @@ def _running_sum(node: Node, replica: int, run: ReplicaLayout, common: set[Node]
     return b"".join(parts)
 
 
-# Sums and gathers of very many replicas, in chunks of at most 200, as TensorFlow's TPU strategy takes them.
+# Encode sums and gathers over very many replicas in chunks of at most 200, as TensorFlow's TPU strategy does.
 #
 # folded     dw/add_n = AddN(all(%dw))
 # expanded   dw/add_n/chunk_0 = AddN(200 of them), dw/add_n/chunk_1 = ..., dw/add_n = AddN(the chunks)
 
 
 INPUT_LIMIT = 200
-"""How many values one AddN adds up at most, and one ConcatV2 of a gather joins."""
+"""The most values that one AddN, or one ConcatV2 of a gather, reads."""
 DROPPED = frozenset(("_class", "_output_shapes"))
-"""Attributes that no instance has: every node has a device, and shapes were those of the whole batch."""
+"""Attributes that are dropped: every node has a device, and shapes were those of the whole batch."""
 
 
 def in_chunks(
@@ -431,7 +432,7 @@ def in_chunks(
         node: the AddN or ConcatV2.
         own: the name and the device of the instance.
         terms: names of the values.
-        controls: what it waits for.
+        controls: names of the nodes that it waits for.
         axis: of a ConcatV2, the name of its axis.
     """
     own_name, device = own
@@ -447,7 +448,7 @@ def in_chunks(
     while len(terms) > INPUT_LIMIT:
         chunks = [terms[at : at + INPUT_LIMIT] for at in range(0, len(terms), INPUT_LIMIT)]
         names = [f"{own_name}/chunk_{level + at}".encode() for at in range(len(chunks))]
-        if axis and len(chunks[-1]) == 1:  # a ConcatV2 joins two at least
+        if axis and len(chunks[-1]) == 1:  # a ConcatV2 needs two values at least
             names[-1] = chunks.pop()[0]
         parts += [added(name.decode(), chunk) for name, chunk in zip(names, chunks, strict=False)]
         terms, level = names, level + len(names)
@@ -462,7 +463,7 @@ class Expanded:
 
 
 def _expand(rewrite: Rewrite) -> None:
-    """Write the GraphDef, one copy per replica of what every replica runs."""
+    """Write the GraphDef, with one copy per replica of the nodes that every replica runs."""
     for node, problem in unlowered(rewrite.graph):
         raise PassError(problem, node=node, hint="run the passes that lower it: 'expand' writes ops of TensorFlow only")
     common = rewrite.get(Merged).common & set(rewrite.graph)

@@ -1,4 +1,4 @@
-"""The instances of a node at expansion: their devices, and the order between them."""
+"""Assign devices to the instances of nodes, and order them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from autograph_rewrite.resolve.stages.assignment import Stages
 
 
 def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str] = ()) -> ReplicaLayout:
-    """Place what runs once, and return how the rest is run.
+    """Place the nodes that run once, and return the layout of the others.
 
     Args:
-        stages: what is known of the nodes of a pipeline, None where the plan has no stages.
-        fed: names of the inputs that a program hands over.
+        stages: the stages of nodes; None if the plan has no stages.
+        fed: names of the fed inputs.
 
     Raises:
-        VerifyError: a variable would be on another device than what reads or writes it.
+        VerifyError: a variable would be on another device than a reader or a writer of it.
     """
     graph, plan = rewrite.graph, rewrite.plan
     micro = 1 if plan.looped else plan.microbatches
@@ -76,10 +76,10 @@ def place_instances(rewrite: Rewrite, stages: Stages | None, fed: Collection[str
 
 
 def wait_for_members(graph: Graph, micro: int) -> None:
-    """Let what reads the first instance of a value wait for all of them, where devices meet to make it.
+    """Let readers of the first instance of a value wait for all instances, if the value depends on a collective.
 
-    A run that needs such a value alone would else leave the other members of the collectives out. What reads that of
-    the first of several micro-batches does not wait for the later ones, which may read what it makes.
+    A run of a reader alone would otherwise leave out the other members of the collective. Readers of the first of
+    several micro-batches do not wait for later ones, which may depend on the reader.
     """
     order = topological_order(graph)
     frames = frames_of(order)
@@ -96,7 +96,7 @@ def wait_for_members(graph: Graph, micro: int) -> None:
             if micro == 1 or MICRO not in made.span - node.span:
                 node.add_control(made)
                 continue
-            if value not in met:  # a control edge has no first micro-batch
+            if value not in met:  # a control edge cannot select the first micro-batch
                 build = Builder.at(made, "met", span=frozenset({MICRO}))
                 one = build.node("Identity", value, controls=[made], selects={0: Select.FIRST})
                 met[value] = one.output()
@@ -104,10 +104,10 @@ def wait_for_members(graph: Graph, micro: int) -> None:
 
 
 def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:
-    """Return a mesh with the devices of its coordinates; stages have those of a replica in turn.
+    """Return a mesh with the devices of its coordinates; more stages than devices of a replica take these round-robin.
 
     Args:
-        devices: replica by replica, of each stage by stage, of each the logical devices.
+        devices: replica by replica, in each stage by stage, in each by logical device.
     """
     size, each = mesh.size(MODEL), len(devices) // mesh.size(REPLICA)
     firsts = range(0, len(devices), each)
@@ -117,7 +117,7 @@ def _with_devices(mesh: Mesh, devices: Sequence[str]) -> Mesh:
 
 
 def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
-    """Put on the host what an accelerator has no kernel for, sizes, and cuts of inputs."""
+    """Put nodes for which an accelerator has no kernel, sizes, and cuts of inputs on the host."""
     graph = rewrite.graph
 
     def requested(node: Node) -> str:
@@ -135,12 +135,12 @@ def _stay_on_host(rewrite: Rewrite, first: str, fed: Collection[str]) -> None:
 
 
 def _host(device: str) -> str:
-    """Return where a process keeps what runs once, if that cannot run on an accelerator."""
+    """Return the CPU device of a device's process; a CPU is returned as it is."""
     return device if parse(device).kind == "CPU" else process_of(device) + HOST
 
 
 def _assign(rewrite: Rewrite) -> None:
-    """Assign devices: what runs once to the first, stages to theirs."""
+    """Assign devices: nodes that run once to the first, stages to theirs."""
     stages = rewrite.get(Stages) if rewrite.has(Stages) else None
     fed = [info.tensor.partition(":")[0] for info in rewrite.item.inputs.values()]
     order_collectives(rewrite.graph)
@@ -150,11 +150,11 @@ def _assign(rewrite: Rewrite) -> None:
 ASSIGN_DEVICES = Pass("assign-devices", _assign, needs=(Homes,), gives=(ReplicaLayout,))
 
 
-# Assign devices: instance r to device r, what runs once to the first device.
+# Assign devices: instance r to device r, nodes that run once to the first device.
 #
 # A node that the user put on a CPU stays on the host while replicas are on accelerators. Virtual CPU devices of one
 # process share their cores, so replicas that also share their variables all run on the first: sending tensors between
-# them would only cost (measured: 2 to 5 % of a step), and no device has to be made for them.
+# them would only cost (measured: 2 to 5 % of a step), and no device has to be created for them.
 
 
 def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
@@ -169,7 +169,7 @@ def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
 
     def device(node: Node) -> str:
         if node.span == ONCE and (home := rewrite.home_of(node)) is not None:
-            return home  # what a server holds is no part of a stage
+            return home  # a shared device belongs to no stage
         if is_whole:
             on_host = host != first and (stays_on_host(node) or "CPU" in node.device.upper())
             return host if on_host else first
@@ -185,27 +185,28 @@ def assign_devices(rewrite: Rewrite, mesh: Mesh, *, is_whole: bool) -> None:
 def stays_on_host(node: Node) -> bool:
     """Return whether a node that runs once is on the host though replicas are on accelerators.
 
-    Inputs and side effects are; random numbers are drawn, and numbers exchanged, where they are read. Integers that
-    processes exchange once for all their replicas are sizes and digests, which come from the host.
+    Inputs and side effects are; random draws and exchanges of floating-point numbers are on the replicas' device.
+    Integers that processes exchange once for all their replicas are sizes and digests, which are computed on the host.
     """
     if is_collective(node.op):
         return not any(dtype in dtypes.INEXACT for dtype in node.output_dtypes[:1])
     return is_pinned(node) and not is_draw(node.op)
 
 
-# One order for NCCL's collectives: each waits for the one before it, on every device alike.
+# Give NCCL's collectives one order: each waits for the one before it, in the same way on every device.
 #
 #     all_reduce(dw1)  all_reduce(dw2)   ──►   all_reduce(dw1) ──► all_reduce(dw2)
 #
-# The folded graph has each collective once and no cycle, so any order of it will do, and all processes find the same
-# one: by the longest ways to them, so that none that is ready early waits for one that is ready late. Rings of
-# TensorFlow's own need none: their members find each other by their keys.
+# The folded graph has each collective once and no cycle, so any topological order works, and all processes find the
+# same one: by the longest path to each collective, so that one that is ready early does not wait for one that is ready
+# late. TensorFlow's rings need no order: their members find each other by their keys.
 
 
 def order_collectives(graph: Graph) -> None:
     """Chain the collectives that ask for NCCL; those of loops stay as they are.
 
-    One in a branch comes after all that do not depend on it: nothing else may wait for what a branch may not do.
+    A collective in a branch waits for all outside that do not depend on it, and none outside waits for it: the branch
+    may not run.
     """
     for node in [node for node in graph if is_collective(node.op) and uses_nccl(node)]:
         if node.span == ONCE and stays_on_host(node):
@@ -231,14 +232,14 @@ def order_collectives(graph: Graph) -> None:
             node.add_control(before)
 
 
-# Colocation: a variable and all that reads or writes it share a device, per instance; slots are with their update.
+# Colocate: a variable, its readers and its writers share a device, per instance; slots are with their update.
 #
 # w @ CPU:1, m @ CPU:1 ──► ResourceApplyMomentum(w, m) @ CPU:1        right
 # w @ CPU:1, m @ CPU:0 ──► ResourceApplyMomentum(w, m)                TensorFlow could place it nowhere
 #
-# A table is there once, on the host, and so are all lookups in it.
+# A lookup table exists once, on the host, and so do all lookups in it.
 #
-# It is checked once everything has its device: TensorFlow would say so in its own words, in the first step.
+# Colocation is checked once all nodes have devices: TensorFlow would report it only in the first step, in other terms.
 
 
 REPORT = "report this, with the graph; strategy AllReduce puts no variable elsewhere"
@@ -248,9 +249,9 @@ def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) 
     """Refuse a placement that no session could run.
 
     Args:
-        graph: the folded graph; what runs once has its device.
+        graph: the folded graph; nodes that run once have devices.
         handles: the names of the nodes that give the variables' handles.
-        layout: of the instances of nodes that every replica runs.
+        layout: of the instances of all other nodes.
 
     Raises:
         VerifyError: a node is on another device than a variable that it reads or writes.
@@ -274,7 +275,7 @@ def require_beside(graph: Graph, handles: Iterable[str], layout: ReplicaLayout) 
 
 
 def follow(rewrite: Rewrite) -> None:
-    """Put what brings a handle into a loop of micro-batches where the variable is."""
+    """Put each Enter that brings a handle into a loop of micro-batches on the device of the variable."""
     for node in rewrite.graph:
         if node.op not in ENTERS or node.inputs[0].dtype != dtypes.RESOURCE or rewrite.home_of(node) is not None:
             continue
@@ -283,7 +284,7 @@ def follow(rewrite: Rewrite) -> None:
 
 
 def stay_at_tables(rewrite: Rewrite, home: str) -> None:
-    """Put lookups, and what hands them a table, where the one table is, whichever replica's keys are looked up."""
+    """Put lookups of all replicas, and the nodes that pass them a table, on the device of the table."""
     for node in rewrite.graph:
         if not has(node.op, "table_lookups"):
             continue
@@ -295,7 +296,7 @@ def stay_at_tables(rewrite: Rewrite, home: str) -> None:
 
 
 def read_beside(rewrite: Rewrite) -> None:
-    """Put what every replica looks up in a variable that is there once on its device: rows travel, not the table."""
+    """Put every replica's lookups in a variable that exists once on its device: rows are sent, not the variable."""
     for node in rewrite.graph:
         if node.span != ONCE and node.op in READS and rewrite.home_of(node) is None:
             handle = handle_node(node.inputs[0])
@@ -304,7 +305,7 @@ def read_beside(rewrite: Rewrite) -> None:
 
 
 def _meet(mine: list[str], home: list[str]) -> bool:
-    """Return whether each instance finds its variable on its own device."""
+    """Return whether each instance has its variable on the same device."""
     if len(home) == 1 or len(mine) == 1:  # one variable for all, or one reader of the first replica's
         return all(place == home[0] for place in mine)
     return mine == home

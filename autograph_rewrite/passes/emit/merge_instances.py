@@ -49,7 +49,7 @@ def merge_instances(rewrite: Rewrite, reshards: LoweredReshards, outputs: Iterab
 
 def _merge(rewrite: Rewrite, reshards: LoweredReshards, node: Node, declared: list[Value]) -> None:
     name = node.name
-    # Every output keeps its position, also those that nobody declared: they can be fetched, too.
+    # Outputs that are not declared keep their positions, since they can be fetched, too.
     values = [_readable(rewrite, reshards, node.output(i)) for i in range(max(v.index for v in declared) + 1)]
     if rewrite.mirrored:
         values = [rewrite.of_replica(value) for value in values]
@@ -65,13 +65,13 @@ def _merge(rewrite: Rewrite, reshards: LoweredReshards, node: Node, declared: li
 
 
 def _readable(rewrite: Rewrite, reshards: LoweredReshards, value: Value) -> Value:
-    """Return the whole of a value; of what has none, a container or what is each replica's own, replica 0's."""
+    """Return the whole of a value; a container and a varying value have none, and are those of replica 0."""
     has_none = value.dtype in (dtypes.VARIANT, dtypes.RESOURCE) or rewrite.fact(value).placement == OWN_VALUE
     return value if has_none else reshards.whole(value, value.node)
 
 
 def merge_kept(rewrite: Rewrite, reshards: LoweredReshards, names: Iterable[str]) -> list[str]:
-    """Merge what the program fetches of all that is kept for it; return the names of what it only runs."""
+    """Merge the kept nodes that the program fetches; return the names of those that it only runs."""
     found = [(name, rewrite.state.transfers.get(node)) for name in names if (node := rewrite.graph.nodes.get(name))]
     fetched = [name for name, transferred in found if transferred is not None and transferred.outputs]
     merge_instances(rewrite, reshards, [rewrite.graph.nodes[name].output() for name in fetched])
@@ -97,12 +97,12 @@ def merge_targets(rewrite: Rewrite, targets: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Merged:
-    """What fetches by original name need to know.
+    """Data for fetches by original name.
 
     Attributes:
         common: nodes whose instances hold the same value.
         spread: facts of the original values whose instances differ.
-        moved: new names of nodes whose names only wait for them now.
+        moved: new names of nodes, by original names that NoOps now have.
     """
 
     common: frozenset[Node]
@@ -125,7 +125,7 @@ def _run(rewrite: Rewrite) -> None:
 
 
 def _common(rewrite: Rewrite) -> set[Node]:
-    """Return the nodes whose instances hold the same value; what passes have made is for the replica that reads it."""
+    """Return the original nodes whose instances hold the same value; instances of an added node are each replica's."""
     state = rewrite.state
     differing = {value.node for value in state.facts if rewrite.fact(value).placement.differs}
     return {node for node in state.transfers if node.span != ONCE and node not in differing}
@@ -144,7 +144,7 @@ MERGE_INSTANCES = Pass("merge-instances", _run, needs=(Homes, LoweredReshards), 
 #     before   w = VarHandleOp(shared_name=w)
 #     after    w @ device 0 (shared_name=w)    replica_1/w @ device 1 (shared_name=replica_1/w)
 #
-# All copies are assigned the one initial value, since whatever draws it runs once.
+# All copies are assigned the same initial value, since the node that draws it runs once.
 
 
 NAMED_RESOURCES = {"VarHandleOp": "shared_name", "StackV2": "stack_name", "TensorArrayV3": "tensor_array_name"}
@@ -153,14 +153,14 @@ NAMED_RESOURCES = {"VarHandleOp": "shared_name", "StackV2": "stack_name", "Tenso
 def name_resources(rewrite: Rewrite) -> None:
     """Make the resource names of instances differ.
 
-    Two handles of one name and container are one variable to TensorFlow, on whichever device they stand.
+    To TensorFlow, two handles of one name and container are one variable, on whichever devices they are.
     """
     for node in rewrite.graph:
         attr = NAMED_RESOURCES.get(node.op)
         if attr is None or node.span == ONCE:
             continue
         micro = rewrite.micro if node.span == EACH else 1
-        # Iterations of a loop have one name: TensorFlow counts the stacks and arrays that a step makes.
+        # Iterations of a loop share a name: TensorFlow numbers the stacks and arrays that a step creates.
         same = micro if rewrite.plan.looped else 1
         names = [resource_name(node, i - i % same, micro) for i in range(rewrite.mesh.count(node.span))]
         node.set_raw_attr(attr, PerInstance(tuple(encode("string", name) for name in names)))
@@ -173,9 +173,9 @@ def resource_name(node: Node, instance: int, micro: int = 1) -> str:
 
 
 def hold_shards(rewrite: Rewrite) -> None:
-    """Let the handle on each replica be that of its shard, where variables are split over the replicas.
+    """Turn the handle on each replica into that of its shard, for variables that are split over the replicas.
 
-    The shards of other processes get handles, too, which no step reads: sessions read the whole between steps.
+    The shards of other processes get handles, too, for sessions, which read the whole between steps.
     """
     split = split_over_replicas(rewrite)
     for name, cut in split.items():
@@ -196,7 +196,7 @@ def hold_shards(rewrite: Rewrite) -> None:
                 rewrite.settle(handle, device)
 
 
-# Begin together: between two steps each worker may read shards of the others, which may have begun the next one.
+# Begin together: between two steps a worker may read shards of others, which may have begun the next step.
 #
 #     before   decay ──► AssignVariableOp(w: split(0))              waits for nobody
 #     after    CollectiveReduceV2 among the processes ──^──► AssignVariableOp(w: split(0))

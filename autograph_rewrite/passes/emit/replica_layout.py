@@ -1,9 +1,9 @@
-"""The layout of instances: where each is, what it is called, and in which order they run.
+"""Define the layout of instances: their devices, names and order.
 
     once       w                      replica    w, replica_1/w                  (w holds one value everywhere)
     each       replica_0/micro_1/x    replica    replica_0/dw/add_n              (each holds its own)
 
-Nodes that hold the same value in every instance keep their name for the first, so variables are found under their own.
+Nodes that hold the same value in every instance keep their name for the first, so variables keep their names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from autograph_rewrite.passes.base.instance_order import NO_ORDER, InstanceOrder
 
 @dataclass(frozen=True)
 class ReplicaLayout:
-    """How nodes of several instances are run: on which devices, and in which order.
+    """The devices and the order of the instances of nodes.
 
     Attributes:
         mesh: the instances of a process, and their devices.
-        order: in which they follow each other.
     """
 
     mesh: Mesh
@@ -53,7 +52,7 @@ class ReplicaLayout:
         return self.cells[self.cell(node)]
 
     def shared(self, node: Node) -> str | None:
-        """Return the device of a node that all replicas share; None where each has it on its own."""
+        """Return the shared device of a node; None if each replica has it on another device."""
         return self.mesh.shared[node.at(SERVER)] if SERVER in node.place else None
 
     def device(self, node: Node, instance: int) -> str:
@@ -67,7 +66,7 @@ def instance_name(node: Node, instance: int, common: Collection[Node], micro: in
     """Return the name of one instance of a node; nodes in `common` keep theirs for the first.
 
     Args:
-        instance: counted over replicas, and over the micro-batches of each, if it has one for each of them.
+        instance: counted over replicas, and over the micro-batches of each if the node runs for each of them.
         common: nodes whose instances all hold one value.
         micro: micro-batches per replica.
     """
@@ -77,10 +76,10 @@ def instance_name(node: Node, instance: int, common: Collection[Node], micro: in
 
 
 def sum_name(node: Node, instance: int, run: ReplicaLayout, common: Collection[Node]) -> str:
-    """Return the name of a running sum once it has an instance, which is not the first of its replica.
+    """Return the name of a running sum up to an instance, which is not the first of its replica.
 
     Args:
-        instance: the last that has been added.
+        instance: the last one that is added.
         common: nodes whose instances all hold one value.
     """
     replica, micro = divmod(instance, run.micro)

@@ -1,4 +1,4 @@
-"""The tensor map: where each value of the original graph is in the rewritten one, for fetches by original name."""
+"""Map each value of the original graph to its instances in the rewritten one, for fetches by original name."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from autograph_rewrite.ops.facts.symbolic_dims import segments
 from autograph_rewrite.passes.emit.replica_layout import instance_name
 
 Join = tuple[Placement, tuple[tuple[int, ...], ...]]
-"""How values become fewer: those of each group, by number, are put together as they are placed."""
+"""One step of combining values: their placement, and the groups of values, by number, that become one value each."""
 
 
 class View(NamedTuple):
-    """How to put an original tensor together.
+    """How to combine the instances of an original tensor.
 
     Attributes:
         tensors: its instances in the rewritten graph, one per replica, or a single one.
         placement: how they combine; replicated ones are all the same.
-        segments: rows of each example in each segment of a block, where it has more than one.
-        joins: how the devices of each replica put together what they have, one axis after another; then come replicas.
+        segments: rows of each example in each segment of a block; empty if a block has one segment.
+        joins: how the values of each replica's devices combine, one axis after another, before those of replicas.
     """
 
     tensors: tuple[str, ...]
@@ -44,18 +44,17 @@ class Layout:
     Attributes:
         graph: the folded graph as it was expanded.
         common: nodes whose instances hold the same value.
-        facts: of the original values, where instances differ.
-        aliases: what took the place of original values.
+        facts: of the original values whose instances differ.
+        aliases: by original value, its replacement.
         feeds: placeholders of the original graph, also those that no step needs.
-        moved: new names of nodes whose own name only waits for them now.
-        partial: whether there are replicas in other processes, so that values that differ are not all here.
-        interleaved: whether blocks hold examples that do not follow each other.
-        hidden: whether instances are iterations of a loop, out of which nothing can be fetched.
-        state: facts of all values as their readers see them, and of those that are converted as they are produced.
-        converted: what conversions hand to readers.
-        writes: what runs write, compared with the original.
-        blocked: values of which each device of a model axis has a block, or a part of a sum, by name; with how they are
-            placed along model axes.
+        moved: new names of nodes, by original names that NoOps now have.
+        partial: whether other processes have replicas, so that instances that differ are not all in this one.
+        interleaved: whether the examples of a block are not contiguous.
+        hidden: whether instances are iterations of a loop, from which nothing can be fetched.
+        state: facts of all values as their readers see them; and, of converted values, as they are produced.
+        converted: by result of a conversion, its placement.
+        writes: the variables that runs write, compared with the original.
+        blocked: by name, the placements along model axes of values that are split or partial there.
     """
 
     graph: Graph
@@ -88,7 +87,7 @@ class Layout:
 
     @cached_property
     def placements(self) -> Mapping[str, Annotation]:
-        """How the values of the rewritten graph that propagation knows are spread, by their names."""
+        """The placements, by name, of the values of the rewritten graph that propagation knows."""
         facts, raw = self.state
         known = [(value, raw.get(value, fact).placement, fact.placement) for value, fact in facts.items()]
         known += [(value, placement, placement) for value, placement in self.converted.items()]
@@ -103,7 +102,7 @@ class Layout:
         return found
 
     def find(self, tensor: str) -> View | None:
-        """Return how to get a tensor (`x` or `x:0`), None if it is not in the graph any more, or not all of it."""
+        """Return how to get a tensor (`x` or `x:0`); None if the graph has it no longer, or not all of it."""
         original, node, suffix = self._now(tensor)
         if node is None:
             return None
@@ -118,7 +117,7 @@ class Layout:
         return None if scattered else View(names, placement, parts, tuple(self._joins(node, others)))
 
     def on_device(self, tensor: str, device: int) -> tuple[str, ...]:
-        """Return what one of the devices of each replica has of a tensor, which may be a block of it."""
+        """Return the instances of a tensor, which may be blocks of it, on one of the devices of each replica."""
         _, node, suffix = self._now(tensor)
         if node is None:
             return ()
@@ -133,10 +132,10 @@ class Layout:
         return original, self.graph.nodes.get(name), f":{index or 0}"
 
     def _joins(self, node: Node, others: Mapping[str, Placement]) -> Iterator[Join]:
-        """Yield how the devices of each replica put a value together, minor axis first; nothing where each has one.
+        """Yield how the values of each replica's devices combine, minor axis first; nothing if it has one device.
 
         Args:
-            others: how it is placed along their axes; what is replicated is that of the first.
+            others: placements by axis; along other axes the value is replicated, and the first device's is taken.
         """
         mesh = self.mesh
         if not mesh.along:
@@ -152,7 +151,7 @@ class Layout:
             at = list(groups)
 
     def instances(self, node_name: str) -> tuple[str, ...]:
-        """Return the instances of a node."""
+        """Return the names of the instances of a node."""
         node = self.graph.nodes.get(node_name)
         return () if node is None else self._names(node)
 

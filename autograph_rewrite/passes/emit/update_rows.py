@@ -4,10 +4,10 @@
     after    old = gather(a, ids)   new = old + rows^2                     scatter_update(a, ids, new)
              now = gather(w, ids)   next = now - rate * rows * rsqrt(new)   scatter_update(w, ids, next)
 
-TensorFlow's kernel reads, computes and writes row by row, and waits for memory at each: a row of a table that no cache
-holds takes it about a microsecond. A gather fetches rows ahead, and a scatter does not wait for what it writes. The
-arithmetic is that of the kernel, in its order, so results have the same bits; a control edge keeps Grappler from
-another order. The ids have to be distinct: those that a step looked up, or such of them as lie in one shard.
+TensorFlow's kernel reads, computes and writes row by row, and waits for memory at each: about a microsecond for a row
+that no cache holds. A gather fetches rows ahead, and a scatter does not wait for its writes. The arithmetic and its
+order are those of the kernel, so results have the same bits; a control edge keeps Grappler from another order. The ids
+must be distinct: the unique ids of a step, or those of them in one shard.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 from autograph_rewrite.passes.emit.replica_layout import ReplicaLayout
 
 LARGE = 1 << 20
-"""Bytes of a table from which on this is worth more ops."""
+"""The bytes of a table from which on this is faster in spite of more ops."""
 _TYPES = frozenset((dtypes.FLOAT, dtypes.DOUBLE))
-"""Of others, a kernel may compute in a wider type."""
+"""For other types, a kernel may compute in a wider type."""
 OPERANDS = {"ResourceSparseApplyAdagrad": (2, 3, 4), "ResourceSparseApplyAdagradV2": (2, 4, 5)}
 """Positions of the rate, the rows and their indices, by the ops that can be replaced."""
 
 
 def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> bool:
-    """Return whether an update can be made so; sizes of variables are by the name of the node that gives the handle."""
+    """Return whether an update can be replaced; `nbytes` has the sizes of variables by the names of their handles."""
     if node.attr("use_locking", False) or not node.attr("update_slots", True):
         return False
     if node in layout.order.roots or node in layout.order.sums:
@@ -56,7 +56,7 @@ def _is_fit(node: Node, layout: ReplicaLayout, nbytes: Mapping[str, int]) -> boo
 
 
 def _stated_bytes(handle: Node) -> int:
-    """Return the bytes of a variable as its own node states them; a shard has no other name."""
+    """Return the bytes of a variable as its handle states them; the item does not name shards."""
     raw = handle.attrs.get("shape") if handle.op == "VarHandleOp" else None
     if isinstance(raw, PerInstance):  # of shards: the first is the largest, or as large as all
         raw = raw.raws[0]
@@ -68,7 +68,7 @@ def _stated_bytes(handle: Node) -> int:
 
 
 def _are_distinct(indices: Value) -> bool:
-    """Return whether no index is there twice: what `Unique` gave, or those of it that lie in one shard."""
+    """Return whether indices are distinct: the result of `Unique`, or those of it that are in one shard."""
     node = indices.node
     while has(node.op, "rearranges") or _is_shift(node) or _selects(node):
         indices = node.inputs[0]
@@ -77,19 +77,19 @@ def _are_distinct(indices: Value) -> bool:
 
 
 def _is_shift(node: Node) -> bool:
-    """Return whether one number is taken from all, or added to all."""
+    """Return whether a node adds one number to all elements, or subtracts it."""
     if node.op not in ("Sub", "AddV2") or node.inputs[1].node.op != "Const":
         return False
     return bool(np.size(node.inputs[1].node.attr("value")) == 1)
 
 
 def _selects(node: Node) -> bool:
-    """Return whether some of the first operand are taken, none of them twice."""
+    """Return whether a node takes elements of its first operand, none of them twice."""
     return node.op == "GatherNd" and node.inputs[1].node.op == "Where"
 
 
 def _update_by_rows(node: Node) -> None:
-    """Replace an update; its node becomes the last of the new ones, so whoever waits for it waits for all."""
+    """Replace an update; its node becomes the last of the new ones, so nodes that wait for it wait for all."""
     rate, rows, indices = (node.inputs[i] for i in OPERANDS[node.op])
     table, slot = node.inputs[:2]
     waits = list(dict.fromkeys((*node.controls, *_makers(node))))
@@ -116,14 +116,14 @@ def _update_by_rows(node: Node) -> None:
         divisor = value("divisor", "AddV2", value("sqrt", "Sqrt", new), node.inputs[3])
         change = value("change", "RealDiv", scaled, divisor)
     inputs = (table, indices, value("next", "Sub", now, change))
-    kept = add("slot", "ResourceScatterUpdate", slot, indices, new)  # behind the fetches, by what they gave
+    kept = add("slot", "ResourceScatterUpdate", slot, indices, new)  # `new` makes it wait for the fetch
     become(node, "ResourceScatterUpdate", inputs, {"dtype": rows.dtype, "Tindices": indices.dtype})
     node.selects = {i: select[one] for i, one in enumerate(inputs) if one in select}
     node.add_control(kept)
 
 
 def _makers(node: Node) -> Iterator[Node]:
-    """Yield what makes the operands: rows are fetched no earlier, as a write may come before only one of them."""
+    """Yield the producers of the operands: rows are fetched after all of them, as a write may precede only one."""
     for value in node.inputs:
         if value.dtype != dtypes.RESOURCE and value.node.op != "Const":
             yield value.node
@@ -138,7 +138,7 @@ def _update_rows(rewrite: Rewrite) -> None:
 
 
 def _updates_rows(rewrite: Rewrite) -> bool:
-    """Return whether there are such updates, and no other worker makes its own between a fetch and what is written."""
+    """Return whether there are these updates, and no other worker can update between a fetch and its write."""
     return not rewrite.plan.is_asynchronous and any(node.op in OPERANDS for node in rewrite.graph)
 
 
