@@ -369,7 +369,7 @@ def _part(value: Value) -> Node:
 
 
 def _reached(sources: Iterable[Node], handles: Mapping[Node, str]) -> tuple[set[Node], set[Node]]:
-    """Return the nodes that depend on sources, also through variables and arrays; and the handles of these variables."""
+    """Return the nodes that depend on sources, also through variables and arrays; and the variables' handles."""
     reached: set[Node] = set()
     trained: set[Node] = set()
     pending = list(sources)

@@ -225,7 +225,7 @@ def _only_passes_on(node: Node) -> bool:
 
 
 def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]) -> list[Node]:
-    """Return the nodes after `start` that act once for all micro-batches; none if micro-batches act, or take no part."""
+    """Return the nodes after `start` that act once for all micro-batches; none if a micro-batch acts, or none waits."""
     found: dict[Node, None] = {}
     seen, pending, each = {start}, [start], start.span == EACH
     while pending:

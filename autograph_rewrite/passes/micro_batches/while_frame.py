@@ -116,7 +116,7 @@ class Loop:
         return self._constants[key]
 
     def turn(self, table: Value, name: str) -> tuple[Value, Value, Value]:
-        """Return a table's entry for this iteration, whether it is at least 0, and the entry again, dead if it is not."""
+        """Return a table's entry for this iteration, whether it is at least 0, and the entry again, dead if not."""
         found = self.entry(table, name)
         none = self.constant(self._outside(np.int32(0), "none"))
         runs = self._add("GreaterEqual", [found, none], f"{name}/runs").output()
