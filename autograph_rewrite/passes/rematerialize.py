@@ -87,7 +87,7 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     try:
         forward = forward_nodes(resolved, state, rewrite.outputs)
     except PlanError as error:
-        if remat.policy != "marked":  # `marked` follows the program; nobody configured it
+        if remat.policy != "marked":  # the program asks for `marked`, not the configuration
             raise
         return Decision(left=(Left("recompute_grad", f"all of it is kept: {error.problem}"),)), state
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
@@ -383,7 +383,7 @@ def offload(acts: Activations, nodes: Sequence[Node]) -> tuple[list[str], list[L
     segments = _waits_of_copies(graph)
     done: list[str] = []
     left: list[Left] = []
-    later: Collection[Node] = ()  # what the next later value waits for
+    later: Collection[Node] = ()  # the nodes that the next later value waits for
     for node in reversed(nodes):
         readers = [use for value in node.read_outputs for use in value.uses if _is_later(acts, use.node)]
         if not readers:

@@ -343,7 +343,7 @@ def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> Own
         state: placements; the graph is edited.
 
     Raises:
-        GraphError: the batch has a static size, or such a node decides for all replicas or exchanges values with them.
+        GraphError: the batch size is static, or one of these nodes decides for all replicas or exchanges values.
     """
     if state.semantics.extent.units is not None:
         raise GraphError(

@@ -140,7 +140,7 @@ class _InputSizes:
 
 
 def _source(state: Propagation, inputs: list[Value], dim: Dim) -> tuple[Value | None, int, int] | None:
-    """Return an input, its dimension, and the factor that makes it a size; a static size has no input."""
+    """Return an input, its dimension, and the factor from that to a size; a static size has no input."""
     if isinstance(dim, int):
         return None, 0, dim
     if not isinstance(dim, Sym):

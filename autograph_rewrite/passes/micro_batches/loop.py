@@ -5,7 +5,7 @@
              %y each ──► ConcatV2(all)    ──►   list.push(%y) ... concatenated behind the loop
 
 Values that are computed once enter the loop as constants. Constants that differ between micro-batches become a table.
-The folded graph must be complete: a pass that edits it later cannot see the micro-batches.
+The folded graph must be complete.
 """
 
 from __future__ import annotations

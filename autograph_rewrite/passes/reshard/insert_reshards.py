@@ -86,7 +86,7 @@ def assign_spans(rewrite: Rewrite) -> None:
 
 
 def _stands_between_instances(node: Node) -> bool:
-    """Return whether a NoOp stands between nodes that every replica runs: one NoOp would make all replicas wait."""
+    """Return whether a NoOp is between nodes that every replica runs: one NoOp would make all replicas wait."""
     users, each = node.control_users, EACH
     return bool(users) and all(n.span == each for n in users) and any(n.span == each for n in node.controls)
 

@@ -323,8 +323,8 @@ def _taken(reads: BlockReads, node: Node) -> Iterable[int | None]:
 #     after    mask [t, E, C] ──► its block of experts ──► Einsum(., tokens)/part_k ──► Einsum(., expert/part_k)
 #
 # One walk against the order finds all such nodes: the readers of each take blocks of one dimension, by their placement
-# or because the walk has just found them. It passes a node only if the operands to cut have no more bytes than its
-# results, or if a contraction is divided. GSPMD (Xu et al., 2021) propagates both ways, too.
+# or because the walk has just found them. It goes on only if the operands to cut have no more bytes than the results,
+# or if a contraction is divided. GSPMD (Xu et al., 2021) propagates both ways, too.
 
 
 _CONTRACTIONS = families("contraction")

@@ -170,7 +170,7 @@ def place_variables(
     asks = _Asks(state, step, cuts, by_policy - handles.keys(), sizes, plan)
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
-    if not plan.looped:  # a node in a loop cannot wait for a value that leaves and enters it again
+    if not plan.looped:  # a gather cannot wait for a value of a loop and be read in that loop
         gather_on_use(graph, wholes)
     facts = {node.output(): _fact(padded[name], item.variables[name]) for node, name in handles.items()}
     return Residences(padded, facts), said
