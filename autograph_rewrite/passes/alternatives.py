@@ -28,6 +28,7 @@ def add_alternatives(error: RewriteError, plan: Plan, attempt: Callable[[Plan], 
     if plan.microbatches == 1 or (isinstance(error, PlanError) and not plan.looped and error.hint):
         return  # the hint already says how to correct the plan
     lifting = [text for text, other in _alternatives(plan) if _is_accepted(attempt, other)]
+    # `_alternatives` tries the unrolled form itself.
     own = [error.hint] if error.hint and error.hint != UNROLL else []
     error.change_hint("; or ".join([*own, *lifting]) or None)
 

@@ -437,6 +437,7 @@ def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None
     notes = [note for note in unused_settings(config, plan, item, report) if note not in plan.notes]
     if not notes:
         return plan
+    # `_whole` writes the names of variables in this form.
     unsplit = [note for note in notes if any(f"('{name}'" in note for name in kept_whole(plan.notes))]
     if config.semantics.strict and unsplit:
         raise PlanError(

@@ -180,6 +180,7 @@ class Loop:
         slots, name = self._slots.setdefault(value, []), f"{value.node.name}/slot"
         while len(slots) < distance:
             moved = slots[-1] if slots else value
+            # The value exists only in iterations in which its part runs, a slot in every iteration.
             runs = None if slots else self._runs
             with self.at(self._part + step * (len(slots) + 1), runs):
                 empty = self._zero(value, f"{name}/empty")

@@ -148,7 +148,7 @@ class _Sizes:
             shape = build.op("Shape", source, what=f"size_{axis}/shape")
             ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
             size = build.op("StridedSlice", shape, *ends, what=f"size_{axis}", shrink_axis_mask=1)
-            if span == EACH:  # of equal sizes, the maximum is known before any micro-batch begins
+            if span == EACH:  # equal sizes by their maximum, known before any micro-batch begins
                 size = reduce_local(rewrite, size, "sum" if counts else "max", name)
             rewrite.open_sizes[source, axis] = size
         return self._as_number(rewrite.open_sizes[source, axis], "size")

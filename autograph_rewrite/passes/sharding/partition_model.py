@@ -161,7 +161,6 @@ def partition(
 
     Args:
         graph: a flat graph, which is edited, or a copy of it; its anchors are the outputs of the item.
-        item: its variables say in `shards` how they were cut before.
         task: which of the plan's processes the graph is for.
         alike: let all devices of a replica run one program, if that is possible.
         certificate: compares that program with the graph before it.

@@ -46,11 +46,10 @@ PASS = "shard-variables"
 
 
 def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
-    """Cut variables as the plan says; return the item and the request with shards instead of them.
+    """Cut variables as the plan says; return the item, whose variables know their shards, and the request for these.
 
     Args:
         graph: a flat graph, which is edited; its anchors are the outputs of the item.
-        item: its variables say in `shards` how they were cut before.
 
     Raises:
         GraphError: a variable cannot be cut.
