@@ -1,9 +1,9 @@
-"""Alternatives to a refused configuration of micro-batches or stages: each is tried on the graph, none is guessed.
+"""Suggest alternatives to a refused configuration of micro-batches or stages; each is tried on the graph first.
 
     'conv/bn/Sub' needs 'conv/bn/mean' of the whole batch, for which no stage of a pipeline can wait
       hint set semantics.batch_norm to local (...); or leave pipeline out: microbatches without stages can meet
 
-A refused graph is not run, so the time for trying is there.
+A refused graph does not run, so there is time to try them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ LOCAL = "set semantics.batch_norm to local (each micro-batch is then normalised 
 
 
 def add_alternatives(error: RewriteError, plan: Plan, attempt: Callable[[Plan], object]) -> None:
-    """Let a refusal say what would lift it.
+    """Add the alternatives that are accepted to the hint of a refusal.
 
     Args:
-        plan: what was refused.
-        attempt: does the same with another plan, and raises if that is refused, too.
+        plan: the refused plan.
+        attempt: repeats the rewrite with another plan, and raises if that is refused, too.
     """
     if plan.microbatches == 1 or (isinstance(error, PlanError) and not plan.looped and error.hint):
-        return  # what the plan itself has wrong says what to do about it
+        return  # the hint already says how to correct the plan
     lifting = [text for text, other in _alternatives(plan) if _is_accepted(attempt, other)]
+    # `_alternatives` tries the unrolled form itself.
     own = [error.hint] if error.hint and error.hint != UNROLL else []
     error.change_hint("; or ".join([*own, *lifting]) or None)
 

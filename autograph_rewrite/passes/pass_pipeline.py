@@ -1,10 +1,10 @@
-"""All passes, in order, and the two ways through them: to a plan, and to a distributed graph.
+"""Run the passes in their order: all of them to a distributed graph, or the first ones to a plan.
 
     eliminate-dead-code ► shard-variables ► propagate ► decompose ► place-reductions ► rematerialize ► resolve-plan
       ► insert-reshards ► lower-reshards ► pad-empty-blocks ► merge-instances ► order-accesses ► assign-devices
       ► update-rows ► expand
 
-Everything up to `expand` works on the folded graph, whose size does not depend on the number of replicas.
+All passes before `expand` work on the folded graph, whose size does not depend on the number of replicas.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ ANALYSIS: tuple[Pass, ...] = (
     GATHER_FOR_OUTPUTS,
     REMATERIALIZE,
 )
-"""From a graph to its placements."""
+"""The passes that find the placements of a graph."""
 
 PLANNING: tuple[Pass, ...] = (
     SLICE_BATCH_INPUTS,
@@ -110,8 +110,7 @@ PLANNING: tuple[Pass, ...] = (
     CHECK_TRAINING,
     RESOLVE_PLAN,
 )
-"""From a graph to its plan. Every value has a placement from `propagate` on; nothing is converted before the plan is
-complete."""
+"""The passes that complete the plan. Every value has a placement after `propagate`; these passes convert no value."""
 
 CONVERSION: tuple[Pass, ...] = (
     ASSIGN_SPANS,
@@ -136,13 +135,13 @@ CONVERSION: tuple[Pass, ...] = (
     DRAW_BEFORE_WRITES,
     ROLL_LOOP,
 )
-"""Values are converted as the plan says, until the folded graph is complete."""
+"""The passes that convert values as the plan says, and complete the folded graph."""
 
 PIPELINE: tuple[Pass, ...] = (*PLANNING, *CONVERSION, ASSIGN_DEVICES, ROWS_OF_SHARDS, UPDATE_ROWS, EXPAND)
 
 
 RESOLVING = tuple(one for one in PLANNING if one not in (BIND_CAPTURES, CHECK_TRAINING))
-"""To a plan alone: variables stay on the devices that it names, and what a rewrite refuses a plan may still say."""
+"""The passes that only complete a plan. Captured variables keep their devices; `CHECK_TRAINING` refuses no graph."""
 
 
 def rewrite(
@@ -151,10 +150,9 @@ def rewrite(
     """Distribute a normalised item over the replicas of a plan.
 
     Args:
-        request: the item, which is not changed, and the plan; its edges, if it has any, must be those of this graph.
+        request: the item and the plan; edges of the plan, if any, must be those of this graph.
         verify: check the folded graph after each pass that has edited it.
-        observers: called after each pass.
-        in_place: the caller owns the item's graph and has no more use for it.
+        in_place: edit the item's graph instead of a copy.
 
     Raises:
         GraphError: no batch input, or nothing to distribute.
@@ -163,6 +161,7 @@ def rewrite(
     """
     with no_garbage_collection():
         item, original = request.item, request.item.graph
+        # Alternatives exist for micro-batches only, and are tried on the unedited graph.
         kept = original.clone() if in_place and request.plan.microbatches > 1 else original
         graph = original if in_place else original.clone()
         if request.certificate is not None:
@@ -180,10 +179,10 @@ def rewrite(
 
 
 def try_out(request: Request) -> None:
-    """Carry a plan out on a copy of the graph, as far as something may be refused: the folded graph is complete.
+    """Run all passes but `expand`, which refuses nothing, on a copy of the graph.
 
     Raises:
-        RewriteError: as `rewrite` does, without what would lift a refusal.
+        RewriteError: as `rewrite` does, without alternatives in its hint.
     """
     with no_garbage_collection():
         _folded(request, request.item.graph.clone(), verify=True)
@@ -198,7 +197,7 @@ def _rewrite(
 
 
 def _folded(request: Request, graph: Graph, *, verify: bool = False, observers: Sequence[Observer] = ()) -> Rewrite:
-    """Return the rewrite with all but its expansion done."""
+    """Return the rewrite after all passes but `expand`."""
     state = Rewrite.of(request, graph)
     require_no_servers(state.job)
     run_passes(state, with_user_passes(PIPELINE[:-1], state.plan), verify=verify, observers=observers)
@@ -209,12 +208,12 @@ def _folded(request: Request, graph: Graph, *, verify: bool = False, observers: 
 
 
 def resolve(item: TrainingGraph, plan: Plan, batch: int | None = None) -> Plan:
-    """Return the plan with the edges that follow from it on this graph, and its coverage; nothing is edited.
+    """Return the plan with its edges on this graph, and its coverage; the item is not edited.
 
     Args:
-        item: flat graph.
-        plan: the request.
-        batch: as for `rewrite`.
+        item: must have a flat graph.
+        plan: its edges, if any, are ignored.
+        batch: as in `Request`.
 
     Raises:
         GraphError: the graph has no batch input.
@@ -226,12 +225,11 @@ def resolve(item: TrainingGraph, plan: Plan, batch: int | None = None) -> Plan:
 
 
 def analyse(graph: Graph, item: TrainingGraph, plan: Plan, batch: int | None = None) -> tuple[Propagation, list[Value]]:
-    """Propagate placements through `graph`, decomposing what mixes examples; return them with the declared outputs.
+    """Run the passes of `ANALYSIS` on `graph`; return its placements and the values of the item's outputs.
 
     Args:
-        graph: which is edited; the outputs of the item are its anchors.
-        plan: the request.
-        batch: examples of all replicas together, where the graph does not say.
+        graph: is edited; its anchors are the item's outputs.
+        batch: as in `Request`.
     """
     state = Rewrite(Request(item, plan, batch=batch), graph, plan, item, plan)
     run_passes(state, with_user_passes(ANALYSIS, plan))
@@ -261,9 +259,9 @@ def finished(rewrite: Rewrite) -> TrainingGraph:
 
 
 def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return the variables, those in shards on the replicas, or in blocks on their devices, with the handles of these.
+    """Return the variables; those in shards on replicas, or in blocks on a model axis, with the handles of the pieces.
 
-    What is in both, is in blocks of which each is in shards.
+    A variable with both is cut into blocks, and each block into shards.
     """
     found = dict(variables)
     shards = split_over_replicas(rewrite)
@@ -296,16 +294,16 @@ def in_pieces(rewrite: Rewrite, variables: Mapping[str, Variable]) -> dict[str, 
 
 
 def _nested(cuts: Sequence[Sharded]) -> Shards:
-    """Return pieces of pieces."""
+    """Return the shards of a variable that is cut several times, the outermost cut first."""
     first, *rest = cuts
     within = (_nested(rest),) * len(first.sizes) if rest else ()
     return Shards(first.axis, first.sizes, (), within=within)
 
 
 def _handles(rewrite: Rewrite, node: Node) -> dict[tuple[int, int], tuple[str, str]]:
-    """Return the name and the device of each handle of a variable, by its replica and its device of the model axis."""
+    """Return the name and device of each handle of a variable, by replica and number of the device in the replica."""
     found: dict[tuple[int, int], tuple[str, str]] = {}
-    for number, device in enumerate(rewrite.devices_along):  # those of other processes keep these names
+    for number, device in enumerate(rewrite.devices_along):  # handles of other processes keep these names
         found[divmod(number, rewrite.along)] = shard_name(node.name, number), device
     layout, common = rewrite.get(ReplicaLayout), rewrite.get(Merged).common
     for i in range(layout.mesh.count(node.span)):
@@ -346,7 +344,7 @@ def _report(rewrite: Rewrite) -> Report:
 
 
 def _run_writes(rewrite: Rewrite) -> RunWrites:
-    """Return what runs write; what a user's pass makes of it, only the user knows."""
+    """Return what runs write: nothing with user passes, which may change it on purpose."""
     if rewrite.plan.passes:
         return RunWrites()
     original, homes = rewrite.get(Recorded), rewrite.homes.of
@@ -380,7 +378,7 @@ def _layout(rewrite: Rewrite) -> Layout:
 
 
 def held_bytes(rewrite: Rewrite) -> dict[str, int]:
-    """Return the bytes of variables by device of this process, all copies and shards counted.
+    """Return the bytes of all copies and shards of variables on each device of this process.
 
     Unknown dimensions count as 1.
     """

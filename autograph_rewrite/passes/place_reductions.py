@@ -43,9 +43,10 @@ def _place(rewrite: Rewrite) -> None:
 
 
 def _added_up_over_shards(state: Propagation) -> set[Value]:
-    """Return the contributions that replicas make of shards of variables: once, and not for each micro-batch.
+    """Return the partial values computed from shards of variables, and the other partial operands of their readers.
 
-    What they are added to is added up with them: in a loop over micro-batches nothing has the sum over all of them.
+    The former are computed once, not per micro-batch. A loop over micro-batches never holds a sum over all
+    micro-batches, so their readers need both as complete sums.
     """
     found = {
         node.output(index)
@@ -72,22 +73,22 @@ PLACE_REDUCTIONS = Pass("place-reductions", _place, needs=(Propagation,), gives=
 #     before   AddN(MatMul(x0^T, dy0), MatMul(x1^T, dy1))       writes three tensors as large as the weight
 #     after    MatMul(x^T, Concat(dy0, dy1))                    writes one, and copies a few rows
 #
-# Where all replicas share one device they share its memory, too, and for large weights and few rows the additions cost
-# more than all the rest. Elsewhere replicas compute side by side, and contributions are what travels least.
+# Replicas on one device share its memory: for large weights and few rows the additions cost more than all the rest.
+# Replicas on several devices compute in parallel, and contributions are the fewest bytes to send.
 
 
 LARGE = 256 * 1024
-"""Bytes from which on a tensor leaves the caches."""
+"""Bytes of the smallest tensor that is assumed not to fit in the caches."""
 TYPICAL_BLOCK = 64
-"""Stands in for the examples of a block where their number is not known."""
+"""The assumed number of examples of a block, where it is unknown."""
 
 
 def compute_once(state: Propagation, replicas: int) -> int:
-    """Mark the contractions that are cheaper once; return how many there are. The caller propagates again.
+    """Mark the contractions that are cheaper to compute once; return their number. The caller propagates again.
 
     Args:
         state: placements, with the values that are reduced.
-        replicas: how many share one device.
+        replicas: number that share one device.
     """
     if state.loops or state.cells:
         return 0
@@ -111,7 +112,7 @@ def _is_cheaper_once(state: Propagation, node: Node, replicas: int) -> bool:
             if size is None:
                 return False
             joined += size * replicas
-    return 2 * joined < replicas * made  # what is joined is read and written, a contribution is written and read
+    return 2 * joined < replicas * made  # concatenation reads and writes operands
 
 
 def _is_reduced(state: Propagation, value: Value) -> bool:
@@ -140,19 +141,17 @@ def _size(dim: Dim, block: int | None) -> int | None:
 # before   x ──► Switch ──► Assert(data)                  every worker has its part of x
 # after    x ──► Identity, gathered ──► Switch ──► Assert(data)
 #
-# An update that is skipped where some gradient is not finite is such a branch: which way it goes is known when all
-# micro-batches have come to their end, so nothing of theirs may be behind it.
+# An example is an update that is skipped if a gradient is not finite: its predicate is known when all micro-batches
+# have ended, so no node of a micro-batch may depend on it.
 
 
 def hoist_gathers(graph: Graph, state: Propagation, plan: Plan) -> list[str]:
-    """Copy each value that is spread over the replicas and that some branch only wants whole, where that is needed.
+    """Copy each value that differs between replicas and that branches only read whole.
 
     Returns:
-        The names of the nodes that make the copies, which are to be gathered.
-
-    Args:
-        plan: copies are needed with stages, and with servers in a job.
+        The names of the copies, which are to be gathered.
     """
+    # Only stages, and servers of a job, cannot exchange values inside branches.
     if plan.pipeline is None and not (plan.homes and len(plan.processes) > 1):
         return []
     copies: dict[Value, Node] = {}
@@ -167,7 +166,8 @@ def hoist_gathers(graph: Graph, state: Propagation, plan: Plan) -> list[str]:
 
 
 def _wants_whole(state: Propagation, switch: Node) -> bool:
-    """Return whether all readers in the branches want the whole of what is spread."""
+    """Return whether the value of a Switch differs between replicas, and all readers in branches need it whole."""
+    # A Switch on a LoopCond belongs to a loop, not to a branch.
     if switch.inputs[1].node.op == "LoopCond" or not state.source(switch.inputs[0]).placement.differs:
         return False
     uses = [use for value in switch.outputs for use in value.uses]

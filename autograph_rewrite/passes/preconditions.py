@@ -1,4 +1,4 @@
-"""Preconditions of a rewrite: unsupported combinations, and graphs with nothing to distribute."""
+"""Refuse unsupported combinations, and graphs with nothing to distribute."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 def require_no_servers(plan: Plan) -> None:
-    """Refuse stages, and micro-batches, in several processes of variables that are on servers.
+    """Refuse micro-batches, stages and model axes in several processes if variables live on servers.
 
     Raises:
-        PlanError: a variable, or a shard of one, lives on one device.
+        PlanError: the plan combines them.
     """
     several = plan.microbatches > 1 and len(plan.processes) > 1
     driven = plan.is_driven or (plan.pipeline is not None and not _lives_here(plan))
@@ -42,12 +42,7 @@ def _lives_here(plan: Plan) -> bool:
 
 
 def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> None:
-    """Refuse what would be a silent no-op.
-
-    Args:
-        graph: normalised.
-        item: its signature.
-    """
+    """Refuse a graph that updates no variable, or none with a value that depends on the batch."""
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     updates = [node for node in step if is_update(node)]
     if not item.targets:
@@ -69,7 +64,7 @@ def require_training(graph: Graph, item: TrainingGraph, state: Propagation) -> N
 
 
 def _check(rewrite: Rewrite) -> None:
-    """Refuse ops without a rule under `strict`, and graphs that there is nothing to distribute in."""
+    """Refuse ops without a rule under `strict`, and graphs with nothing to distribute."""
     state = rewrite.get(Propagation)
     found = notes(state)
     if rewrite.plan.semantics.strict and found:

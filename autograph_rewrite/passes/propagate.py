@@ -29,7 +29,7 @@ def _propagate(rewrite: Rewrite) -> None:
 
 
 def take_placements_as_given(rewrite: Rewrite) -> None:
-    """Give values the placements that the item states, and others those that follow from them; for `opt` alone."""
+    """Give values the placements that the item states, and propagate from these; only `opt` does so."""
     rewrite.put(taken_as_given(_propagated(rewrite), rewrite.item.placements))
 
 
@@ -43,26 +43,24 @@ def _propagated(rewrite: Rewrite) -> Propagation:
 PROPAGATE = Pass("propagate", _propagate, gives=(Propagation,))
 
 
-# Whether blocks may have segments: concatenated batch inputs must provably be of one size.
+# Decide whether blocks may have segments: concatenated batch inputs must provably have one size.
 #
 #     concat([real, f(real)])              one input: yes
 #     split(g(concat([one, two])), 2)      cut into equal parts again: two views of one batch
 #     concat([real, f(noise)])             nothing says that there is as much noise as there is real data: whole
 #
-# Static sizes are known, and a job feeds all inputs alike; elsewhere the runtime refuses sizes that meet and differ
-# (`runtime.engine.batch_sizes`), so nothing that one device takes may be made to meet for want of a reason.
+# Static sizes are known, and a job feeds all inputs alike. Elsewhere the runtime refuses sizes that must agree and do
+# not (`runtime.engine.batch_sizes`), so propagation must not demand equal sizes where one device accepts unequal ones.
 
 
 def propagate_parts(
     graph: Graph, batch: Mapping[Value, int], static: int | None, plan: Plan, given: Stated = NOTHING_GIVEN
 ) -> Propagation:
-    """Propagate placements, with segments where there may be some.
+    """Propagate placements, with segments where blocks may have them.
 
     Args:
-        graph: which is propagated.
-        batch: its batch inputs.
-        static: how many examples there are, where that is known.
-        plan: the request.
+        batch: the split dimension of each batch input.
+        static: number of examples of the batch, if known.
     """
     may_be = _are_possible(plan) and any(has(node.op, "concatenates") for node in graph)
     semantics = Semantics(plan.semantics.random, plan.semantics.batch_norm, Extent(units=static), segments=may_be)
@@ -76,7 +74,10 @@ def propagate_parts(
 
 
 def _are_possible(plan: Plan) -> bool:
-    """Micro-batches and stages go by blocks of their own; statistics of each block are those of following rows."""
+    """Return whether any block may have segments.
+
+    Micro-batches and stages cut blocks differently; local batch normalisation needs a block of consecutive rows.
+    """
     return plan.microbatches == 1 and plan.pipeline is None and plan.semantics.batch_norm == "sync"
 
 
@@ -86,7 +87,7 @@ def _groups(state: Propagation) -> tuple[tuple[Value, ...], ...]:
 
 
 def _is_cut_in_equal_parts(state: Propagation) -> bool:
-    """Return whether segments are told apart by their number alone."""
+    """Return whether some Split cuts a block with segments into equal parts."""
     for node in state.order:
         if node.op == "Split" and segments(state.facts[node.inputs[1]].split_size):
             made = [fact.split_size for fact in state.transfers[node].outputs]
@@ -95,21 +96,20 @@ def _is_cut_in_equal_parts(state: Propagation) -> bool:
     return False
 
 
-# Placements that a text states: found anew and compared, or taken as given where propagation does not run.
+# Placements that a text states: compared with those that propagation finds, or taken as given if it does not run.
 #
 # %dw: float32[3,4] @ split(0) = MatMul(...)      case.txt:7: propagation finds partial(sum)
 # %dw: float32[3,4] @ partial(sum) -> replicated  this sum is taken here, wherever else it could be
 
 
 def with_stated(state: Propagation, stated: Annotations) -> Propagation:
-    """Return placements with the conversions that are stated, compared with all that is.
+    """Add the stated conversions to placements, and compare the result with all statements.
 
     Args:
-        state: what was propagated.
-        stated: by the names of values; a name that the graph lacks says nothing.
+        stated: by the names of values; names that the graph lacks are ignored.
 
     Raises:
-        GraphError: a statement and what propagation finds differ.
+        GraphError: propagation finds another placement than is stated.
     """
     found = dict(_in(state.graph, stated))
     if converted := [value for value, one in found.items() if _is_converted(state, value, one)]:
@@ -121,13 +121,13 @@ def with_stated(state: Propagation, stated: Annotations) -> Propagation:
 
 
 def taken_as_given(state: Propagation, stated: Annotations) -> Propagation:
-    """Return placements in which every statement holds, whatever the rules say, and the others follow from them.
+    """Propagate from the stated placements, whatever the rules say of these values.
 
     Args:
-        state: what was propagated without them.
+        state: placements propagated without the statements.
 
     Raises:
-        GraphError: a batch input is stated not to be one, or a dimension is split that a value does not have.
+        GraphError: a statement contradicts a batch input, or splits a dimension that its value does not have.
     """
     found = dict(_in(state.graph, stated))
     given: dict[Value, Placement] = {}
@@ -144,7 +144,7 @@ def taken_as_given(state: Propagation, stated: Annotations) -> Propagation:
 
 
 def _in(graph: Graph, stated: Annotations) -> Iterator[tuple[Value, Annotation]]:
-    """Yield the values that a graph has of those that something is stated of."""
+    """Yield each stated value that the graph has, with its annotation."""
     for name, one in stated.items():
         node_name, _, index = name.partition(":")
         node = graph.nodes.get(node_name)

@@ -1,4 +1,4 @@
-"""What a rewrite begins with: the nodes that are needed, what their runs write, and variables within reach."""
+"""Begin a rewrite: drop unneeded nodes, record what runs write, and keep captured variables in this process."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from autograph_rewrite.plan.replica_devices import within_reach
 
 @dataclass(frozen=True)
 class Recorded:
-    """What runs of the original write, and the names of its nodes."""
+    """The writes of each run of the original graph, and the names of its nodes."""
 
     writes: Written
     nodes: frozenset[str]
 
 
 def _prune(rewrite: Rewrite) -> None:
-    """Drop what no output, target or initialiser needs; record what runs write, and in which order."""
+    """Drop nodes that no output, target or initialiser needs; record what runs write, and in which order."""
     eliminate_dead_code(rewrite.graph, rewrite.roots)
     rewrite.put(access_order(rewrite.graph, rewrite.targets))
     rewrite.put(Recorded(writes_of(rewrite.graph), frozenset(rewrite.graph.nodes)))
 
 
 def _bind(rewrite: Rewrite) -> None:
-    """Keep the variables that a function has captured on devices of this process."""
+    """Keep variables that a function has captured on devices of this process."""
     rewrite.plan = within_reach(rewrite.plan, rewrite.task)
 
 

@@ -1,19 +1,18 @@
-"""The pass `rematerialize`: activations are recomputed in the backward pass instead of being kept for it.
+"""Recompute activations in the backward pass instead of keeping them for it.
 
     before   x ─► [ a ─► b ─► c ] ─► d ...              a, b and c are kept until their gradients have been made
     after    x ─► [ a ─► b ─► c ] ─► d ...              x alone is kept
              x ─► [ a' ─► b' ─► c' ] ─► gradients       ^dd: not before the gradient that comes to c is there
 
-It works on the backward that is in the graph. `resolve.remat` decides: what may be computed again, which of it is, in
-which segments, and what these wait for. This module puts the copies in. It runs on the folded graph before
-`resolve-plan`, where every value has its placement and nothing is converted yet: copies are ordinary nodes from then
-on, which every replica and micro-batch has.
+It works on the backward pass that the graph already has. `resolve.remat` decides which activations are recomputed, in
+which segments, and which gradients these wait for; this module inserts the copies. It runs before `resolve-plan`, when
+every value has a placement and nothing is converted yet: copies are then ordinary nodes, which every replica and
+micro-batch has.
 
-A copy is the same op with the same operands on the same device, and nothing else. What waits are the copies that read
-no other copy. Without that they would run at once, and nothing would be saved. The edges, and the attributes that say
-what the copies are of, also keep TensorFlow from merging them with the originals. (An IdentityN that hands on operands
-together with the trigger does not: TensorFlow 2.21 takes it apart, and merges.) Copies of a segment that has segments
-within it are copied once more, from those of them that are kept.
+A copy is the same op with the same operands on the same device. Copies that read no other copy wait for a gradient:
+without that they would run at once, and save no memory. The control edges, and the attributes that name the
+originals, also keep TensorFlow from merging copies with originals. (An IdentityN of operands and trigger does not:
+TensorFlow 2.21 takes it apart, and merges.) Segments within a segment are copied again, from the copies that are kept.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from autograph_rewrite.resolve.stages.assignment import COPIES, copied, forward_
 from autograph_rewrite.resolve.wire_types import sizes_of
 
 STATED = ("names", "collection", "scopes", "marked")
-"""Policies that say themselves what is computed again."""
+"""Policies by which users name the nodes to recompute; the others choose nodes that save memory."""
 ON_HOST = "nothing is offloaded: all devices are CPUs, whose memory is the host's"
 SEVERAL = "nothing is offloaded: stages in several processes have several hosts"
 MODEL_AXIS = "what its loop saves for the gradient is kept: cells are not computed again where a model axis cuts them"
@@ -73,11 +72,11 @@ FIRST = "no gradient comes before its own: all of it is read as soon as it has b
 
 
 def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
-    """Edit the graph as `remat` says; return what is computed again, and the placements as they are then.
+    """Edit the graph as `remat` says; return the decision and the new placements.
 
     Raises:
-        PlanError: the plan names what the graph does not have, nothing tells the loss from its gradients, or no step
-            fits the budget.
+        PlanError: the plan names nodes that the graph lacks, nothing distinguishes the loss from its gradients, or no
+            step fits the budget.
     """
     state, graph = rewrite.get(Propagation), rewrite.graph
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
@@ -88,7 +87,7 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
     try:
         forward = forward_nodes(resolved, state, rewrite.outputs)
     except PlanError as error:
-        if remat.policy != "marked":  # nobody has asked for it in this configuration
+        if remat.policy != "marked":  # the program asks for `marked`, not the configuration
             raise
         return Decision(left=(Left("recompute_grad", f"all of it is kept: {error.problem}"),)), state
     exchanged = [graph.value(edge.value) for edge in resolved.edges]
@@ -103,7 +102,7 @@ def recompute(rewrite: Rewrite, remat: Remat) -> tuple[Decision, Propagation]:
 
 
 def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
-    """Compute again what the policy says."""
+    """Recompute the activations that the policy chooses."""
     parts, inner = parts_of(acts, remat)
     if resolved.pipeline is not None:
         stages = stages_of(acts, resolved)
@@ -120,7 +119,7 @@ def _by_policy(acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decisio
 def _in_loops(
     rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat, exchanged: Sequence[Value]
 ) -> tuple[Decision, Propagation]:
-    """Compute cells of loops again."""
+    """Recompute cells of loops."""
     cells, left = cells_of(acts, remat, exchanged)
     if cells and rewrite.plan.model is not None:
         cells, left = [], [*left, Left(cells[0].segment.nodes[0], MODEL_AXIS)]
@@ -133,7 +132,7 @@ def _in_loops(
 
 
 def _offload(rewrite: Rewrite, acts: Activations, decision: Decision, remat: Remat) -> tuple[Decision, Propagation]:
-    """Move values to the host's memory, if that is another one."""
+    """Move values to the host's memory, if devices have separate memory."""
     plan = rewrite.plan
     if all(is_host(device) for device in plan.devices) or plan.is_driven:
         reason = SEVERAL if plan.is_driven else ON_HOST
@@ -151,16 +150,16 @@ def is_host(device: str) -> bool:
 
 
 def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat: Remat) -> tuple[Decision, Propagation]:
-    """Compute as little again as lets a step fit.
+    """Recompute as little as makes a step fit in `remat.limit`.
 
     Raises:
-        PlanError: no step fits, or none does because something cannot wait for a gradient.
+        PlanError: no step fits, or a step does not fit because a segment has no gradient to wait for.
     """
     assert remat.limit is not None
     step = step_of(rewrite, acts.state, resolved)
     fit = _fit_stages if resolved.pipeline is not None else _fit_device
     decision, state, before, after = fit(rewrite, acts, resolved, step, remat)
-    if after > remat.limit:  # something cannot wait for any gradient, so that it is kept, and there is no room for it
+    if after > remat.limit:  # a segment without a gradient to wait for is kept, and does not fit
         raise PlanError(
             f"remat.policy: with what can wait for a gradient computed again, a step takes {after:,} B on a device, "
             f"and {remat.limit:,} B are allowed",
@@ -177,13 +176,13 @@ def recompute_within(rewrite: Rewrite, acts: Activations, resolved: Plan, remat:
 def _fit_device(
     rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, remat: Remat
 ) -> tuple[Decision, Propagation, int, int]:
-    """Fit a device that has the whole model; return its peaks before and after, too."""
+    """Fit a device that holds the whole model; also return its peaks before and after."""
     assert remat.limit is not None
     memory, cells = StepMemory(acts, step), list[LoopCell]()
     before = memory.peak(())
     try:
         choice = choose(acts, memory, remat.limit, remat.policy)
-    except PlanError:  # with what loops save, nothing fits
+    except PlanError:  # nothing fits next to the values that loops save
         cells, _ = cells_of(acts, remat, [rewrite.graph.value(edge.value) for edge in resolved.edges])
         if not cells or rewrite.plan.model is not None:
             raise
@@ -199,7 +198,7 @@ def _fit_device(
 def _fit_stages(
     rewrite: Rewrite, acts: Activations, resolved: Plan, step: StepRun, remat: Remat
 ) -> tuple[Decision, Propagation, int, int]:
-    """Fit each device of a pipeline, whose stages hold what as many micro-batches need as are under way there."""
+    """Fit each device of a pipeline; its stages hold the activations of all micro-batches in flight there."""
     stages = stages_of(acts, resolved)
     chosen = choose_by_stage(acts, step, stages, needs_of(acts, rewrite.item.variables, resolved, step, stages), remat)
     place = {node.name: i for i, node in enumerate(acts.forward)}
@@ -217,14 +216,14 @@ def _nodes(rewrite: Rewrite, segments: Sequence[Segment]) -> list[list[Node]]:
 
 
 def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
-    """Return what a device runs in one step, for its memory."""
+    """Return what a device runs in one step, to estimate its memory."""
     plan, outputs = rewrite.plan, rewrite.outputs
     sizes = sizes_of(rewrite.job, state, rewrite.request.batch)
     kept = variable_bytes(plan, rewrite.item.variables)
-    if plan.microbatches > 1:  # each gradient has a sum beside it
+    if plan.microbatches > 1:  # each gradient also has a sum over micro-batches
         kept += sum(sizes.nbytes(state.source(value)) for value in gradients_of_variables(rewrite.graph, resolved))
     roots = (*rewrite.targets, *(value.node for value in outputs))
-    # how many replicas the fullest device has: shared variables on CPUs bring all of them to the first
+    # replicas on the fullest device: with shared variables on CPUs, all replicas are on the first
     together = max(Counter(first_devices(plan, rewrite.task)).values())
     return StepRun(tuple(dict.fromkeys(roots)), frozenset(outputs), sizes, kept, together)
 
@@ -233,11 +232,10 @@ def step_of(rewrite: Rewrite, state: Propagation, resolved: Plan) -> StepRun:
 
 
 def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decision, Propagation]:
-    """Edit the graph; return what was done, and the placements as they are then.
+    """Copy segments in the graph; return the decision and the new placements.
 
     Args:
-        acts: what may be computed again in the graph.
-        segments: what is, those of the end of the forward last.
+        segments: to recompute, in forward order.
     """
     graph = acts.state.graph
     done: list[Segment] = []
@@ -256,12 +254,11 @@ def rematerialize(acts: Activations, segments: Sequence[Segment]) -> tuple[Decis
 
 
 def copy_segment(acts: Activations, segment: Segment, nodes: Mapping[str, Node], number: int) -> dict[str, Node] | None:
-    """Copy a segment for its gradients; return the copies, or None where there is nothing that they can wait for.
+    """Copy a segment for its gradients; return the copies, or None if there is no gradient that they can wait for.
 
     Args:
-        acts: forward and backward of the graph.
-        nodes: what stands for its nodes: the originals, or copies of them.
-        number: of the copies, in their names.
+        nodes: by name, the originals or copies of them.
+        number: of the segment, in the names of its copies.
     """
     inside = [nodes[name] for name in segment.nodes]
     readers = [list(acts.readers(node)) for node in inside]
@@ -275,7 +272,7 @@ def copy_segment(acts: Activations, segment: Segment, nodes: Mapping[str, Node],
 
 
 def _copy_again(acts: Activations, segment: Segment, copies: dict[str, Node], numbers: Iterator[int]) -> Segment:
-    """Copy the copies that are in segments within a segment, the last first; drop those that nobody reads then."""
+    """Copy the copies in segments within a segment, the last first; drop those that are no longer read."""
     graph = acts.state.graph
     inside = [one for one in reversed(segment.inside) if copy_segment(acts, one, copies, next(numbers)) is not None]
     flops = 0.0
@@ -294,13 +291,13 @@ def copy_nodes(
     triggers: Sequence[Node],
     known: Mapping[Value, Value] = MappingProxyType({}),
 ) -> dict[Node, Node]:
-    """Add a copy of each node; those that read no other copy than constants wait for the triggers.
+    """Add a copy of each node; copies that read no copies but constants wait for the triggers.
 
     Args:
         nodes: in topological order.
         scope: prefix of the copies' names.
-        triggers: gradients after which they may run.
-        known: what they read in the place of values.
+        triggers: gradients after which copies may run.
+        known: values that copies read instead of others.
     """
     copies: dict[Node, Node] = {}
     for node in nodes:
@@ -322,7 +319,7 @@ def read_copies(uses: Sequence[Use], copies: dict[Node, Node]) -> None:
 
 
 def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[LoopCell]) -> Activations:
-    """Compute cells again in the loops of their gradients, instead of saving what they make in every iteration.
+    """Recompute cells in the loops of their gradients, instead of saving their values in every iteration.
 
         before   Pop(a) ─► da            Pop(b) ─► db              three lists: h, a, b
         after    Pop(h) ─► a' ─► b'      a' ─► da;  b' ─► db       one list; ^dh': not before the gradient of the state
@@ -351,7 +348,7 @@ def recompute_in_loops(rewrite: Rewrite, acts: Activations, cells: Sequence[Loop
 
 
 def _put_instead(cell: LoopCell, value: Value) -> None:
-    """Let a list hold another value."""
+    """Let the list of a kept value hold another value."""
     one = cell.kept[value]
     one.maker.set_input(0, Builder.at(one.maker, device=one.maker.device).const(-1, dtypes.INT32, "any_shape"))
     one.push.set_input(1, value)
@@ -359,7 +356,7 @@ def _put_instead(cell: LoopCell, value: Value) -> None:
 
 
 def _enter(graph: Graph, node: Node, cell: LoopCell, number: int) -> Value:
-    """Let what enters the forward's loop enter that of the gradient."""
+    """Let a value that enters the forward loop enter the loop of the gradient."""
     name = f"{COPIES}/{number}/{copied(node.name)}"
     enter = copy_node(graph, node, node.inputs, name=name)
     enter.set_attr("frame_name", cell.frame[0].encode())
@@ -370,23 +367,23 @@ def _enter(graph: Graph, node: Node, cell: LoopCell, number: int) -> Value:
 
 
 def offload(acts: Activations, nodes: Sequence[Node]) -> tuple[list[str], list[Left], Propagation]:
-    """Move values to the host's memory as soon as they are made, and back before gradients read them.
+    """Move values to the host's memory as soon as they are computed, and back before gradients read them.
 
         before   h @gpu ─► forward                                        h @gpu ─► gradients
         after    h @gpu ─► forward;  h ─► Snapshot @cpu ─► Snapshot @gpu ^upstream ─► gradients
 
-    A value comes back when the gradients after those of the next later value are made, so that the transfer runs at
-    the same time as them. An Identity would not do: TensorFlow 2.21 removes both, as that saves transfers.
+    A value returns when the gradients are there that the next later value needs to wait for, so that its transfer
+    overlaps with later gradients. An Identity does not work: TensorFlow 2.21 removes both to save transfers.
 
     Args:
-        acts: forward and backward of the graph, what is computed again included.
-        nodes: what is to be offloaded, those of the end of the forward last.
+        acts: activations of the graph, after rematerialisation.
+        nodes: to offload, in forward order.
     """
     graph = acts.state.graph
     segments = _waits_of_copies(graph)
     done: list[str] = []
     left: list[Left] = []
-    later: Collection[Node] = ()  # what the next later value waits for
+    later: Collection[Node] = ()  # the nodes that the next later value waits for
     for node in reversed(nodes):
         readers = [use for value in node.read_outputs for use in value.uses if _is_later(acts, use.node)]
         if not readers:
@@ -407,7 +404,7 @@ def offload(acts: Activations, nodes: Sequence[Node]) -> tuple[list[str], list[L
 
 
 def _move(graph: Graph, node: Node, readers: Sequence[Use], waits: Collection[Node]) -> None:
-    """Let the readers of a node read what has come back from the host."""
+    """Let the readers of a node read the value that returns from the host."""
     for value in node.read_outputs:
         uses = [use for use in readers if use.node.inputs[use.index] is value]
         if not uses:
@@ -430,7 +427,7 @@ def _segment(node: Node) -> str:
 
 
 def _waits_of_copies(graph: Graph) -> dict[str, dict[Node, None]]:
-    """Return what the copies of each segment wait for, by the scope of their names."""
+    """Return the nodes that the copies of each segment wait for, by the scope of their names."""
     found: dict[str, dict[Node, None]] = {}
     for node in graph:
         if is_copy(node.name):

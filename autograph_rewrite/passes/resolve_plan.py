@@ -29,7 +29,7 @@ IDLE = "semantics.batch_norm is local, and nothing in this graph is a batch norm
 
 
 def _said(policy: Policy) -> str:
-    """Say what a variable is updated with that is not what one device computes."""
+    """Say how the updates of a variable differ from those on one device."""
     by = "the program" if policy.declared else "variable_policies"
     if policy.has_components:
         return f"each replica has a component of its own, from its part of the batch; read: {policy.aggregation} ({by})"
@@ -62,7 +62,7 @@ def _resolve(rewrite: Rewrite) -> None:
 
 
 def _resolved(rewrite: Rewrite, state: Propagation, sizes: Sizes) -> Plan:
-    """Return the plan with its edges, and which lengths may differ between processes."""
+    """Return the plan with its edges, and with the lengths that may differ between processes."""
     variables, outputs = rewrite.item.variables, list(rewrite.outputs)
     plan = reshard_edges.resolve_edges(rewrite.plan, state, outputs, variables, sizes)
     if len(plan.processes) == 1 or plan.padding == "equal":
@@ -80,22 +80,17 @@ def _resolved(rewrite: Rewrite, state: Propagation, sizes: Sizes) -> Plan:
 RESOLVE_PLAN = Pass("resolve-plan", _resolve, needs=(Propagation,), gives=(Resolved,))
 
 
-# Bytes of the exchanges on the model axis, once it is known how many examples a step has.
+# Bytes of the edges on the model axis, which need the number of examples of a step.
 
 
 COUNTED = frozenset(
     ("add_n", "fold", "concat", "slice", "collective_reduce", "collective_gather", "collective_scatter", "zeros")
 )
-"""Lowerings that hand over a whole value; of a halo exchange only some rows travel."""
+"""Lowerings that send a whole value; a halo exchange sends only some rows."""
 
 
 def with_bytes(plan: Plan, state: Propagation, sizes: Sizes) -> Plan:
-    """Return the plan with the bytes of model edges whose shapes were open.
-
-    Args:
-        state: the placements.
-        sizes: numbers for the symbols of shapes.
-    """
+    """Return the plan with the bytes of model edges whose shapes had symbolic sizes."""
     return replace(plan, model_edges=tuple(_counted(edge, state, sizes) for edge in plan.model_edges))
 
 

@@ -1,4 +1,4 @@
-"""Select passes by name, and reject a selection in which one lacks the result of another.
+"""Select passes by name; refuse a selection in which a pass lacks the result of another.
 
 only propagate,decompose                 two passes
 stop after place-reductions              all up to it
@@ -22,17 +22,17 @@ def select(
     skip: Collection[str] = (),
     given: Collection[type] = (),
 ) -> tuple[Pass, ...]:
-    """Return the passes of a pipeline that are asked for.
+    """Return the selected passes of a pipeline.
 
     Args:
-        passes: all of them, in order.
-        only: names of those to run, in the order to run them in; none: all.
-        stop_after: the last one to run.
-        skip: those to leave out.
-        given: results that are there before any of them runs.
+        passes: the whole pipeline, in order.
+        only: names of the passes to run, in the order to run them; none: all.
+        stop_after: name of the last pass to run.
+        skip: names of passes to leave out.
+        given: types of the results that exist before any pass runs.
 
     Raises:
-        PassError: there is no such pass, or one needs what none before it gives.
+        PassError: no pass has one of the names, or a pass needs a result that no selected pass before it gives.
     """
     require_known((*only, *([stop_after] if stop_after else []), *skip), passes)
     known = {one.name: one for one in passes}
@@ -47,11 +47,7 @@ def select(
 
 
 def require_known(names: Iterable[str], passes: Sequence[Pass]) -> None:
-    """Refuse names that no pass has.
-
-    Raises:
-        PassError: there is no such pass.
-    """
+    """Raise a PassError for a name that no pass has."""
     known = [one.name for one in passes]
     for name in names:
         if name not in known:

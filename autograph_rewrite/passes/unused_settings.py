@@ -1,10 +1,10 @@
-"""Configured settings that nothing reads: each gets a note with its line and the reason.
+"""Note each configured setting that nothing reads, with its line and the reason.
 
     strategy: {variables: shared, hint: nccl}      in one process there is no collective that could follow the hint
     variables: [{match: w, sync: false}]           one process has nobody that it could run ahead of
 
-`READERS` has an entry for every key of a configuration. A setting counts where it differs from its default; whether it
-is read follows from the resolved plan, so it does not matter why: the mode, the strategy, an override or the graph.
+`READERS` has an entry for every key of a configuration. Settings at their defaults are skipped. The resolved plan tells
+whether a setting is read, whatever decided that: the mode, the strategy, an override or the graph.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 @dataclass(frozen=True)
 class Setting:
-    """A key that the configuration sets to something else than its default.
+    """A key that the configuration sets to another value than its default.
 
     Attributes:
-        config: the configuration.
-        plan: what was resolved from it.
-        item: what is rewritten, normalised; only its ops are looked at.
+        plan: resolved from the configuration.
+        item: normalised; only its ops are read.
         path: of the key.
         value: of the key.
-        overrides: which one counts for each variable of the plan.
-        report: of the rewrite; None where there is only a plan.
+        overrides: the override that applies to each variable of the plan, if any.
+        report: of the rewrite; None if there is only a plan.
     """
 
     config: Config
@@ -69,7 +68,7 @@ class Setting:
 
     @cached_property
     def owners(self) -> frozenset[str]:
-        """The owners of edges for which the setting counts: variables, for the strategy's also the step."""
+        """The owners of edges to which the setting applies: variables; outside of `variables`, the step, too."""
         section = self.path[0]
         if section != "variables":
             key = str(self.path[-1])
@@ -86,22 +85,22 @@ class Setting:
 
     @cached_property
     def requests(self) -> tuple[VariableRequest, ...]:
-        """The requests of the variables for which an override counts."""
+        """The requests of the variables to which the setting applies."""
         return tuple(request for request in self.plan.variables if request.name in self.owners)
 
     @cached_property
     def edges(self) -> tuple[EdgePlan, ...]:
-        """The edges for which the setting counts."""
+        """The edges to which the setting applies."""
         return tuple(edge for edge in self.plan.edges if not self.owners.isdisjoint(_with_wholes(edge.owner)))
 
     @property
     def is_shadowed(self) -> bool:
-        """Whether it belongs to an override that counts for no variable."""
+        """Whether it belongs to an override that applies to no variable."""
         return self.path[0] == "variables" and len(self.path) > 2 and not self.owners
 
 
 def _with_wholes(owner: str) -> Iterator[str]:
-    """Yield a variable, and what it is a shard of: a variable, or a shard of one."""
+    """Yield an owner; if it is a shard, also the variable or shard that it is a part of, outwards."""
     while owner:
         yield owner
         owner = owner.rpartition("/part_")[0]
@@ -114,19 +113,19 @@ PLACING = frozenset(
         "Parallax", "FSDP",
     )
 )  # fmt: skip
-"""Builders that are chosen for where they place or split variables."""
+"""Builders whose purpose is to place or split variables."""
 
 Reader = Callable[[Setting], str]
-"""Returns why nothing reads a setting; nothing where something does."""
+"""Returns why nothing reads a setting, or an empty text if something does."""
 
 
 def read(setting: Setting) -> str:
-    """Something reads it, whatever the plan is, or it is checked."""
+    """Accept a setting that is read or checked whatever the plan is."""
     return ""
 
 
 def _policy(setting: Setting) -> str:
-    """Its variables are updated with what all replicas have alike, or by gradients."""
+    """Say that a policy changes nothing, if all replicas compute the same updates of its variables."""
     report = setting.report
     names = {one.variable for one in setting.plan.policies if matches(setting.value, one.variable)}
     if report is None or not names or any(note.node in names for note in report.inexact):
@@ -208,7 +207,7 @@ def _no_collective(setting: Setting) -> str:
 
 def _compressor(setting: Setting) -> str:
     if setting.config.strategy.name == "Auto" and setting.path[0] == "strategy":
-        return ""  # it is one more choice that may be made
+        return ""  # Auto may choose it, but need not
     if any(edge.compressor != "none" for edge in setting.edges):
         return ""
     if setting.plan.replicas == 1:
@@ -235,7 +234,7 @@ def _partition(setting: Setting) -> str:
 
 
 def _whole(setting: Setting) -> str:
-    """Say which variables cannot be split, of how many bytes, and why; nothing where there are none."""
+    """Say which variables cannot be split, their bytes, and why; empty if there are none."""
     variables = setting.item.variables
     by_reason: dict[str, list[str]] = {}
     for name, why in kept_whole(setting.plan.notes).items():
@@ -338,16 +337,16 @@ READERS: Mapping[str, Reader] = MappingProxyType(
         **dict.fromkeys(("passes", "passes.file", "passes.after", "ops", "ops.file"), read),
         "memory_limit": _memory_limit,
         "mesh": read,
-        "mesh.data": read,  # it must be what the devices make of it
+        "mesh.data": read,  # checked against the devices
         "mesh.model": _model_axis,
-        "mesh.stage": read,  # it must be pipeline.stages
+        "mesh.stage": read,  # checked against pipeline.stages
         **dict.fromkeys(
             (
                 "device_assignment",
                 *(f"device_assignment.{key}" for key in ("topology", "computation_shape", "stride")),
                 *(f"device_assignment.{key}" for key in ("num_replicas", "core_assignment")),
             ),
-            read,  # it must fit the devices
+            read,  # checked against the devices
         ),
         "sharding": _sharding,
         **dict.fromkeys(
@@ -375,7 +374,7 @@ _SPLITTING = ("strategy.name", "variables.partition")
 
 
 def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the keys that a configuration sets to something else than their defaults, sections before their keys."""
+    """Yield the keys that a configuration sets to other values than their defaults, sections before their keys."""
     for name in type(section).model_fields:
         if name not in section.model_fields_set:
             continue
@@ -391,13 +390,13 @@ def written(section: BaseModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, A
 
 
 def unused_settings(config: Config, plan: Plan, item: TrainingGraph, report: Report | None = None) -> list[str]:
-    """The settings that nothing reads, and those that split some variables only, as notes.
+    """Return notes on the settings that nothing reads, and on those that split only some of their variables.
 
     Args:
         config: the configuration.
         plan: resolved from it for a training step.
-        item: normalised; only its ops are looked at.
-        report: of the rewrite, if it has been made.
+        item: normalised; only its ops are read.
+        report: of the rewrite; None if there is only a plan.
     """
     notes = []
     overrides = {request.name: override_of(request.name, config) for request in plan.variables}
@@ -420,29 +419,25 @@ def _shown(value: Any) -> str:
 
 
 def with_unused_settings(item: TrainingGraph, config: Config, original: TrainingGraph) -> TrainingGraph:
-    """A rewritten training step whose plan notes the settings that do nothing; there is one warning for all of them.
-
-    Args:
-        config: the user's.
-    """
+    """Add notes on unused settings to the plan of a rewritten training step, with one warning for all of them."""
     plan = noted(item.report.plan, config, original, item.report)
     return replace(item, report=replace(item.report, plan=plan)) if plan is not item.report.plan else item
 
 
 def noted(plan: Plan, config: Config, item: TrainingGraph, report: Report | None = None) -> Plan:
-    """The resolved plan of a training step with a note for each setting that does nothing, and one warning for all.
+    """Return the resolved plan of a training step with a note on each unused setting, with one warning for all.
 
     Args:
-        config: the user's.
         item: the original.
-        report: of the rewrite; None: there was none.
+        report: of the rewrite; None if there is only a plan.
 
     Raises:
-        PlanError: a setting was to split variables that stay whole, and `semantics.strict` is set.
+        PlanError: variables stay whole that a setting should split, and `semantics.strict` is set.
     """
     notes = [note for note in unused_settings(config, plan, item, report) if note not in plan.notes]
     if not notes:
         return plan
+    # `_whole` writes the names of variables in this form.
     unsplit = [note for note in notes if any(f"('{name}'" in note for name in kept_whole(plan.notes))]
     if config.semantics.strict and unsplit:
         raise PlanError(

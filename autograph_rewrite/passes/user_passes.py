@@ -1,8 +1,8 @@
-"""User passes in the pipeline: each runs after the pass that it names, and is verified like the built-in ones.
+"""Insert user passes into the pipeline: each runs after the pass that it names, and is verified like a built-in one.
 
     propagate ► decompose ► ...     with fold-bias after propagate:     propagate ► fold-bias ► decompose ► ...
 
-Behind one that edits the graph, what nobody needs any more is dropped, and placements are propagated again.
+After a user pass that edits the graph, unneeded nodes are dropped and placements propagated again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from autograph_rewrite.plan.user_extensions import PassFunction, function_of
 
 
 def with_user_passes(passes: Sequence[Pass], plan: Plan) -> tuple[Pass, ...]:
-    """Return passes with those of the user's own that a plan names; where the pass before one is left out, it is first.
+    """Return passes with the user passes of a plan; one that follows a pass that is left out runs first.
 
     Raises:
-        PlanError: one is not registered in this program.
+        PlanError: a user pass is not registered in this program.
     """
     if not plan.passes:
         return tuple(passes)
@@ -52,7 +52,7 @@ def _guarded(name: str, function: PassFunction) -> PassFunction:
 
 
 def _name_outputs(rewrite: Rewrite) -> None:
-    """Let what has taken the place of an output have its name, by which the outside asks for it."""
+    """Give the value that replaced an output the name of that output, by which callers fetch it."""
     graph = rewrite.graph
     for value, info in zip(rewrite.outputs, rewrite.item.outputs.values(), strict=True):
         name, _, index = info.tensor.partition(":")

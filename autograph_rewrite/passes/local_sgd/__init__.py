@@ -1,1 +1,1 @@
-"""Local SGD: each replica takes steps of its own with its part of the batch; variables are averaged every so often."""
+"""Local SGD: each replica takes steps with its part of the batch; variables are averaged every few steps."""

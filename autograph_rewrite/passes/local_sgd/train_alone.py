@@ -1,4 +1,4 @@
-"""The pass that lets replicas train by themselves, and what the report says of it."""
+"""Let replicas train by themselves, and average their variables every few steps."""
 
 from __future__ import annotations
 
@@ -40,12 +40,7 @@ from autograph_rewrite.training_graph import Variable
 
 @dataclass(frozen=True)
 class Alone:
-    """What replicas train by themselves.
-
-    Attributes:
-        averages: where they meet.
-        how: as the plan says.
-    """
+    """The steps that replicas take by themselves, and the averages of their variables."""
 
     own: OwnSteps
     averages: Averages
@@ -53,7 +48,7 @@ class Alone:
 
 
 def train_alone(rewrite: Rewrite) -> None:
-    """Let each replica take steps with its part of the batch, and average variables every so many (`local_sgd`)."""
+    """Let each replica take steps with its part of the batch, and average variables every few steps (`local_sgd`)."""
     state, plan, variables = rewrite.state, rewrite.plan, rewrite.item.variables
     assert plan.local_sgd is not None
     outputs, targets = set(rewrite.outputs), rewrite.targets
@@ -90,7 +85,7 @@ def _has_mean(variable: Variable) -> bool:
 
 
 def notes_of(alone: Alone, variables: Mapping[str, Variable]) -> Iterator[Note]:
-    """Yield what is not as on one device: each variable that replicas write by themselves."""
+    """Yield a note for each variable that replicas write by themselves: its value is not that of one device."""
     how = alone.how
     first = f", and after each of the first {how.warmup_steps}" if how.warmup_steps else ""
     when = f"every {how.period} steps{first}" if how.period > 1 else "after each step"
@@ -106,7 +101,7 @@ def notes_of(alone: Alone, variables: Mapping[str, Variable]) -> Iterator[Note]:
 TRAIN_ALONE = Pass("train-alone", train_alone, trains_alone, (Propagation,), (Propagation, Alone))
 
 
-# What local steps need of the runtime: a counter that is kept from step to step, and a part of each batch.
+# Local steps need a counter that is kept from step to step, and at least one example per replica.
 #
 # before   step = Identity(0)                     next = step + 1
 # after    step = Identity(ReadVariableOp(n))     next = step + 1 ──► n
@@ -119,7 +114,7 @@ TOO_FEW = (
 
 
 def _keep_counts(rewrite: Rewrite) -> None:
-    """Count the steps between averages, and give each replica examples (`local_sgd`)."""
+    """Count the steps between averages, and fail on a batch with fewer examples than replicas (`local_sgd`)."""
     blocks, alone = rewrite.get(Blocks), rewrite.get(Alone)
     for before, after in alone.averages.counters:
         kept = AuxiliaryVariable(rewrite, f"{SCOPE}/steps", (), dtypes.INT64, near=before.output())
@@ -141,13 +136,13 @@ def _keep_counts(rewrite: Rewrite) -> None:
 COUNT_STEPS = Pass("count-steps", _keep_counts, lambda rewrite: rewrite.has(Alone), (Homes, Blocks))
 
 
-# Averages: behind the updates of every so-many-th step, variables become their mean over the replicas.
+# Averages: after the updates of every `period`-th step, variables become their mean over the replicas.
 #
 #     n := n + 1      due = n % period == 0, or n <= warmup
 #     w := w - rate dw ──► read ──► Switch(due) ──► w / N: partial(sum) ──► sum ──► w := mean            in the branch
 #
-# The predicate is of a counter that all replicas have alike, so all of them meet, or none. Averages are sums like those
-# of gradients: they are edges of the plan, in buckets, with lowerings, and are priced like them.
+# All replicas have the same counter, so all of them average in a step, or none. Averages are sums like those of
+# gradients: edges of the plan, with buckets, lowerings and costs.
 #
 # Stich, Local SGD Converges Fast and Communicates Little (2019); Lin et al., Don't Use Large Mini-Batches, Use Local
 # SGD (2020).
@@ -157,7 +152,7 @@ SCOPE = AVERAGES
 
 
 class _Step(NamedTuple):
-    """How many steps there were before this one, how many there are with it, and whether variables are averaged now."""
+    """The number of steps before this one, the number with it, and whether variables are averaged now."""
 
     before: Node
     after: Value
@@ -166,12 +161,12 @@ class _Step(NamedTuple):
 
 @dataclass
 class Averages:
-    """What has been added.
+    """The averages that have been added.
 
     Attributes:
-        counters: of steps, as before one and once it is done, for each group of targets; none where every step is
-            averaged. They are kept from step to step once variables can be added.
-        done: with each group of targets what runs once variables are averaged, or are not to be.
+        counters: for each group of targets, the number of steps before a step and after it; empty if every step is
+            averaged. The pass `count-steps` keeps them from step to step.
+        done: each group of targets, with the node that runs once variables are averaged or need not be.
         averaged: names of the variables.
     """
 
@@ -183,14 +178,14 @@ class Averages:
 def add_averages(
     state: Propagation, how: LocalSgd, replicas: int, averaged: Mapping[str, Variable], groups: Sequence[Sequence[Node]]
 ) -> Averages:
-    """Let the variables that each group of targets writes be averaged behind it.
+    """Average the variables that each group of targets writes, after it.
 
     Args:
         state: placements; the graph is edited.
-        groups: targets, those together that run together.
+        groups: targets that run together.
 
     Raises:
-        GraphError: a variable is updated in a loop.
+        GraphError: a variable is updated in a branch or a loop that nothing waits for.
     """
     found = Averages()
     for targets in groups:
@@ -201,11 +196,11 @@ def add_averages(
 
 
 def wait_for(graph: Graph, targets: Sequence[Node], done: Node) -> None:
-    """Let targets wait for averages; where those wait for a target, something takes its name that waits for both.
+    """Let targets wait for averages; a target that these wait for gives its name to a node that waits for both.
 
     Args:
         targets: of a step.
-        done: runs once variables are averaged, or are not to be.
+        done: runs once variables are averaged or need not be.
     """
     before = ancestors([done])
     for target in targets:
@@ -218,7 +213,7 @@ def wait_for(graph: Graph, targets: Sequence[Node], done: Node) -> None:
 
 
 class _Group:
-    """The targets of one step."""
+    """The targets of one step, and the variables that they write."""
 
     def __init__(
         self, graph: Graph, targets: Sequence[Node], averaged: Mapping[str, Variable], found: Averages
@@ -233,7 +228,7 @@ class _Group:
                 self.written[name] = handle, made
 
     def average(self, how: LocalSgd, replicas: int) -> Node:
-        """Add the averages; return what runs once they are made, or are not to be."""
+        """Add the averages; return the node that runs once variables are averaged or need not be."""
         graph, ends = self._graph, self._ends()
         step = self._count(how) if how.period > 1 else None
         writes = []
@@ -249,10 +244,10 @@ class _Group:
         return self._done(writes, step)
 
     def _ends(self) -> dict[str, list[Node]]:
-        """Return, by variable, what has run once this step has read and updated it, in branches and loops, too.
+        """Return, by variable, the nodes that have run once this step has read and updated it, also in branches.
 
         Raises:
-            GraphError: nothing tells when an update is over.
+            GraphError: nothing waits for an update in a branch or a loop.
         """
         order = topological_order(self._graph)
         behind = descendants(self._targets) | set(self._targets)
@@ -286,7 +281,7 @@ class _Group:
         )
 
     def _count(self, how: LocalSgd) -> _Step:
-        """Count the step, and find out whether variables are averaged behind it."""
+        """Count the step, and compute whether variables are averaged after it."""
         build = Builder(self._graph, SCOPE)
 
         def number(content: int, what: str) -> Value:
@@ -302,27 +297,26 @@ class _Group:
         return _Step(before, after, due)
 
     def _done(self, writes: Sequence[Node], step: _Step | None) -> Node:
-        """Return what has run once variables are averaged, or are not to be."""
+        """Return the node that runs once variables are averaged or need not be."""
         build = Builder(self._graph, SCOPE)
         if step is None:
             return build.node("NoOp", what="done", controls=writes)
         gate = build.node("Switch", step.due, step.due, what="gate")
         averaged = build.op("Identity", gate.output(1), what="averaged", controls=writes)
         ended = build.node("Merge", gate.output(0), averaged, what="ended")
-        # A step that fails, for its data have ended, does not count.
+        # A step that fails because its data have ended does not count.
         counted = build.op("Identity", step.after, what="counted", controls=[ended])
         self._found.counters.append((step.before, counted))
         return build.node("NoOp", what="done", controls=[counted.node])
 
 
-# Steps of each replica's own: what is computed of its part of the batch, or of a variable that it trains alone.
+# Local steps: all that a replica computes from its part of the batch, or from a variable that it trains by itself.
 #
 #     before   x: split(0)   loss = Mean(...): replicated   dw: partial(sum) ──► sum ──► w := w - rate dw
 #     after    x ──► own     loss: own ──► mean ──► output   dw: own                ──► w := w - rate dw, each its own
 #
-# A node that is marked takes its block for the whole batch (`OF_ONE`), so every op, loops included, does what it does
-# on one device. Outputs are merged in each step: rows are joined, sums and maxima combined, everything else is the
-# mean.
+# A marked node takes its block for the whole batch (`OF_ONE`), so every op, loops included, does the same as on one
+# device. Outputs are merged in each step: rows are joined, sums and maxima combined, everything else is averaged.
 
 
 EXACT = "or leave local_sgd out"
@@ -330,12 +324,11 @@ EXACT = "or leave local_sgd out"
 
 @dataclass(frozen=True)
 class OwnSteps:
-    """What each replica has of its own.
+    """The nodes that each replica runs by itself.
 
     Attributes:
-        nodes: that compute it.
-        variables: names of the variables that are written with it.
-        parts: what hands each replica its part of an input.
+        variables: names of the variables that these nodes write.
+        parts: nodes that give each replica its part of an input.
     """
 
     nodes: frozenset[Node]
@@ -344,13 +337,13 @@ class OwnSteps:
 
 
 def find_own_steps(state: Propagation, variables: Mapping[str, Variable]) -> OwnSteps:
-    """Find, and mark, what replicas compute by themselves.
+    """Find and mark the nodes that replicas run by themselves.
 
     Args:
         state: placements; the graph is edited.
 
     Raises:
-        GraphError: something of it is one decision, or one value, for all replicas.
+        GraphError: the batch size is static, or one of these nodes decides for all replicas or exchanges values.
     """
     if state.semantics.extent.units is not None:
         raise GraphError(
@@ -376,7 +369,7 @@ def _part(value: Value) -> Node:
 
 
 def _reached(sources: Iterable[Node], handles: Mapping[Node, str]) -> tuple[set[Node], set[Node]]:
-    """Return what depends on sources, also through variables and arrays; and the handles of those variables."""
+    """Return the nodes that depend on sources, also through variables and arrays; and the variables' handles."""
     reached: set[Node] = set()
     trained: set[Node] = set()
     pending = list(sources)
@@ -409,14 +402,13 @@ def _require_alone(node: Node, own: Collection[Node]) -> None:
 
 
 def let_out(state: Propagation, outputs: Collection[Value], own: OwnSteps, replicas: int) -> None:
-    """Merge what outputs are on each replica.
+    """Merge the outputs of the replicas.
 
     Args:
         state: placements, as they are without local steps; the graph is edited.
-        own: what differs between replicas.
 
     Raises:
-        GraphError: nothing makes one value of an output.
+        GraphError: an output can be neither joined nor combined nor averaged.
     """
     graph = state.graph
     merged: dict[Value, Value] = {}
@@ -451,7 +443,7 @@ def _exit(state: Propagation, value: Value, own: OwnSteps, replicas: int) -> Val
             hint=f"return it for each example, or as a float, which is averaged, {EXACT}",
         )
     mark(exit_, OF_BLOCK, how)
-    if len(node.output_dtypes) == 1:  # whoever fetches it by name gets what is merged
+    if len(node.output_dtypes) == 1:  # a fetch by its name gets the merged value
         name = node.name
         take_name(graph, node, graph.unique_name(f"{name}/of_replica"))
         take_name(graph, exit_, name)
@@ -467,7 +459,7 @@ def _is_of_one_size(fact: Fact, own: OwnSteps) -> bool:
 
 
 def _is_mean(state: Propagation, value: Value) -> bool:
-    """Return whether contributions to a value are shares of a mean over examples, so that they do not add up here."""
+    """Return whether a value is computed from a mean over examples; the means of replicas do not add up."""
 
     def contributions(node: Node) -> list[Node]:
         known = [(operand.node, state.facts.get(operand)) for operand in node.inputs]

@@ -1,10 +1,10 @@
-"""Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches.
+"""Compute values that only outputs need on the gathered batch, instead of at a barrier between micro-batches.
 
     before   h each ──► mean of all ──► h - mean each ──► sum of all ──► output        nothing may wait in the middle
     after    h each ──► all of h ──► mean, h - mean, sum ──► output                    once, behind all micro-batches
 
-Stages and loops of micro-batches have no place in between, and a standard deviation that is only looked at has no need
-of one: no update waits for it. It costs keeping `h` of all micro-batches.
+Stages and loops of micro-batches cannot have a barrier. A value that is only an output, such as a standard deviation,
+needs none, as no update waits for it. The cost is to keep `h` of all micro-batches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autograph_rewrite.passes.base.rewriting import Rewrite
 
 
 def _gather_for_outputs(rewrite: Rewrite) -> None:
-    """Compute on the gathered batch what only outputs need, instead of at a barrier between micro-batches."""
+    """Compute values that only outputs need on the gathered batch, instead of at a barrier between micro-batches."""
     state = rewrite.state
     needed, late = ancestors(rewrite.targets), late_nodes(state.order)
     behind: set[Node] = set()
@@ -40,7 +40,7 @@ def _gather_for_outputs(rewrite: Rewrite) -> None:
 
 
 def _meets(state: Propagation, node: Node, index: int) -> bool:
-    """Return whether a node reads all that micro-batches have made of a value."""
+    """Return whether a node reads the whole of a value that is spread over micro-batches."""
     value = node.inputs[index]
     if state.transfers[node].operand_reshards.get(index) == REPLICATED and state.facts[value].placement.differs:
         return True
@@ -48,7 +48,7 @@ def _meets(state: Propagation, node: Node, index: int) -> bool:
 
 
 def cannot_wait(rewrite: Rewrite) -> bool:
-    """Return whether there is no place in between at which micro-batches may wait for each other."""
+    """Return whether micro-batches cannot wait for each other in the middle of a step."""
     return rewrite.plan.pipeline is not None or rewrite.plan.looped
 
 

@@ -6,8 +6,8 @@
     before   UnsortedSegmentSum(slopes, positions + [0, T, ...], B*T)         the gradient of the same
     after    the same, of the block; so with ScatterNd, as in the gradient of the largest of each example
 
-It holds where each position lies within its example. Only the run can tell: `CheckNumerics` fails where one does not,
-on every kind of device. So this is done where the other way is that all micro-batches meet.
+This is right if each position is within its example. Only a run can tell: `CheckNumerics` fails otherwise, on every
+kind of device. So the pass runs only with micro-batches, which would have to wait for each other without it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ OUTSIDE = (
 
 
 class Numbers(NamedTuple):
-    """Numbers of rows: a position in each example, and where the example begins.
+    """Row indices: a position in each example, plus the first row of the example.
 
     Attributes:
         sum: the node that adds both.
-        positions: of which input 0 of `sum` or 1 is this.
-        stride: rows of an example, as a value; None where it is stated.
+        positions: one of the two inputs of `sum`.
+        stride: rows of an example, as a value; None if `rows` is a constant.
         rows: the same as a size.
     """
 
@@ -76,7 +76,7 @@ def _localize_indices(rewrite: Rewrite) -> None:
 
 
 def _may_stay(state: Propagation, node: Node) -> bool:
-    """Return whether a node looks up, or adds up, rows by their numbers in the first dimension."""
+    """Return whether a node looks up, or adds up, rows by their index in the first dimension."""
     if has(node.op, "gathers"):
         axis = state.facts[node.inputs[2]].value if node.op == "GatherV2" else (0,)
         return axis == (0,) and not node.attr("batch_dims", 0)
@@ -87,7 +87,7 @@ def _may_stay(state: Propagation, node: Node) -> bool:
 
 
 def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
-    """Return whether the rows that are numbered are those of the examples."""
+    """Return whether the indexed rows are those of the examples."""
     rows = times(numbers.rows, EXAMPLES)
     (at,) = operands(node.op, "indexed_by")
     first = state.facts[node.inputs[1 - at]]
@@ -101,7 +101,7 @@ def _fits(state: Propagation, node: Node, numbers: Numbers) -> bool:
 
 
 def _numbers(state: Propagation, value: Value) -> Numbers | None:
-    """Return what numbers of rows are made of; None where they are not understood."""
+    """Return the parts of row indices; None if their computation is not recognised."""
     node = value.node
     while has(node.op, "copies") and state.facts[node.inputs[0]].placement == split(0):
         node = node.inputs[0].node
@@ -121,7 +121,7 @@ def _numbers(state: Propagation, value: Value) -> Numbers | None:
 
 
 def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | None:
-    """Return what `[0, T, 2 T, ...]` of the whole batch counts by."""
+    """Return the stride T of `[0, T, 2 T, ...]` over the whole batch; None if it is not recognised."""
     node = begins.node
     while has(node.op, "copies"):
         node = node.inputs[0].node
@@ -141,7 +141,7 @@ def _stride(state: Propagation, begins: Value) -> tuple[Value | None, Dim] | Non
 
 
 def _stride_of_range(state: Propagation, node: Node) -> tuple[None, int] | None:
-    """Return by what `Range(0, B*T, T)` counts, where T is stated."""
+    """Return the stride T of `Range(0, B*T, T)`, if T is a constant."""
     start, limit, step = (state.facts[value].value for value in node.inputs)
     if start != (0,) or limit is None or step is None or not isinstance(step[0], int) or step[0] < 1:
         return None
@@ -165,7 +165,7 @@ def _counts_examples(state: Propagation, node: Node) -> bool:
 
 
 def _of_block(state: Propagation, value: Value, numbers: Numbers, made: dict[Value, Value]) -> Value:
-    """Return numbers of rows as they are in the block."""
+    """Return row indices relative to the block."""
     if value in made:
         return made[value]
     if value.node is numbers.sum:
@@ -180,8 +180,8 @@ def _of_block(state: Propagation, value: Value, numbers: Numbers, made: dict[Val
 
 
 def _rows_of_block(node: Node, own: Value) -> Value:
-    """Return how many rows a block has: of each example of its numbers; as a vector where that is a shape."""
-    begins = own.node.inputs[1].node.inputs[0].node  # of each example: the number times the rows of one
+    """Return the number of rows of a block, as a vector if the node reads a shape."""
+    begins = own.node.inputs[1].node.inputs[0].node  # the number of each example times the rows of an example
     numbered, rows = begins.inputs
     build = Builder.at(node)
     count = build.op("Mul", numbered.node.inputs[1], rows, what="rows_of_block")
@@ -190,7 +190,7 @@ def _rows_of_block(node: Node, own: Value) -> Value:
 
 
 def _counted(state: Propagation, numbers: Numbers) -> Value:
-    """Return positions, checked, and the rows before their example in the block, added up."""
+    """Return the checked positions plus the number of rows before their example in the block."""
     positions, origin, dtype = numbers.positions, numbers.sum, numbers.positions.dtype
     kind, build = dtypes.numpy_dtype(dtype), Builder.at(origin)
 
@@ -224,18 +224,18 @@ def _has_micro_batches(rewrite: Rewrite) -> bool:
 LOCALIZE_INDICES = Pass("localize-indices", _localize_indices, _has_micro_batches, (Propagation,), (Propagation,))
 
 
-# Number the rows that a mask keeps within the local block, where they index blocks of the same rows only.
+# Make indices of rows that a mask keeps relative to the local block, where they index blocks of the same rows only.
 #
 #     before   Where(mask) ──► Gather(rows)           numbers of rows of the whole batch, so that all of it is read
 #     after    Where(block) ──► Gather(block)         numbers of rows of the block, which keeps its own
 #
-# So does the gradient, which puts rows back where they were. A mask tells of each row by itself whether it is kept, so
-# nothing has to be checked in the run. Interleaved micro-batches cannot put kept rows in the order of the batch again:
-# where somebody reads all of them there, numbers stay those of the whole.
+# The gradient, which puts rows back in their places, does the same. A mask decides on each row by itself, so nothing
+# is checked at run time. Interleaved micro-batches cannot restore the batch order of kept rows: if a node reads all of
+# them in that order, indices stay those of the whole batch.
 
 
 def _localize_kept_rows(rewrite: Rewrite) -> None:
-    """Number the rows that a mask keeps within the local block instead of within the global batch."""
+    """Make indices of rows that a mask keeps relative to the local block, not the global batch."""
     graph, state, ordered = rewrite.graph, rewrite.state, not rewrite.plan.interleaved
     found = {node: ends for node in state.order if (ends := _ends(graph, state, node))}
     found = _without_repeats(graph, found)
@@ -253,7 +253,7 @@ def _localize_kept_rows(rewrite: Rewrite) -> None:
 
 
 def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[Node, tuple[Node, ...]]:
-    """Let one mask that is applied several times be numbered once: then its rows are seen to be the same."""
+    """Let repeated uses of a mask share one Where, so that propagation sees that they keep the same rows."""
     kept: dict[Value, Node] = {}
     merged: dict[Node, tuple[Node, ...]] = {}
     for node, ends in found.items():
@@ -270,10 +270,10 @@ def _without_repeats(graph: Graph, found: dict[Node, tuple[Node, ...]]) -> dict[
 
 
 def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: bool) -> bool:
-    """Return whether all that look up by a mask do so in blocks, and nobody needs an order that is lost.
+    """Return whether all look-ups by a mask stay within blocks, and no reader needs an order that is lost.
 
     Args:
-        ordered: whether rows of blocks, one behind the other, are in the order of the batch.
+        ordered: whether concatenated blocks are in the order of the batch.
     """
     if any(state.transfers[node].decompose for node in (mask, *ends)):
         return False
@@ -291,13 +291,13 @@ def _is_local(state: Propagation, mask: Node, ends: Iterable[Node], *, ordered: 
 
 
 def _measures(fact: Fact, size: Sym) -> bool:
-    """Return whether a value is cut along the rows that a mask keeps."""
+    """Return whether a value is split along the rows that a mask keeps."""
     mine = fact.split_size if fact.placement.is_split else None
     return isinstance(mine, Sym) and not set(size.factors).isdisjoint(mine.factors)
 
 
 def _ends(graph: Graph, state: Propagation, node: Node) -> tuple[Node, ...]:
-    """Return who looks up by the numbers of a mask, and nothing where one of them may look into another block."""
+    """Return the nodes that look up rows by a mask; none if one of them may look into another block."""
     if node.op != "Where" or node in state.looped:
         return ()
     mask = state.facts[node.inputs[0]]
@@ -314,7 +314,7 @@ def _ends(graph: Graph, state: Propagation, node: Node) -> tuple[Node, ...]:
 
 
 def _readers(node: Node, anchored: set[Value]) -> Iterator[Use | None]:
-    """Yield what reads numbers, or copies of them; None where the outside does."""
+    """Yield the readers of row indices, or of copies of them; None for an output."""
     pending = [node.output()]
     while pending:
         value = pending.pop()
@@ -330,14 +330,14 @@ def _readers(node: Node, anchored: set[Value]) -> Iterator[Use | None]:
 def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
     """Return whether a node looks up, or adds up, as many rows as the mask has.
 
-    What is looked up need not be in blocks yet: a gradient of what was put together whole is not.
+    The rows need not be in blocks yet: the gradient of a value that was joined is whole.
     """
     node = use.node
     if node in state.looped or operands(node.op, "indexed_by") != (use.index,) or MARK in node.attrs:
         return False
     everything = to_global(rows, state.semantics.extent.units)
     depth = (state.facts[node.inputs[use.index]].shape or (None,))[-1]
-    if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # a number of a row, and nothing else
+    if node.op in ("GatherNd", "ScatterNd") and depth != 1:  # more than a row index
         return False
     if has(node.op, "adds_rows"):
         count = state.facts[node.inputs[2]].value
@@ -349,7 +349,7 @@ def _stays(state: Propagation, use: Use, rows: Dim) -> bool:
 
 
 def _count_rows_of_block(graph: Graph, mask: Node, node: Node) -> None:
-    """Let a node that puts rows back make as many as the block of the mask has."""
+    """Let a node that puts rows back produce as many as the block of the mask has."""
     if not has(node.op, "adds_rows"):
         return
     given, name = node.inputs[2], f"{node.name}/rows_of_block"
@@ -380,18 +380,18 @@ LOCALIZE_KEPT_ROWS = Pass("localize-kept-rows", _localize_kept_rows, _has_micro_
 #     before   RaggedTensorToTensor(f(words), row of each word) of StringSplitV2(texts), to a stated width
 #     after    the same, marked; f works on each word by itself
 #
-# In between are numbers of rows, which count from the first of the block. So all readers must be known: where one is
-# not, or the width is that of the longest row of the batch, nothing is marked and the ops work on whole values.
+# Row indices between the two count from the first row of the block, so all their readers must be known. If one is not,
+# or if the width is that of the longest row of the batch, nothing is marked, and the ops work on whole values.
 
 
 def mark_dynamic_partitions(graph: Graph) -> None:
-    """Mark both ends of each chain that is complete."""
+    """Mark both ends of each complete chain."""
     ends = (node for node in graph if has(node.op, "crosses") or node.op == "StringSplitV2")
     starts = [node for node in ends if MARK not in node.attrs]
     looped = frames_of(topological_order(graph)) if starts else {}
     anchored = set(graph.anchors.values())
     for node in starts:
-        # What is added to a loop would have to wait in each iteration for what enters it.
+        # Nodes that are added in a loop would have to wait for its inputs in each iteration.
         if node in looped or any(node.output(i) in anchored for i in range(len(node.output_dtypes))):
             continue
         if has(node.op, "crosses"):
@@ -401,7 +401,7 @@ def mark_dynamic_partitions(graph: Graph) -> None:
 
 
 def _mark_cross(node: Node) -> None:
-    """A cross of dense columns has as many features in each row as there are combinations."""
+    """Mark a cross of dense columns: each row has as many features as there are combinations."""
     parameters = {"SparseCrossV2": 1, "SparseCrossHashed": 3}.get(node.op, 0)
     columns = node.inputs[: len(node.inputs) - parameters]
     shapes = [_shape(value) for value in columns]
@@ -423,7 +423,7 @@ def _mark_cross(node: Node) -> None:
 
 
 def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
-    """Words that end in rows of a stated width, each handled by itself on the way."""
+    """Mark a split into words that end in rows of a stated width, if only ops on single words are in between."""
     if len(_shape(node.inputs[0]) or ()) != 1:
         return
     ids = [use.node for use in node.output(0).uses]
@@ -448,7 +448,7 @@ def _mark_split(graph: Graph, node: Node, anchored: set[Value]) -> None:
 
 
 def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | None:
-    """Return the words and what becomes of each; None if somebody else reads them."""
+    """Return the words and the values computed from each; None if another op reads them."""
 
     def made_of(value: Value) -> list[Value]:
         users = [use.node for use in value.uses] if _is_of(value, first) else []
@@ -459,7 +459,7 @@ def _words(first: Value, ends: set[Node], anchored: set[Value]) -> set[Value] | 
 
 
 def _is_of(value: Value, first: Value) -> bool:
-    """Return whether a value is made of the words `first` alone."""
+    """Return whether a value is computed word by word from the words `first` alone."""
     if value is first:
         return True
     return has(value.node.op, "each_text") and all(_is_single(v) or _is_of(v, first) for v in value.node.inputs)
@@ -490,7 +490,7 @@ def _takes(node: Node, begin: list[int], rank: int) -> bool:
 
 
 def _is_end(node: Node, words: set[Value], ids: set[Value], counts: set[Value]) -> bool:
-    """Return whether words are put into rows of a stated width."""
+    """Return whether a node puts words into rows of a stated width."""
     if node.op != "RaggedTensorToTensor" or len(node.inputs) != 5:
         return False
     if [bytes(kind) for kind in node.attr("row_partition_types")] != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
@@ -506,7 +506,7 @@ def _shape(value: Value) -> Any:
 
 
 def _rows(end: Node, source: Value) -> Value:
-    """Return how many rows a value has, as an int64."""
+    """Return the number of rows of a value, as an int64."""
     build = Builder.at(end)
     shape = build.op("Shape", source, what="rows_of", out_type=dtypes.INT64)
     limits = [build.const([at], dtypes.INT32, "size") for at in (0, 1, 1)]

@@ -1,4 +1,4 @@
-"""Rows of shards: lookups and updates by the row numbers of a whole variable, on the shard of each replica.
+"""Look up and update rows on the shard of each replica, by the row numbers of the whole variable.
 
     before   ResourceGather(w, ids)                    ids of rows of all shards
     after    places = Where(first <= ids < end)        which of them lie in the shard of this replica
@@ -8,8 +8,8 @@
     before   ResourceSparseApplyAdagrad(w, a, rate, dw, ids)
     after    ResourceSparseApplyAdagrad(w, a, rate, dw[places], ids[places] - first)
 
-Duplicates and order are kept, and a replica may have none. The ends are open: an id out of range falls to the first or
-the last shard, whose kernel refuses it as that of the whole variable would.
+Duplicates and order are kept, and a replica may have no ids. The first and the last shard also take ids out of range,
+which their kernels refuse as the kernel of the whole variable does.
 """
 
 from __future__ import annotations
@@ -37,40 +37,39 @@ from autograph_rewrite.passes.sharding.local_program import Levels, blocks_of
 from autograph_rewrite.passes.sharding.residence import split_over_replicas
 
 Rows = tuple[tuple[str, tuple[int, ...]], ...]
-"""The axes along which something is cut by rows, major to minor, with the rows of each coordinate."""
+"""The axes along which rows are split, major to minor, with the number of rows at each coordinate."""
 
 
 class Table(NamedTuple):
     """A table in blocks of rows, each of which may be in shards of rows.
 
     Attributes:
-        levels: the axes along which they lie, major to minor, with the rows of each coordinate.
-        row: the shape of one.
+        row: the shape of a row.
     """
 
     levels: Rows
     row: tuple[int, ...] = ()
 
     def begin(self, at: Mapping[str, int]) -> int:
-        """Return the first row of what lies at a coordinate."""
+        """Return the first row of the block at a coordinate."""
         return sum(sum(sizes[: at[axis]]) for axis, sizes in self.levels)
 
     def end(self, at: Mapping[str, int]) -> int:
-        """Return the row after the last one of what lies at a coordinate."""
+        """Return the row after the last one of the block at a coordinate."""
         axis, sizes = self.levels[-1]
         return self.begin(at) + sizes[at[axis]]
 
     def is_first(self, at: Mapping[str, int]) -> bool:
-        """Return whether nothing lies before a coordinate."""
+        """Return whether the block at a coordinate is the first."""
         return all(at[axis] == 0 for axis, _ in self.levels)
 
     def is_last(self, at: Mapping[str, int]) -> bool:
-        """Return whether nothing lies after a coordinate."""
+        """Return whether the block at a coordinate is the last."""
         return all(at[axis] == len(sizes) - 1 for axis, sizes in self.levels)
 
 
 class Block(NamedTuple):
-    """The rows of each device of a replica, along each axis, and the shape of what one has."""
+    """The rows of each device of a replica, along each axis, and the shape of a device's block."""
 
     levels: Rows
     shape: tuple[int | None, ...]
@@ -81,7 +80,7 @@ def _rows(levels: Levels) -> Rows:
 
 
 class RowsOfShards:
-    """Rewrites lookups and updates; which ids lie in a shard is found once for all that ask."""
+    """Rewrites lookups and updates; those with the same ids share the selection of the ids in a shard."""
 
     def __init__(self, rewrite: Rewrite) -> None:
         self._rewrite, self._state = rewrite, rewrite.get(Propagation)
@@ -97,10 +96,10 @@ class RowsOfShards:
                 self._sum(self._rewrite.graph.nodes[name], Table(_rows(levels)))
 
     def _table(self, node: Node) -> Table | None:
-        """Return the table, in blocks of rows, that a node reads or writes; None where it does not."""
+        """Return the table in blocks of rows that a node reads or writes, if any."""
         if not (has(node.op, "reads_rows") or node.op == "GatherV2" or updates_rows(node)):
             return None
-        transfer = self._state.transfers.get(node)  # what a pass has added reads what is on its replica
+        transfer = self._state.transfers.get(node)  # nodes that passes have added read local rows already
         fact = transfer.inputs[0] if transfer is not None and transfer.inputs else None
         if fact is None:
             return None
@@ -118,7 +117,7 @@ class RowsOfShards:
 
     @cached_property
     def _blocks(self) -> dict[str, Block]:
-        """The tables of which each device of a replica has some rows, by the names of their handles."""
+        """The tables whose rows are split over the devices of a replica, by the names of their handles."""
         blocked = blocks_of(self._rewrite).of
         tables = [(self._rewrite.item.variables[name], rows) for name, one in blocked.items() if (rows := _rows(one))]
         return {one.handle: Block(rows, one.shape or ()) for one, rows in tables}
@@ -155,14 +154,14 @@ class RowsOfShards:
         node.set_input(rows_at, build.op("GatherNd", listed, places, what="rows"))
 
     def _own(self, node: Node, ids: Value, table: Table) -> tuple[Value, Value]:
-        """Return which ids lie in one's block, as places in the list of them, and their rows there."""
+        """Return the positions, in the list of ids, of those in the local block, and their rows there."""
         key = ids, table, node.span
         if key not in self._found:
             self._found[key] = self._find(node, ids, table)
         return self._found[key]
 
     def _sum(self, node: Node, table: Table) -> None:
-        """Let each device leave out the segments that are not among its rows: the kernel drops what is below zero."""
+        """Let each device drop the segments that are not among its rows: the kernel ignores negative numbers."""
         ids = node.inputs[1]
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
         first, last = self._each(build, table, table.begin, "first"), self._last(build, table, "last")
@@ -177,7 +176,7 @@ class RowsOfShards:
     def _each(
         self, build: FoldedBuilder, table: Table, content: Callable[[Mapping[str, int]], int], what: str
     ) -> Value:
-        """Return a number that differs between what lies at the coordinates of a table."""
+        """Return a number that differs between the blocks of a table."""
         rewrite = self._rewrite
 
         def of_job(at: Mapping[str, int]) -> int:
@@ -186,7 +185,7 @@ class RowsOfShards:
         return rewrite.const_at(of_job, np.int64, name=f"{build.name}/{what}", near=build.near, span=build.span)
 
     def _last(self, build: FoldedBuilder, table: Table, what: str) -> Value:
-        """Return the last row; there is none at the end, where what is out of range has to fall to somebody."""
+        """Return the last row of each block; the last block has no limit, so that its kernel refuses ids too large."""
         most = np.iinfo(np.int64).max
         return self._each(build, table, lambda at: most if table.is_last(at) else table.end(at) - 1, what)
 
@@ -194,7 +193,7 @@ class RowsOfShards:
         build = FoldedBuilder.of(self._rewrite, ids, f"{node.name}/own", span=node.span)
         least = np.iinfo(np.int64).min
         begin = self._each(build, table, lambda at: least if table.is_first(at) else table.begin(at), "begin")
-        # GPUs have kernels for numbers of 64 bits, and compare and reshape those of 32 on the host.
+        # GPU kernels compare and reshape int64; for int32 they run on the host.
         wide = ids if ids.dtype == dtypes.INT64 else build.op("Cast", ids, what="wide", DstT=dtypes.INT64)
         flat = build.op("Reshape", wide, build.numbers([-1], "line"), what="flat")
         inside = build.op(

@@ -1,10 +1,10 @@
-"""Take the sizes of activations from inputs, where all micro-batches need what is made of nothing but those sizes.
+"""Take sizes of activations from inputs, where micro-batches wait for a value that depends on these sizes only.
 
     before   mask ──► Reshape(mask, Shape(logits)) ──► sum of all ──► each        it waits for the logits
     after    mask ──► Reshape(mask, [rows of x, 5]) ──► sum of all ──► each       it needs no variable, and comes first
 
-Stages and loops of micro-batches have no place at which all may wait for activations. Losses that leave classes out,
-layers that make masks of what they are given, and gradients, which begin with ones, only ask how large one is.
+Stages and loops of micro-batches cannot have a barrier. Losses that leave classes out, layers that compute masks of
+their inputs, and gradients, which begin with ones, only need the size of an activation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from autograph_rewrite.passes.localize.gather_for_outputs import cannot_wait
 
 
 def take_sizes_from_inputs(state: Propagation) -> bool:
-    """Rewrite what reads the sizes of activations in front of a meeting; return whether anything does."""
+    """Rewrite the nodes that read sizes of activations before a barrier; return whether there are any."""
     late, computed = late_nodes(state.order), _computed_of_variables(state)
     meetings = [node for node in state.order if node in late and node not in computed and _meets(state, node)]
     needed = ancestors(meetings) if meetings else set()
@@ -56,7 +56,7 @@ def take_sizes_from_inputs(state: Propagation) -> bool:
 
 
 def _computed_of_variables(state: Propagation) -> set[Node]:
-    """Return what is computed from variables, or waits for what is, but for what asks for sizes alone."""
+    """Return the nodes that are computed from variables or wait for them, other than through sizes."""
 
     def computed(node: Node) -> list[Node]:
         waiting = node._control_users
@@ -66,7 +66,7 @@ def _computed_of_variables(state: Propagation) -> set[Node]:
 
 
 def _meets(state: Propagation, node: Node) -> bool:
-    """Return whether a node makes contributions to a sum of all examples, or reads or makes what all have together."""
+    """Return whether a node contributes to a sum over all examples, or reads or computes a value of all examples."""
     made = state.transfers[node]
     if made.decompose or any(fact.placement.is_partial for fact in made.outputs):
         return True
@@ -79,12 +79,12 @@ def _meets(state: Propagation, node: Node) -> bool:
 
 @dataclass
 class _InputSizes:
-    """Takes sizes of values from what needs no variable.
+    """Takes sizes from values that need no variable.
 
     Attributes:
         state: placements, with the graph that is edited.
-        computed: what is computed from variables.
-        groups: of inputs with as many examples; None where all have.
+        computed: nodes that are computed from variables.
+        groups: inputs with the same number of examples; None: all inputs have the same.
     """
 
     state: Propagation
@@ -92,7 +92,7 @@ class _InputSizes:
     groups: BatchGroups | None
 
     def give(self, node: Node) -> bool:
-        """Let a node take the sizes of its operand from elsewhere; return whether they are found."""
+        """Let a node take the size of its operand from inputs; return whether that is possible."""
         build, kind = Builder.at(node), node.output_dtypes[0]
         made = self._shape(build, node.inputs[0], kind if node.op == "Shape" else dtypes.INT32, "size")
         if made is None:
@@ -103,7 +103,7 @@ class _InputSizes:
         return True
 
     def _shape(self, build: Builder, value: Value, dtype: int, what: str) -> Value | None:
-        """Return the shape of a value, as the inputs have it, or as its operands broadcast."""
+        """Return the shape of a value, computed from inputs, or from operands that broadcast; None if unknown."""
         if value.node not in self.computed:
             return build.op("Shape", value, what=f"{what}/shape", out_type=dtype)
         dims, inputs = self.state.facts[value].shape, self._inputs(value)
@@ -126,7 +126,7 @@ class _InputSizes:
         return made
 
     def _inputs(self, value: Value) -> list[Value]:
-        """Return the inputs of as many examples, the one with the fewest bytes first: it may travel."""
+        """Return the inputs with as many examples as a value, the one with the fewest bytes first: it may be sent."""
         state, groups = self.state, self.groups
         known = tuple(state.whole_inputs)
         if groups is not None:
@@ -140,7 +140,7 @@ class _InputSizes:
 
 
 def _source(state: Propagation, inputs: list[Value], dim: Dim) -> tuple[Value | None, int, int] | None:
-    """Return an input, its dimension, and how often that makes a size; a number of its own has no input."""
+    """Return an input, its dimension, and the factor from that to a size; a static size has no input."""
     if isinstance(dim, int):
         return None, 0, dim
     if not isinstance(dim, Sym):
@@ -164,7 +164,7 @@ def _entry(build: Builder, source: tuple[Value | None, int, int], dtype: int, wh
 
 
 def _run(rewrite: Rewrite) -> None:
-    """Take sizes of activations from inputs, where all micro-batches need what is made of them alone."""
+    """Take sizes of activations from inputs, where micro-batches wait for a value that depends on these sizes only."""
     if take_sizes_from_inputs(rewrite.state):
         rewrite.put(revise(rewrite.state))
 

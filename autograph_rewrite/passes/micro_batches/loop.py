@@ -4,8 +4,8 @@
     after    total = 0;  loop m < M:  total += %dw            each: one copy, in a frame of its own
              %y each ──► ConcatV2(all)    ──►   list.push(%y) ... concatenated behind the loop
 
-What runs once enters the loop as a constant. Numbers that differ between micro-batches become a table. Relies on the
-folded graph being complete: nothing edits it afterwards but what places its nodes.
+Values that are computed once enter the loop as constants. Constants that differ between micro-batches become a table.
+The folded graph must be complete.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def roll_micro_batches(graph: Graph, mesh: Mesh, slices: Mapping[Value, Value], 
 
     Args:
         graph: the folded graph, complete.
-        slices: by block, what it was cut out of.
-        roots: what the outside needs.
+        slices: by block, the value that it was cut out of.
+        roots: nodes that callers need.
 
     Raises:
         PassError: something cannot be done in a loop; the message says what.
@@ -69,10 +69,10 @@ def roll_micro_batches(graph: Graph, mesh: Mesh, slices: Mapping[Value, Value], 
 
 
 def require_closed(graph: Graph) -> None:
-    """Make sure that no loop waits for its own end: the step would end without values, and without an error.
+    """Refuse loops that wait for their own end: the step would end without values, and without an error.
 
     Raises:
-        PassError: one does.
+        PassError: a loop does.
     """
     for node, problem in loop_faults(topological_order(graph)):
         raise PassError(problem, node=node, hint=UNROLL)
@@ -81,15 +81,15 @@ def require_closed(graph: Graph) -> None:
 def order_of_bodies(
     graph: Graph, slices: Mapping[Value, Value], kept: Collection[Node]
 ) -> tuple[list[Node], set[Node]]:
-    """Let the iterations need nothing of each other; return the nodes, producers first, and those that always run.
+    """Make iterations independent; return the nodes, producers first, and those that always run.
 
     Args:
         graph: the folded graph, complete.
-        slices: by block, what it was cut out of.
-        kept: what the outside needs.
+        slices: by block, the value that it was cut out of.
+        kept: nodes that callers need.
 
     Raises:
-        PassError: something needs all of them in each iteration.
+        PassError: an iteration needs a value of all micro-batches.
     """
     relax_waits(graph)
     _join_before_branches(graph)
@@ -102,7 +102,7 @@ def order_of_bodies(
 
 
 def _join_before_branches(graph: Graph) -> None:
-    """Let what reads all micro-batches in a branch, as the message of an assertion does, read them before it.
+    """Let a node that reads all micro-batches in a branch, such as an assertion's message, read them before it.
 
     before   %x ──► Switch each ──► ConcatV2(all)             a loop cannot keep what is there only sometimes
     after    %x ──► ConcatV2(all) ──► Switch once
@@ -123,7 +123,7 @@ def _join_before_branches(graph: Graph) -> None:
 
 
 def _take_own_sizes(graph: Graph, kept: Collection[Node]) -> None:
-    """Let each iteration take a size of its micro-batch where it read that of the first: it is the same for all.
+    """Let each iteration read a size of its micro-batch instead of the first one's, which is the same.
 
     before   %shape each ──► [1] of the first, once ──► each      the first comes out of the loop that needs it
     after    %shape each ──► [1] each ────────────────► each
@@ -147,7 +147,7 @@ def _take_own_sizes(graph: Graph, kept: Collection[Node]) -> None:
 
 
 def _refuse_what_meets(order: list[Node]) -> None:
-    """Refuse loops of the user's, and values of the whole batch that each micro-batch needs.
+    """Refuse loops that all micro-batches share, and values of the whole batch that each micro-batch needs.
 
     Raises:
         PassError: there is one.
@@ -173,19 +173,18 @@ def _refuse_what_meets(order: list[Node]) -> None:
 #     before   %block ──► Shape each ──► [1] of the first ──► each
 #     after    %batch ──► Shape once ──► [1] ───────────────► each
 #
-# What is the same in all blocks is what the original makes of the whole batch. It needs no variable, so there is no
-# gradient, and nothing to keep. It waits for none either: what does comes when the graph says, which is behind the
-# loop.
+# A value that is the same in all blocks is the original's value for the whole batch. It needs no variable, so it has no
+# gradient, and nothing is kept for one. It waits for no variable either: a value that does is computed after the loop.
 
 
 def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
-    """Rewrite what joins values of all blocks for the blocks themselves.
+    """Compute values that micro-batches need of all blocks from the whole batch instead.
 
     Args:
-        slices: by block, what it was cut out of.
+        slices: by block, the value that it was cut out of.
 
     Raises:
-        PassError: such a value depends on the number of the block, or is made in a loop.
+        PassError: such a value depends on the number of the block, or is computed in a loop.
     """
     order = topological_order(graph)
     late = late_nodes(order)
@@ -201,21 +200,21 @@ def hoist_batch_counts(graph: Graph, slices: Mapping[Value, Value]) -> None:
             select_first(node)
             continue
         if node.span == PER_REPLICA or node.inputs[0].node.span != EACH:
-            continue  # a part of the whole; whoever needs it in a micro-batch is refused by name
+            continue  # a part of the whole; `_refuse_what_meets` names its readers in micro-batches
         if not has(node.op, "joins"):
             problem = f"{node.op} '{node.name}' reads all micro-batches before they begin"
             raise PassError(problem, node=node, hint=UNROLL)
         try:
             whole = _whole(graph, node.inputs[0], slices, made)
         except PassError:
-            continue  # whoever needs it in a micro-batch is refused by name
-        if node.op == "Pack":  # of the parts' rows: there is one part
+            continue  # `_refuse_what_meets` names its readers in micro-batches
+        if node.op == "Pack":  # it stacks the parts, and there is one
             whole = Builder.at(node).op("Pack", whole, what="whole", N=1, axis=0)
         _stand_for(node, whole)
 
 
 def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
-    """Let nobody restore the order of rows that are not taken out of it."""
+    """Drop nodes that restore an order of rows that hoisted values never lose."""
     needed = ancestors(node for node in order if node.span == EACH)
     for node in order:
         if RESTORES in node.attrs and node in needed and node not in late:
@@ -223,7 +222,7 @@ def _leave_in_order(order: Sequence[Node], late: Collection[Node]) -> None:
 
 
 def _stand_for(node: Node, value: Value) -> None:
-    """Let what read or awaited a node that joins all parts read or await a value of the whole."""
+    """Let readers and waiters of a node that joins all parts use a value of the whole batch."""
     node.output().replace_all_uses_with(value)
     for user in node.control_users:
         user.remove_control(node)
@@ -231,7 +230,7 @@ def _stand_for(node: Node, value: Value) -> None:
 
 
 def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict[Value, Value]) -> Value:
-    """Return a value as it is of the whole batch."""
+    """Return a value of the whole batch."""
     if value in slices:
         return slices[value]
     if value.node.span != EACH:
@@ -258,24 +257,24 @@ def _whole(graph: Graph, value: Value, slices: Mapping[Value, Value], made: dict
 #     a pipeline        a forward and a backward loop; a cluster for each stage, which runs when the loop's
 #                       table of turns has a micro-batch for it
 #
-# A cluster reads what other clusters make through slots that the loop carries, or out of a list that the forward loop
-# has kept for the backward one. What runs once enters a loop as a constant. What differs between micro-batches is
-# looked up.
+# A cluster reads values of other clusters through slots that the loop carries, or from a list that the forward loop
+# keeps for the backward loop. Values that are computed once enter a loop as constants. Constants that differ between
+# micro-batches are looked up in a table.
 
 
 Turns = Sequence[Sequence[int | None]]
-"""By stage, the micro-batch that it works on in each iteration, if any."""
+"""By stage, its micro-batch in each iteration, if any."""
 
 
 class Cluster(NamedTuple):
-    """Nodes that run one behind the other for one micro-batch: a forward or a backward part of the body."""
+    """Nodes that run together for one micro-batch: a forward or a backward part of the body."""
 
     kind: str
     part: int
 
 
 class _Gate(NamedTuple):
-    """On which micro-batch a cluster works, or -1; whether it runs; the first again, there only where it runs."""
+    """The micro-batch of a cluster, or -1; whether the cluster runs; the micro-batch again, dead if it does not."""
 
     turn: Value
     runs: Value
@@ -287,10 +286,10 @@ class LoopBodies:
 
     Args:
         loops: by the kind of their clusters.
-        turns: of each kind; none where all clusters run in every iteration.
+        turns: of each kind; none if all clusters run in every iteration.
 
     Attributes:
-        of: the clusters of the nodes in loops.
+        of: the cluster of each node in a loop.
     """
 
     def __init__(self, graph: Graph, loops: Mapping[str, Loop], turns: Mapping[str, Turns] | None = None) -> None:
@@ -309,7 +308,6 @@ class LoopBodies:
         Args:
             order: the nodes, producers first.
             unconditional: nodes that run in every step.
-            cluster_of: says where a node belongs.
 
         Raises:
             PassError: something cannot be done in a loop; the message says what.
@@ -318,7 +316,7 @@ class LoopBodies:
             if node.span != EACH:
                 continue
             if _is_plain_constant(node) and node in unconditional:
-                for control in node.controls:  # it may be had before, and then nothing outside waits for a loop
+                for control in node.controls:  # without them it stays outside, and its readers there wait for no loop
                     node.remove_control(control)
             else:
                 self.of[node] = cluster_of(node)
@@ -332,7 +330,7 @@ class LoopBodies:
                 self._read_behind(node, unconditional, mesh.size(REPLICA))
         for node in self._graph:
             if node.span == PER_REPLICA:
-                node.set_span(EACH)  # as the loop has it now: an instance for each replica
+                node.set_span(EACH)  # nodes in a loop have an instance for each replica
 
     def _look_up(self, node: Node, mesh: Mesh, unconditional: set[Node]) -> None:
         """Replace a constant that differs between micro-batches by entries of a table, one in each cluster.
@@ -358,10 +356,10 @@ class LoopBodies:
         self._graph.erase(node)
 
     def _move_in(self, node: Node, unconditional: set[Node]) -> None:
-        """Let a node read what other clusters, or nodes outside, have made for its micro-batch, and run only for one.
+        """Let a node read the values of other clusters and of nodes outside, and run only if it has a micro-batch.
 
         Raises:
-            PassError: something that it reads may not be there, or will be there only later.
+            PassError: a value that it reads is in a branch, or is computed only later.
         """
         cluster = self.of[node]
         for index, value in enumerate(node.inputs):
@@ -378,8 +376,8 @@ class LoopBodies:
         if gate is not None and begins:
             node.add_control(gate.micro.node)
         elif begins and (node.op in ENTERS or not predecessors(node)):
-            # A loop in the body must not begin once more where there is no further iteration: constants of the loop
-            # around it are there once more, and a step with a part of the body on another device would hang.
+            # Without this edge, a loop in the body begins again after the last iteration, as the outer loop's
+            # constants arrive once more; a step with a part of the body on another device would hang.
             node.add_control(self._loops[cluster.kind].number.node)
 
     def _brought(self, node: Node, value: Value, cluster: Cluster) -> Value:
@@ -394,7 +392,7 @@ class LoopBodies:
             return loop.later(value, distance, 1 if cluster.kind == FORWARD else -1)
 
     def _remembered(self, value: Value, source: Cluster, cluster: Cluster) -> Value:
-        """Return what the forward loop has kept of a value for the micro-batch that a backward cluster works on."""
+        """Return the value that the forward loop has kept for the micro-batch of a backward cluster."""
         if (value, cluster) not in self._items:
             with self._at(source) as loop:
                 kept = loop.kept(value)
@@ -405,7 +403,7 @@ class LoopBodies:
         return self._items[value, cluster]
 
     def _wait(self, node: Node, control: Node, cluster: Cluster) -> None:
-        """Keep what a control edge from outside of its cluster is for."""
+        """Replace a control edge from outside of the cluster by a wait that a loop can have."""
         source = self.of.get(control)
         if source is None:
             self._loops[cluster.kind].wait_for(control)
@@ -428,7 +426,7 @@ class LoopBodies:
         return distance
 
     def _gate(self, cluster: Cluster) -> _Gate | None:
-        """Return when a cluster runs: its row of the table has a micro-batch for each iteration, or none."""
+        """Return when a cluster runs, from its row of the table of turns; None if it runs in every iteration."""
         if cluster.kind not in self._turns:
             return None
         if cluster not in self._gates:
@@ -447,24 +445,24 @@ class LoopBodies:
         with loop.at(cluster.part, *((gate.runs, gate.turn) if gate is not None else ())):
             yield loop
 
-    # Results of the loops: what readers outside of them read instead of the values of all micro-batches.
+    # Results of the loops, which readers outside read instead of the values of all micro-batches.
     #
     #     before   AddN(all(%dw))           ConcatV2(all(%y), 0)          Identity(first(%lr))
     #     after    the sum that the loop    its list, joined behind it    its value of the first micro-batch
     #              has carried
     #
-    # What waited for nodes of a loop waits until they have run for all micro-batches.
+    # Nodes that waited for nodes of a loop wait until these have run for all micro-batches.
 
     def _read_behind(self, node: Node, unconditional: Container[Node], replicas: int) -> None:
-        """Let a node outside of loops read what they have made of a value.
+        """Let a node outside of loops read their results.
 
         Args:
             node: runs once, or once on each replica.
-            unconditional: the nodes that run in any case, not only in some branch.
-            replicas: how many loops of each kind there are side by side.
+            unconditional: the nodes that run in every step.
+            replicas: number of loops of each kind.
 
         Raises:
-            PassError: it reads all micro-batches in a way that a loop cannot prepare, or what may not be there in each.
+            PassError: a loop cannot join all micro-batches as the node does, or a value that it reads is in a branch.
         """
         build, inside = Builder.at(node), self.of
         needed = [(value.node, is_there(value, unconditional)) for value in node.inputs]
@@ -521,7 +519,7 @@ def _keep_one_of_each_replica(node: Node, mesh: Mesh) -> None:
 
 
 def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
-    """Refuse what only some branch gives to a loop from outside: the loop would wait for it, or end with it.
+    """Refuse a value of a branch that enters a loop from outside: the loop would wait for it, or end with it.
 
     Raises:
         PassError: the producer is in a branch.
@@ -532,7 +530,7 @@ def _require_certain(node: Node, producer: Node, is_certain: bool) -> None:
 
 
 def _table_of(node: Node, mesh: Mesh) -> Value:
-    """Return, as a table of each replica, a constant that differs between micro-batches: [micro, ...]."""
+    """Return a table [micro, ...] for each replica, of a constant that differs between micro-batches."""
     raw = node.attrs["value"]
     assert isinstance(raw, PerInstance)
     arrays = [np.asarray(decode(one)) for one in raw.raws]
@@ -542,7 +540,7 @@ def _table_of(node: Node, mesh: Mesh) -> Value:
 
 
 def _joined(node: Node) -> tuple[Callable[[Loop, Value], Value], str]:
-    """Return what a loop makes of the value that a node joins, and the op that joins the replicas."""
+    """Return the method of a loop that joins a value as a node does, and the op that joins the replicas."""
     if node.op == "AddN":
         return Loop.total, "AddN"
     if node.op == "Pack" and not node.attr("axis", 0):

@@ -1,11 +1,11 @@
-"""Order micro-batches in time: one begins when the one before it on the same device has been accumulated.
+"""Order micro-batches in time: a micro-batch begins when the one before it on its device has been accumulated.
 
     before   micro_0/x ──► ... ──► micro_0/dw ──┐          micro_1/x ──► ... ──► micro_1/dw     both at once
     after    micro_0/x ──► ... ──► micro_0/dw ──┴─► gate ─^─► micro_1/x ──► ...                 one after the other
 
-Where all micro-batches meet in the middle of a step (statistics of the whole batch, a loop that they share), those
-after it cannot begin before: there is one order on each side. The edges are found once, on the folded graph. A gate is
-a placeholder with a default: whoever fetches a prediction alone feeds it, and is spared the gradients before it.
+At a barrier in a step (statistics of the whole batch, a shared loop) all micro-batches meet, so there is one order
+before it and one after it. The edges are found once, on the folded graph. A gate is a placeholder with a default: a
+fetch of a prediction alone feeds the gate, and so does not run the gradients before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Cluster = TypeVar("Cluster", bound=Hashable)
 
 
 def sequence_micro_batches(graph: Graph, micro: int) -> InstanceOrder:
-    """Add the gates to a complete folded graph; return what waits for them."""
+    """Add the gates to a complete folded graph; return which nodes wait for them."""
     if micro == 1:
         return NO_ORDER
     relax_waits(graph)
@@ -70,8 +70,8 @@ def gates_of(
     """Add the gates of clusters.
 
     Args:
-        clusters: nodes that run one behind the other for one micro-batch.
-        unconditional: the nodes that run in any case.
+        clusters: nodes that run together for one micro-batch.
+        unconditional: the nodes that run in every step.
     """
     return {cluster: _gate(graph, nodes, unconditional) for cluster, nodes in clusters.items()}
 
@@ -83,13 +83,13 @@ def in_order(
     devices: Iterable[Sequence[tuple[Cluster, int]]],
     micro: int,
 ) -> InstanceOrder:
-    """Return what waits for the gates, so that each device runs its tasks one after the other.
+    """Return which nodes wait for the gates, so that each device runs its tasks one after the other.
 
     Args:
-        order: all nodes, producers first; into a loop nothing waits but by what enters it.
+        order: all nodes, producers first; nodes in a loop wait only through the values that enter it.
         clusters: nodes that run together for one micro-batch.
-        gates: of the clusters: what waits for all that one computes.
-        devices: of each, its tasks in their order: a cluster, and the number of the micro-batch.
+        gates: one for each cluster.
+        devices: for each, its tasks in their order: a cluster, and the number of the micro-batch.
     """
     waits: dict[Cluster, list[HappensAfter | None]] = {cluster: [None] * micro for cluster in clusters}
     for tasks in devices:
@@ -105,11 +105,11 @@ def in_order(
 
 
 def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) -> Gate:
-    """Add the gate behind some nodes, and what passes it on.
+    """Add the gate after some nodes, and the node that passes it on.
 
     Args:
         nodes: those that run for one micro-batch.
-        unconditional: the nodes that run in any case: what is in a branch not taken would never open the gate.
+        unconditional: the nodes that run in every step: a node in a branch not taken would never open the gate.
     """
     inside = set(nodes)
     last = [node for node in inside if node in unconditional and not any(user in inside for user in successors(node))]
@@ -119,13 +119,13 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
     default = Builder(graph, GATE).const(0, dtypes.FLOAT, "default")
     controls = [node for node in last if not running[node]]
     made = build.node("PlaceholderWithDefault", default, controls=controls, dtype=dtypes.FLOAT, shape=())
-    # Feeding cuts off what a value depends on, but not those that wait for the node: they wait for a reader.
-    # TensorFlow makes a NoOp of most readers without readers of their own, and then lets all wait for the node.
+    # A feed cuts the data edges of the gate, but not its control edges: so other nodes wait for a reader of its value.
+    # TensorFlow turns most readers that nothing reads into a NoOp, and lets all wait for the gate itself.
     passed = build.node("CheckNumerics", made.output(), what="passed", message="gate")
     return Gate(made, passed, tuple(dict.fromkeys(total for totals in running.values() for total in totals)))
 
 
-# Remove waits for all micro-batches that nothing needs: pure ops may run before what their control edges name.
+# Remove waits for all micro-batches that nothing needs: pure ops may run before the nodes of their control edges.
 #
 # before   count += n  ─^─► %dloss ─► %dw ─► AddN(all) ─► w -= dw       %dloss waits for all losses
 # after    %dloss ─► %dw ─► AddN(all) ─► w -= dw  ◄─^─ count += n       what acts waits instead
@@ -138,11 +138,11 @@ def _gate(graph: Graph, nodes: Iterable[Node], unconditional: Collection[Node]) 
 
 
 def relax_waits(graph: Graph) -> None:
-    """Take away the waits that only keep values together.
+    """Remove control edges between values that need no order.
 
-    TensorFlow's gradients let some values wait for others that they do not read. What a function returns waits for its
-    updates: then let whoever joins the micro-batches' parts of it wait instead. What follows from an effect, as the end
-    of a branch from the updates in it, is waited for as before; and what is read before an update is read before it.
+    TensorFlow's gradients let some values wait for others that they do not read. A function's outputs wait for its
+    updates: the nodes that join their parts from micro-batches wait instead. Waits for nodes that depend on an effect
+    stay (the end of a branch depends on its updates), and so does the order of reads and updates of a variable.
 
     Args:
         graph: the folded graph, complete.
@@ -171,7 +171,7 @@ def _acts(node: Node) -> bool:
 
 
 def _wait_later(node: Node) -> None:
-    """Let those that read a value wait for what it waits for itself, if all of them run once."""
+    """Move the waits of a value to its readers, if all of them run once."""
     readers = [use.node for use in node.output().uses]
     if readers and all(reader.span != EACH for reader in (*readers, *node.control_users)):
         for control in [control for control in node.controls if control.span != EACH]:
@@ -181,7 +181,7 @@ def _wait_later(node: Node) -> None:
 
 
 def _let_instances_wait(node: Node, unconditional: Collection[Node]) -> None:
-    """Let those that read what runs once wait, each for its own instance of what that waits for."""
+    """Move the waits of a node that runs once to its readers, if each instance of a reader can wait for its own."""
     users = successors(node)
     if not users or any(user.span != EACH or user not in unconditional for user in users):
         return
@@ -192,14 +192,14 @@ def _let_instances_wait(node: Node, unconditional: Collection[Node]) -> None:
 
 
 def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
-    """Where a micro-batch's value waits for what follows from all of them, let what acts on it wait instead.
+    """If a micro-batch's value waits for a result of all micro-batches, let the nodes that act on it wait instead.
 
     Args:
         graph: the folded graph, complete.
-        count_first: what needs no variable is computed of all micro-batches before the first begins.
+        count_first: whether values that need no variable are computed for all micro-batches before the first begins.
 
     Returns:
-        The nodes, producers first, as they are then.
+        The nodes of the edited graph, producers first.
     """
     order = topological_order(graph)
     unconditional = unconditional_nodes(order)
@@ -213,7 +213,7 @@ def let_actors_wait(graph: Graph, *, count_first: bool) -> list[Node]:
             for control in late:
                 actor.add_control(control)
                 node.remove_control(control)
-    relax_waits(graph)  # what waited for an effect through those values no longer does
+    relax_waits(graph)  # nodes that waited for an effect through those values no longer do
     for node in order:
         if is_running_sum(node) and node.controls:
             _wait_behind(graph, node)
@@ -225,7 +225,7 @@ def _only_passes_on(node: Node) -> bool:
 
 
 def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]) -> list[Node]:
-    """Return what acts behind a node, once for all micro-batches; none where one of them acts, or has no part in it."""
+    """Return the nodes after `start` that act once for all micro-batches; none if a micro-batch acts, or none waits."""
     found: dict[Node, None] = {}
     seen, pending, each = {start}, [start], start.span == EACH
     while pending:
@@ -241,14 +241,14 @@ def _actors(start: Node, unconditional: Collection[Node], held: Collection[Node]
                 each = True
                 pending.append(user)
             elif passes_on and user not in held and successors(user):
-                pending.append(user)  # on its way to the micro-batches, or to what acts
+                pending.append(user)  # may lead to micro-batches, or to a node that acts
             else:
                 found[user] = None
     return list(found) if each else []
 
 
 def _wait_behind(graph: Graph, total: Node) -> None:
-    """Let what reads a running sum wait for what the sum waits for: a micro-batch that follows waits for the sum."""
+    """Move the waits of a running sum to its readers, as the next micro-batch waits for the sum."""
     controls = list(total.controls)
     name, inputs = f"{total.name}/behind", [total.output()]
     behind = Builder(graph, name, total, span=total.span).node("Identity", *inputs, controls=controls)
@@ -259,24 +259,24 @@ def _wait_behind(graph: Graph, total: Node) -> None:
         total.remove_control(control)
 
 
-# Preserve the order of variable accesses while `relax_waits` removes control edges that only keep values together.
+# Preserve the order of variable accesses while `relax_waits` removes control edges.
 #
 # before   read(w) ─► %y ─► %dy ─^─► 0.9 ─► w -= 0.9 w      the constant waits for a gradient, which needs the read
 # after    read(w) ─^─► w -= 0.9 w                          nothing waits for %dy, and the update is behind as before
 #
-# What a loop or a branch reads has been read when all that leaves it and follows from the read is there.
+# A read in a loop or a branch is complete when all values are there that leave it and depend on the read.
 
 
 Pair = tuple[Node, Node]
-"""What an earlier access of a variable is complete with, and a later access; one of the two accesses updates it."""
+"""The node that completes an earlier access of a variable, and a later access; one of the two accesses updates it."""
 
 
 def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) -> list[Pair]:
-    """Return the accesses of one variable of which the graph says which comes first.
+    """Return the pairs of accesses of a variable whose order the graph determines.
 
     Args:
         order: the nodes, producers first.
-        unconditional: those that run in any case.
+        unconditional: those that run in every step.
     """
     accesses = [node for node in order if node.op in READS or is_update(node)]
     handles = {node: dict.fromkeys(map(handle_node, filter(is_handle, node.inputs))) for node in accesses}
@@ -295,11 +295,7 @@ def accesses_in_order(order: Sequence[Node], unconditional: Collection[Node]) ->
 
 
 def keep_order(graph: Graph, pairs: Sequence[Pair]) -> None:
-    """Let the later access wait for the earlier one where it no longer does.
-
-    Args:
-        pairs: what `accesses_in_order` has found in it.
-    """
+    """Let the later access of each pair wait for the earlier one, if it no longer does."""
     kept = set(_in_order(topological_order(graph), pairs))
     for pair in pairs:
         if pair not in kept:

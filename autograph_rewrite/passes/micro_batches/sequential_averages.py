@@ -3,8 +3,8 @@
     before   average = mean of all micro-batches' statistics        v += rate * (average - v)       once
     after    v += rate * (statistic_0 - v);  v += rate * (statistic_1 - v);  ...                    in their order
 
-That is what training on small batches one after another does. Statistics of several replicas are averaged first. Where
-a statistic serves something else than an update, all read the one average.
+Training on small batches one after another does the same. Statistics of several replicas are averaged first. If a node
+other than an update reads a statistic, all read the one average.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from autograph_rewrite.passes.reshard.lower_reshards import LoweredReshards
 
 @dataclass(frozen=True)
 class Update:
-    """How one statistic gets into a variable.
+    """The nodes by which one statistic updates variables.
 
     Attributes:
-        total: what is read for the average statistic.
-        writes: the nodes that write variables.
-        chain: the nodes between the variables' values, the statistic and the writes; in order.
-        reads: those that read the written variables for them.
+        total: the value that is read as the average of the statistic.
+        chain: the nodes between the reads, the statistic and the writes; in order.
+        reads: of the written variables.
     """
 
     total: Value
@@ -54,7 +53,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Averages:
-    """The averages of the blocks' own statistics, each with the statistic, before anything was guarded."""
+    """The averages of block statistics, each with the statistic before empty blocks are padded."""
 
     values: Mapping[Node, Value]
 
@@ -77,7 +76,7 @@ def _update(rewrite: Rewrite) -> None:
 
 
 def _repeated(rewrite: Rewrite) -> set[Node]:
-    """Rewrite the updates of moving averages; return the reads and updates that micro-batches now do by themselves."""
+    """Rewrite the updates of moving averages; return the reads and updates that now run once per micro-batch."""
     reshards, named = rewrite.get(LoweredReshards), (*rewrite.item.targets, *rewrite.item.keep)
     kept, repeated = {value.node for value in rewrite.outputs}, set[Node]()
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if rewrite.plan.looped else set()
@@ -96,7 +95,7 @@ def _repeated(rewrite: Rewrite) -> set[Node]:
 
 
 def _update_by(total: Value, kept: set[Node]) -> Update | None:
-    """Return what a statistic updates; None where it serves anything else."""
+    """Return the update that reads a statistic; None if other nodes read it, too."""
     after = descendants([use.node for use in total.uses], controls=False)
     writes = [node for node in after if is_update(node)]
     if not writes or any(node.span == EACH or node in kept for node in after):
@@ -117,14 +116,14 @@ def _update_by(total: Value, kept: set[Node]) -> Update | None:
 
 
 def _is_certain(update: Update, unconditional: set[Node]) -> bool:
-    """Return whether an update runs in any case: a loop cannot wait for what is in a branch."""
+    """Return whether an update runs in every step: a loop cannot wait for a node in a branch."""
     own = (*update.reads, *update.chain, *update.writes)
     needed = [producer for node in own for producer in (*[value.node for value in node.inputs], *node.controls)]
     return all(node in unconditional or node is update.total.node for node in (*own, *needed))
 
 
 def _in_order(nodes: set[Node]) -> list[Node]:
-    """Return the nodes, producers first, by name where nothing decides."""
+    """Return the nodes, producers first, otherwise by name."""
     order: dict[Node, None] = {}
     stack = sorted(nodes, key=lambda node: node.name, reverse=True)
     while stack:
@@ -136,7 +135,7 @@ def _in_order(nodes: set[Node]) -> list[Node]:
 
 
 def _statistics(rewrite: Rewrite, blocks: Blocks, value: Value) -> tuple[Value, Value | None]:
-    """Return the statistic of each micro-batch, with whether it has examples; None where all certainly have."""
+    """Return the statistic of each micro-batch, and whether it has examples; None if all have."""
     build = FoldedBuilder.of(rewrite, value, f"{value.node.name}/in_turn_{value.index}")
     replicas, micro = rewrite.local // rewrite.micro, rewrite.micro
     axis = build.const(0, dtypes.INT32, "axis")
@@ -173,7 +172,7 @@ def _unpacked(rewrite: Rewrite, means: Value, filled: Value | None) -> list[tupl
 
 
 def _unroll(rewrite: Rewrite, update: Update, statistics: Sequence[tuple[Value, Value | None]]) -> None:
-    """Copy an update for each micro-batch but the last, which keeps the original's nodes."""
+    """Copy an update for each micro-batch; the last one keeps the original writes."""
     before: list[Node] = []
     for number, (statistic, is_there) in enumerate(statistics):
         last = number == len(statistics) - 1
@@ -220,13 +219,13 @@ FIND_AVERAGES = Pass("find-averages", _find, needs=(Homes, LoweredReshards), giv
 SEQUENTIAL_AVERAGES = Pass("sequential-averages", _update, needs=(Homes, LoweredReshards, Averages), gives=(Repeated,))
 
 
-# Apply moving-average updates sequentially in one loop, where micro-batches are too many to unroll.
+# Apply moving-average updates sequentially in one loop, where the plan rolls micro-batches into a loop.
 #
 #     before   v += rate * (average - v)                                          once
 #     after    loop m < M:  v += rate * (statistics[m] - v)                       the variable is read and written in it
 #
-# An iteration begins when the one before it has ended, so that it reads what that one has written. Whoever waited for
-# the update waits for the end of the loop.
+# An iteration begins when the one before it has ended, so that it reads what that one has written. Nodes that waited
+# for the update wait for the end of the loop.
 
 
 def update_averages_in_loop(
@@ -235,10 +234,9 @@ def update_averages_in_loop(
     """Move an update into a loop over the micro-batches.
 
     Args:
-        update: what one statistic goes into.
-        means: the statistic of each.
-        filled: whether each has examples; None where all certainly have.
-        named: names of nodes that the outside runs.
+        means: the statistic of each micro-batch, along the first dimension.
+        filled: whether each has examples; None if all have.
+        named: names of nodes that callers run.
     """
     scope = graph.unique_name(f"{update.total.node.name}/in_turn_{update.total.index}/loop")
     loop = Loop(graph, [""], micro, scope, span=ONCE)
@@ -273,7 +271,7 @@ def _copy(graph: Graph, loop: Loop, node: Node, inputs: Iterable[Value], made: d
 
 
 def _wait(loop: Loop, node: Node, controls: Iterable[Node], made: dict[Node, Node]) -> None:
-    """Let a node wait for what is in the loop; the loop waits for what is not."""
+    """Let a node wait for controls that are in the loop, and the loop for the others."""
     for control in controls:
         node.remove_control(control)
         if control in made:
@@ -283,7 +281,7 @@ def _wait(loop: Loop, node: Node, controls: Iterable[Node], made: dict[Node, Nod
 
 
 def _finish(graph: Graph, loop: Loop, write: Node, named: Collection[str]) -> None:
-    """Let whoever waits for a write wait for the last one."""
+    """Let nodes and callers that wait for a write wait for the last one."""
     waiting = write.control_users
     end = loop.finished(write)
     for user in waiting:
@@ -296,7 +294,7 @@ def _finish(graph: Graph, loop: Loop, write: Node, named: Collection[str]) -> No
 
 
 def _other_reads(graph: Graph, update: Update) -> list[Node]:
-    """Return what else reads the variables: on one device that comes first, if nothing says otherwise."""
+    """Return the other reads of the variables that no control edge orders: on one device they come first."""
     handles = {handle_node(read.inputs[0]) for read in update.reads}
     handles |= {handle_node(write.inputs[0]) for write in update.writes}
     after = descendants(update.writes)

@@ -3,8 +3,8 @@
     number = 0 ─► Enter ─► Merge ─► Switch ─► body ... + 1 ─► NextIteration ─► (Merge)
                              └─► Less(limit) ─► LoopCond        Exit
 
-Every replica has a frame of its own. Its iterations follow each other: one begins when the one before has ended. Where
-part of the body runs in some iterations only, what the loop carries for that part stays as it is in the others:
+Every replica has a separate frame. An iteration begins when the one before it has ended. If a part of the body runs in
+some iterations only, its loop variables keep their values in the others:
 
     old ─► Switch(runs) ─► grown ──► Merge ─► new          the other side of the Switch goes to the Merge as it is
 """
@@ -29,19 +29,17 @@ UNROLL = "set form to unrolled, in accumulation or in pipeline"
 
 
 class Loop:
-    """Adds a loop to a folded graph, and what passes through it.
+    """Adds a loop to a folded graph, and the values that enter it, leave it or pass through it.
 
     Args:
-        prefixes: of the replicas' names, which tell their frames apart.
+        prefixes: of the replicas' names, which distinguish their frames.
         scope: begins the names of its nodes.
         span: ONCE for one loop that all replicas share.
-        axis: along which the parts of its body stand; "": they stand nowhere.
+        axis: of the places of the parts of its body; "": they have no place.
 
     Attributes:
-        scope: begins the names of its nodes.
-        axis: along which the parts of its body stand.
         number: of the iteration.
-        end: gives how many iterations there were, once they are over.
+        end: the number of iterations, once they are over.
     """
 
     def __init__(
@@ -83,8 +81,8 @@ class Loop:
 
         Args:
             part: its number.
-            runs: in which iterations it runs; left out: in all of them.
-            turn: the number of its micro-batch in each iteration, if it is not that of the iteration.
+            runs: scalar bool, whether it runs in an iteration; None: in all of them.
+            turn: the number of its micro-batch in each iteration; None: that of the iteration.
         """
         before = self._part, self._runs, self._turn
         self._part, self._runs, self._turn = part, runs, turn
@@ -98,12 +96,12 @@ class Loop:
         self._first.add_control(node)
 
     def finished(self, node: Node) -> Node:
-        """Let a node of the body run in every iteration, whoever reads it; return what to wait for until it has."""
+        """Let a node of the body run in every iteration, even if nothing reads it; return the node that ends these."""
         self._increment.add_control(node)
         return self.end
 
     def ran(self, node: Node) -> Node:
-        """Do the same for a node that does not run in every iteration."""
+        """Do the same as `finished` for a node that does not run in every iteration."""
         if node not in self._ran:
             mark = self._add("Identity", [self.constant(self._one)], f"{node.name}/ran")
             mark.add_control(node)
@@ -111,14 +109,14 @@ class Loop:
         return self._ran[node]
 
     def constant(self, value: Value) -> Value:
-        """Return a value from outside as one of every iteration."""
+        """Return a value from outside as a constant of the loop."""
         key = value, self._part
         if key not in self._constants:
             self._constants[key] = self._enter(value, f"{value.node.name}/enter", constant=True).output()
         return self._constants[key]
 
     def turn(self, table: Value, name: str) -> tuple[Value, Value, Value]:
-        """Return what a table has for this iteration, whether that is something, and what only then is there."""
+        """Return a table's entry for this iteration, whether it is at least 0, and the entry again, dead if not."""
         found = self.entry(table, name)
         none = self.constant(self._outside(np.int32(0), "none"))
         runs = self._add("GreaterEqual", [found, none], f"{name}/runs").output()
@@ -142,7 +140,7 @@ class Loop:
         return self._add("SelectV2", [condition, value, other], name).output()
 
     def cast(self, value: Value, dtype: int, name: str) -> Value:
-        """Return a value, which is in the loop, as one of another type."""
+        """Return a value of the loop as another type."""
         return value if value.dtype == dtype else self._add("Cast", [value], f"{name}/cast", {"DstT": dtype}).output()
 
     def total(self, value: Value) -> Value:
@@ -150,7 +148,7 @@ class Loop:
         return self._once("total", value, self._zero(value, f"{value.node.name}/zero"), "AddV2", "added")
 
     def first(self, value: Value) -> Value:
-        """Return a value as it is of the first micro-batch, the last ones of a small batch being empty.
+        """Return a value of the first micro-batch; the last ones of a small batch are empty.
 
         Raises:
             PassError: it is a container.
@@ -168,12 +166,12 @@ class Loop:
         return self._made["first", value]
 
     def later(self, value: Value, distance: int, step: int = 1) -> Value:
-        """Return what a value was some iterations ago, out of a row of slots that it moves along.
+        """Return a value of some iterations ago; it moves through one slot per iteration.
 
         Args:
-            value: made in the part of the body that nodes are added for now.
-            distance: how many iterations ago.
-            step: each slot is so many parts behind the one before it.
+            value: of the part of the body to which nodes are added now.
+            distance: number of iterations.
+            step: number of parts from each slot to the next.
 
         Raises:
             PassError: it is a container.
@@ -182,6 +180,7 @@ class Loop:
         slots, name = self._slots.setdefault(value, []), f"{value.node.name}/slot"
         while len(slots) < distance:
             moved = slots[-1] if slots else value
+            # The value exists only in iterations in which its part runs, a slot in every iteration.
             runs = None if slots else self._runs
             with self.at(self._part + step * (len(slots) + 1), runs):
                 empty = self._zero(value, f"{name}/empty")
@@ -202,7 +201,7 @@ class Loop:
 
         Args:
             kept: handle of the list, outside of this loop.
-            value: whose items they are; it gives type and name.
+            value: the value in the other loop, for type and name.
             at: scalar int32, the number of the item.
         """
         inputs = [self.constant(kept), at, self.constant(self._outside(np.int32(-1), "any_shape"))]
@@ -232,7 +231,7 @@ class Loop:
         return self._made["list", value], shape
 
     def _once(self, kind: str, value: Value, first: Value, op: str, what: str, **attrs: Any) -> Value:
-        """Carry something from iteration to iteration, to which an op adds the value; return what it is at the end."""
+        """Add a loop variable to which an op adds the value in each iteration; return it at the end."""
 
         def grown(old: Value, name: str) -> Value:
             return self._add(op, [old, value], f"{name}/{what}", attrs).output()
@@ -275,7 +274,7 @@ class Loop:
         return self._numbers[key]
 
     def _zero(self, value: Value, name: str) -> Value:
-        """Return what a loop variable for a value is at first, outside of the loop."""
+        """Return the first content of a loop variable for a value, outside of the loop."""
         dtype = dtypes.base(value.dtype)
         if dtype == dtypes.STRING:
             return self._outside(np.asarray(b"", object), name)
@@ -286,7 +285,7 @@ class Loop:
         return Builder(self._graph, self._named(f"{name}/cast")).op("Cast", zero, DstT=dtype)
 
     def _build(self, name: str) -> Builder:
-        """Return a builder of what runs as often as the loop does, where a part of its body stands."""
+        """Return a builder of nodes with the span of the loop and the place of the current part of its body."""
         place = {self.axis: self._part} if self.axis else ANYWHERE
         return Builder(self._graph, self._named(name), span=self._span, place=place)
 

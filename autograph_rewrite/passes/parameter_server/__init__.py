@@ -1,1 +1,1 @@
-"""Parameter servers: what the chief runs for all, and cached reads."""
+"""Parameter servers: nodes that the chief runs for all workers, and cached reads."""

@@ -1,10 +1,10 @@
-"""Await writes: who reads a variable where it lives waits for what worker 0 has written there since the last step.
+"""Let reads of a variable on its server wait for the writes of worker 0 since the last step.
 
     written, fed ──► Switch ─┬─ false ──► Identity ──────────────────┬─► Merge ──^──► ResourceGather(w @ ps)
                              └─ true ───► Identity ◄──^── worker 0 has begun
 
-What a program writes between two steps each worker knows (`runtime.function.session_step`), but it is worker 0
-that writes it on the server, before it begins its step. In all other steps nobody waits.
+Each worker knows what the program writes between two steps (`runtime.function.session_step`), but only worker 0 writes
+it on the server, before its step begins. In all other steps no worker waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autograph_rewrite.passes.collectives.server_stores import ServerBuilder
 
 PREFIX = "autograph_written"
 FLAG = "flag"
-"""Name, behind the prefix and the variable, of what is fed: whether the program has written it since the last step."""
+"""Name, after prefix and variable, of the placeholder: whether the program has written since the last step."""
 
 
 def await_writes(rewrite: Rewrite, variable: str, device: str, reads: list[Node]) -> None:
@@ -25,7 +25,7 @@ def await_writes(rewrite: Rewrite, variable: str, device: str, reads: list[Node]
 
     Args:
         variable: the name of its handle.
-        device: which holds it.
+        device: holds the variable.
         reads: of its rows, or of a shard, outside of loops.
     """
     name = f"{PREFIX}/{variable}"
@@ -35,8 +35,8 @@ def await_writes(rewrite: Rewrite, variable: str, device: str, reads: list[Node]
         site = Site(f"{name}/{what}", ONCE, reads[0])
         return rewrite.add(op, inputs, site, controls=controls, attrs=attrs or None)
 
-    told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` makes a token of it
-    flag = add("Placeholder", FLAG, dtype=dtypes.BOOL, shape=()).output()  # Grappler folds what has a default
+    told = add("NoOp", "told", controls=(begun.node,))  # `delegate_to_chief` turns it into a token
+    flag = add("Placeholder", FLAG, dtype=dtypes.BOOL, shape=()).output()  # Grappler folds one with a default
     switch = add("Switch", "switch", flag, flag)
     free = add("Identity", "free", switch.output(0)).output()
     waited = add("Identity", "waited", switch.output(1), controls=(told,)).output()

@@ -4,9 +4,9 @@
     after, on worker 0   push ──► take ──► update ──^──► enqueue for each other worker ──^──► train
     after, on others     push ──^──► dequeue ──^──► train                 dequeue ──► a local reader
 
-A token goes to every worker for each node that waits for server ops, as soon as those are done; a value as soon as it
-is there. Before it waits, a worker sends everything that server ops need of it. Its reads of a variable come
-before it pushes a gradient for it, so that nobody reads half a step's update.
+For each node that waits for server ops, worker 0 sends every worker a token as soon as these are done; it sends a value
+as soon as it is there. Before a worker waits, it sends everything that server ops need of it. A worker reads a variable
+before it pushes a gradient for it, so that no read sees a part of a step's updates.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def name_server_roots(rewrite: Rewrite, item: TrainingGraph) -> None:
 
 
 def _initializers(item: TrainingGraph) -> Iterator[str]:
-    """Yield the names of what initialises single variables: programs run them one by one, too."""
+    """Yield the names of the initialisers of single variables, which programs also run one by one."""
     for variable in item.variables.values():
         if variable.initializer is not None:
             yield variable.initializer
 
 
 def lock_updates(nodes: Iterable[Node]) -> None:
-    """Let updates that several workers make at once come one after another."""
+    """Let simultaneous updates of several workers run one after another."""
     for node in nodes:
         if is_update(node) and node.attr("use_locking") is not None:
             node.set_attr("use_locking", True)
@@ -78,10 +78,10 @@ def lock_updates(nodes: Iterable[Node]) -> None:
 def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
     """Rewrite this process's graph; afterwards only worker 0 has server ops.
 
-    Where workers do not wait for each other, each runs its own updates, and worker 0 the initialisers only.
+    If workers do not wait for each other, each runs its updates, and worker 0 only the initialisers.
 
     Raises:
-        PassError: what a server op needs of every worker is computed in a branch or loop only.
+        PassError: a value that crosses between servers and workers is computed in a branch or loop.
     """
     graph = rewrite.graph
     if rewrite.plan.is_asynchronous:
@@ -122,9 +122,9 @@ def delegate_to_chief(rewrite: Rewrite, item: TrainingGraph) -> None:
 
 
 def _switch_in_every_process(order: Sequence[Node]) -> None:
-    """Let every worker switch for itself what it reads in a branch of a value on a server.
+    """Give every worker a separate Switch for a server's value that it reads in a branch.
 
-    What is handed over has to come in every run: the value in front of the branch does, one side of it does not.
+    A value that is sent must exist in every run: the operand of a Switch does, each of its outputs does not.
     """
     for node in reversed(order):  # of a branch inside of another, the inner Switch first
         if node.op not in SWITCHES or not node.is_driven:
@@ -141,7 +141,7 @@ def _switch_in_every_process(order: Sequence[Node]) -> None:
 def _wait(
     rewrite: Rewrite, exchange: _ChiefSide | _WorkerSide, node: Node, awaited: Sequence[Node], branches: Branches
 ) -> None:
-    """Make a node wait for a token instead of server ops; where those are in a branch, what follows it waits."""
+    """Make a node wait for a token instead of server ops; on worker 0, its readers wait if these are in branches."""
     is_behind_branches = any(control not in branches.unconditional for control in awaited)
     if rewrite.rank != 0 or not is_behind_branches:
         for control in awaited:
@@ -155,9 +155,9 @@ def _wait(
 
 
 def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None:
-    """Let updates that need nothing of other workers wait until those have begun, and so read what was there before.
+    """Let updates that need nothing of other workers wait until these have begun, and so read the old value.
 
-    A counter of steps is such a variable. What waits for contributions of all waits for that already.
+    An example is the update of a step counter. Updates that wait for contributions of all workers need no such wait.
     """
     graph = rewrite.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
@@ -172,23 +172,23 @@ def _begin_together(rewrite: Rewrite, item: TrainingGraph, turns: Turns) -> None
         if node in unconditional:
             node.add_control(turns.all_began)
             continue
-        new = [one for one in dependencies(node) if one not in seen]  # in a branch or loop: what leads into it waits
+        new = [one for one in dependencies(node) if one not in seen]  # in a branch or loop: its inputs wait
         seen.update(new)
         pending.extend(new)
 
 
 def _own_updates(rewrite: Rewrite, item: TrainingGraph) -> set[str]:
-    """Return the names of the updates that the step makes in every process."""
+    """Return the names of the updates that the step runs in every process."""
     graph = rewrite.graph
     step = ancestors(graph.nodes[name] for name in item.targets if name in graph.nodes)
     return {node.name for node in step if is_update(node) and not node.is_driven}
 
 
 def _keep_own_updates(rewrite: Rewrite, item: TrainingGraph, own: set[str]) -> None:
-    """Let the step make what every process updates itself, also where only what worker 0 runs has waited for it.
+    """Let the step run the updates of every process, even if only nodes of worker 0 have waited for them.
 
     Raises:
-        PassError: such an update stands in a branch or loop, where a step cannot ask for it.
+        PassError: such an update is in a branch or loop, so the step cannot wait for it.
     """
     graph = rewrite.graph
     lost = [graph.nodes[name] for name in sorted(own - _own_updates(rewrite, item)) if name in graph.nodes]
@@ -210,8 +210,8 @@ class _ChiefSide:
     """Sends to all others.
 
     Attributes:
-        senders: the nodes that read what is sent, as it is.
-        turns: whose turn it is; None where nothing is handed over.
+        senders: the nodes that still read the original values.
+        turns: None if nothing is sent.
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
@@ -224,7 +224,7 @@ class _ChiefSide:
         return self.turns
 
     def value(self, value: Value) -> Value:
-        """Return a value as worker 0 itself reads it: once it is sent."""
+        """Send a value; return what worker 0 reads instead, once it is sent."""
         home = _home(self._rewrite, value.node, f"{value.node.name}/handed_{value.index}")
         axis = home.const(0, dtypes.INT32, "axis")
         row = home.add("ExpandDims", (value, axis), "row")
@@ -234,7 +234,7 @@ class _ChiefSide:
         return new.output()
 
     def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
-        """Return what `reader` waits for: tokens that are sent once `done` are."""
+        """Send tokens once `done` have run; return the node that `reader` waits for."""
         home = _home(self._rewrite, awaited[0], f"{reader.name}/token")
         true = home.const(True, dtypes.BOOL, "true")
         return self._turn(awaited[0]).send(home, true, done)
@@ -253,29 +253,28 @@ class _WorkerSide:
         return self._turns.receive(home, dtype, self._needs.of(nodes))
 
     def value(self, value: Value) -> Value:
-        """Return a value that worker 0 sends."""
+        """Receive a value from worker 0."""
         home = _home(self._rewrite, value.node, f"{value.node.name}/handed_{value.index}")
         taken = self._receive(home, dtypes.VARIANT, [value.node]).output()
         row = home.unwrapped(taken, value.dtype, "row")
         return home.add("Squeeze", (row,), "received", squeeze_dims=[0]).output()
 
     def token(self, reader: Node, awaited: Sequence[Node], done: Sequence[Node]) -> Node:
-        """Return what `reader` waits for: the token that comes once `awaited` are done."""
+        """Receive the token that worker 0 sends once `awaited` have run; return the node that `reader` waits for."""
         home = _home(self._rewrite, awaited[0], f"{reader.name}/token")
         return self._receive(home, dtypes.BOOL, awaited)
 
 
 def _home(rewrite: Rewrite, node: Node, name: str) -> ServerBuilder:
-    server = min(rewrite.plan.homes.values())  # of nodes that worker 0 runs itself
+    server = min(rewrite.plan.homes.values())  # for nodes that are on no server
     return ServerBuilder(rewrite, rewrite.home_of(node) or server, node, name)
 
 
 class _RequiredPushes:
-    """What server ops need of every process: pushes, collectives, and the values that it received before.
+    """The nodes that server ops need of every process: pushes, collectives, and the values that it received before.
 
     Args:
-        order: the nodes of the graph.
-        on_server: those that worker 0 runs.
+        on_server: the nodes that worker 0 runs.
     """
 
     def __init__(self, rewrite: Rewrite, order: Sequence[Node], on_server: set[Node]) -> None:
@@ -285,7 +284,7 @@ class _RequiredPushes:
         unconditional = unconditional_nodes(order)
         _require_certain(pushes, unconditional)
         self._nodes: list[Node] = []
-        self._masks: dict[Node, int] = {}  # of server ops, and of what runs only sometimes
+        self._masks: dict[Node, int] = {}  # of server ops, and of nodes in branches or loops
         bits: dict[Node, int] = {}
         for node in order:
             if node in unconditional and node not in on_server:
@@ -302,7 +301,7 @@ class _RequiredPushes:
             self._masks[node] = mask
 
     def of(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return what has to run in every process before these server ops can."""
+        """Return the nodes that must run in every process before these server ops can."""
         mask = 0
         for node in nodes:
             mask |= self._masks[node]
@@ -320,7 +319,7 @@ def _require_certain(pushes: Iterable[Node], unconditional: set[Node]) -> None:
 
 
 def _require_in_every_run(exports: Iterable[Value], unconditional: Collection[Node]) -> None:
-    """Refuse to hand over what is there only sometimes: the others would wait for it in vain."""
+    """Refuse to send a value that not every run computes: the other workers would wait for it in vain."""
     for value in exports:
         if value.node not in unconditional or value.node.op in SWITCHES:
             raise PassError(
@@ -353,13 +352,13 @@ def _with_branches(order: Sequence[Node]) -> set[Node]:
 
 
 def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
-    """Let this process's reads of a variable come before its contribution to the next value.
+    """Let this process read a variable before it contributes to the next value.
 
-    What no push is for may follow from sums that all workers have: those are contributions, too. What a run has without
-    the updates that the read follows, as a loss that is fetched alone, does not wait for it.
+    A variable without pushes may be updated from sums that all workers have: these are contributions, too. A sum that
+    can run without the updates that a read follows, as for a loss that is fetched alone, does not wait for the read.
 
     Raises:
-        PassError: a read follows the contribution, so that another value may be there when it comes.
+        PassError: a read follows the contribution, so that it may find the next value.
     """
     graph, pushed = rewrite.graph, rewrite.homes.pushes
     order = topological_order(graph)
@@ -381,7 +380,7 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
         updates = [node for node, _ in handle_uses(handle) if node in step and is_update(node)]
         for read in _reads(handle):
             if read.is_driven or read not in step or read not in unconditional:
-                continue  # a push waits for what a branch or loop makes of its reads, not for the reads
+                continue  # a push waits for the results of a branch or loop, not for the reads in it
             if levels[read] and not any(runs.is_before(update, read) for update in updates):
                 awaited = [push for push in pushes if any(runs.is_before(push, update) for update in updates)]
                 levels[read] = _early_enough(read, awaited, levels)
@@ -394,9 +393,9 @@ def _read_before_pushing(rewrite: Rewrite, item: TrainingGraph) -> None:
 
 
 def _early_enough(read: Node, awaited: Sequence[Node], levels: Mapping[Node, int]) -> int:
-    """Return the level of a read that comes before one of the pushes that the update of its variable waits for.
+    """Return the level of a read, which must be before one of the pushes that the update of its variable waits for.
 
-    What only delays it, as the program's order of statements does, goes where it would come later.
+    Control edges that delay it beyond that, as from the program's order of statements, are removed.
     """
     latest = max((levels[push] for push in awaited), default=levels[read])
     if levels[read] <= latest:
@@ -415,9 +414,9 @@ def _early_enough(read: Node, awaited: Sequence[Node], levels: Mapping[Node, int
 
 
 def _levels(order: Iterable[Node], pushes: set[Node]) -> dict[Node, int]:
-    """Return how many pushes come one after another before each node.
+    """Return the length of the longest chain of pushes before each node.
 
-    All nodes of a level can run before its pushes, so reads that pushes wait for by levels close no circle.
+    All nodes of a level can run before its pushes, so pushes that wait for reads of their level close no cycle.
     """
     levels: dict[Node, int] = {}
     for node in order:
@@ -426,7 +425,7 @@ def _levels(order: Iterable[Node], pushes: set[Node]) -> dict[Node, int]:
 
 
 def _pushes(rewrite: Rewrite) -> list[Node]:
-    """Return what hands this process's contributions over."""
+    """Return the nodes that push this process's contributions."""
     return [push for several in rewrite.homes.pushes.values() for push in several]
 
 
@@ -435,7 +434,7 @@ def _reads(handle: Node) -> list[Node]:
 
 
 def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
-    """Remove the server ops; initialisers that the outside knows by name stay, and do nothing."""
+    """Remove the server ops; NoOps take the names of those that callers run, such as initialisers."""
     known = {*item.keep, *(variable.initializer for variable in item.variables.values())}
     for node in [node for node in graph if node in on_server and node.name in known]:
         name = node.name
@@ -443,13 +442,13 @@ def _forget(graph: Graph, on_server: set[Node], item: TrainingGraph) -> None:
         Builder(graph, name, name).node("NoOp")
 
 
-# Branches of workers in which server ops run: who waits for those, and that the rest stays in its branch.
+# Branches of workers in which server ops run: let readers wait for these, and keep other nodes in their branch.
 #
 #     worker 0   update @ ps ──^──► constant ──► Merge          what the branch ends with waits for the update
 #     worker 1   Switch:1    ──^──► constant ──► Merge          it has no update, and must not be alive in both branches
 #
-# A server op in a branch hands over nothing by itself, for it may not run: where branches meet, one token says that it
-# has, or never will. Where only the server knows which branch is taken, that is handed over, too.
+# A server op in a branch sends nothing by itself, as it may not run: where branches meet, one token says that it has
+# run, or never will. If only the server knows which branch is taken, worker 0 sends the predicate, too.
 
 
 _NONE: Guards = frozenset()
@@ -461,13 +460,13 @@ class Branches:
     Args:
         graph: of all replicas and the servers.
         order: its nodes, producers first.
-        on_server: those that worker 0 runs.
+        on_server: the nodes that worker 0 runs.
 
     Attributes:
         unconditional: the nodes that run in every step, once.
 
     Raises:
-        PassError: only a branch or loop of the server tells whether something of this worker runs.
+        PassError: only a branch or loop of the server decides whether a node of this worker runs.
     """
 
     def __init__(self, graph: Graph, order: Sequence[Node], on_server: set[Node]) -> None:
@@ -483,9 +482,9 @@ class Branches:
         self._pivots: dict[tuple[Guard, Guards], Node] = {}
 
     def _find_lost(self) -> dict[Node, Guards]:
-        """Return what nodes of the worker run behind only because they wait for server ops.
+        """Return the guards that nodes of the worker have only because they wait for server ops.
 
-        What leads to nothing that the worker does in every step is left out with those.
+        Nodes that lead to no node that the worker runs in every step are skipped.
         """
         matters: set[Node] = set()
         for node in reversed(self._order):
@@ -504,7 +503,7 @@ class Branches:
         return found
 
     def _switch_of(self, node: Node, guard: Guard) -> Node | None:
-        """Return a Switch of the worker that decides about a node; None: its predicate does, which is in no branch."""
+        """Return a Switch of the worker for a guard of a node; None if the predicate is in no branch."""
         wanted = self._guards.get(node, _NONE)
         local = (node for node in self._order if node.op in SWITCHES and node not in self._on_server)
         for switch in local:
@@ -520,7 +519,7 @@ class Branches:
         )
 
     def predicates(self) -> list[Value]:
-        """Return the values on servers that decide what the worker runs."""
+        """Return the values on servers that decide which nodes the worker runs."""
         needed = dict.fromkeys(guard.predicate for (guard, _), switch in self._switches.items() if switch is None)
         return [value for value in needed if value.node in self._on_server]
 
@@ -547,7 +546,7 @@ class Branches:
         """Let a node in a branch no longer wait for server ops, and run in no other branch.
 
         Args:
-            handed: what the worker reads instead of values on servers.
+            handed: the values that the worker reads instead of those on servers.
         """
         for control in awaited:
             node.remove_control(control)
@@ -558,7 +557,7 @@ class Branches:
             node.add_control(self._pivots[key])
 
     def _pivot(self, guard: Guard, predicate: Value, node: Node) -> Node:
-        """Return a node of the worker that runs where a predicate has a value."""
+        """Return a node of the worker that runs only if a guard holds."""
         name = f"{node.name}/{'taken' if guard.taken else 'else'}"
         switch = self._switches[guard, self._guards[node]]
         where = switch or node
@@ -572,7 +571,7 @@ class Branches:
 
 
 def _serve(rewrite: Rewrite) -> None:
-    """Name and lock what runs on parameter servers, and add local copies of what is read there."""
+    """Name and lock the nodes on parameter servers, and add local copies of variables that are read there."""
     if rewrite.plan.is_asynchronous:
         lock_updates(node for node in rewrite.graph if node.is_driven)
     name_server_roots(rewrite, rewrite.item)
@@ -602,20 +601,20 @@ DELEGATE_TO_CHIEF = Pass("delegate-to-chief", _delegate, _has_servers_and_worker
 #     before  w @ ps ──► ReadVariableOp ──► MatMul       ResourceApply(w) ──^──► train
 #     after   w/proxy ──► ReadVariableOp ──► MatMul      ResourceApply(w) ──^──► read w ──► assign w/proxy ──^──► train
 #
-# Whatever waits for the variable to be written, also by an initialiser or a restored checkpoint, waits for its copy,
-# too. A table of which only rows are read, outside of loops and branches, stays where it is if the plan says `lookups`:
-# to copy all of it for each step would take longer than to look those rows up there. With `lookups` and no copy, as of
-# the shards of other workers, all reads go where the variable is.
+# Nodes that wait for a write of the variable, also by an initialiser or a restored checkpoint, also wait for its copy.
+# With `lookups`, a table of which only rows are read, outside of loops and branches, has no copy: to copy all of it in
+# each step takes longer than to look up these rows on the server. With `lookups` and without `proxy`, as for shards of
+# other workers, all reads run on the server.
 
 
 def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
-    """Make the copies that the plan asks for; a variable that the process does not read needs none."""
+    """Add the copies that the plan asks for, of variables that this process reads."""
     servers = {request.name: request.server for request in rewrite.plan.variables if request.server is not None}
     asked = [name for name, server in servers.items() if server.proxy or server.lookups]
     copied = {name for name in asked if servers[name].proxy}
     looked_up = {name for name in asked if servers[name].lookups}
     if asked and len(asked) == len(servers):
-        asked = list(rewrite.homes.of)  # what goes with the variables, too
+        asked = list(rewrite.homes.of)  # also slots and others that live with the variables
         (copied or looked_up).update(set(asked) - servers.keys())
     unconditional = unconditional_nodes(topological_order(rewrite.graph)) if looked_up else set()
     proxies: dict[str, Node] = {}
@@ -641,14 +640,14 @@ def cache_reads(rewrite: Rewrite, item: TrainingGraph) -> None:
 
 
 def _local_uses(handle: Node) -> Iterator[Use]:
-    """Yield what reads the variable for something else than its update."""
+    """Yield the uses of the variable other than for its update."""
     for use in handle.output().uses:
         if not is_update(use.node) and not _leads_to_update(use.node):
             yield use
 
 
 def _leads_to_update(node: Node) -> bool:
-    """Return whether an update reads a handle, here or behind the nodes that hand it on."""
+    """Return whether a node updates a variable, or hands its handle on to an update."""
     if node.is_driven or is_update(node):
         return True
     reached = (use.node for use in handle_uses(node)) if has(node.op, "forwards_handle") else ()
@@ -656,7 +655,7 @@ def _leads_to_update(node: Node) -> bool:
 
 
 def _bring_home(node: Node) -> None:
-    """Let a reader run where its replica is."""
+    """Let a reader run on the device of its replica."""
     reached = [use.node for use in handle_uses(node)] if has(node.op, "forwards_handle") else []
     for other in (node, *reached):
         other.leave(SERVER)
@@ -669,7 +668,7 @@ def _proxy(rewrite: Rewrite, variable: Variable, handle: Node) -> Node:
 
 
 def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) -> None:
-    """Refresh copies behind whatever waits for their variables to be written."""
+    """Refresh copies after writes of their variables; nodes that wait for a write wait for the copy, too."""
     order = topological_order(rewrite.graph)
     unconditional = unconditional_nodes(order)
     handles = {rewrite.graph.nodes[item.variables[name].handle]: name for name in proxies}
@@ -680,7 +679,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
     for node in order:
         if not node.is_driven and node in unconditional:
             continue
-        mask = 0  # of what a branch does behind a write, too
+        mask = 0  # nodes after a write in a branch have its bit, too
         for producer in dependencies(node):
             mask |= masks.get(producer, 0)
         name = handles.get(handle_node(node.inputs[0])) if node.is_driven and is_update(node) else None
@@ -699,7 +698,7 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
         changed = [(name, mask & written[name]) for name in names if mask & written[name]]
         if not changed:
             continue
-        new = [key for key in changed if key not in made or made[key][1] & ~mask]  # it waits for no more than the node
+        new = [key for key in changed if key not in made or made[key][1] & ~mask]  # must await no more than the node
         in_branches = any(control not in unconditional for control in awaited)
         readers = users(node) if in_branches else (node,)
         if new:
@@ -711,13 +710,13 @@ def _refresh(rewrite: Rewrite, item: TrainingGraph, proxies: dict[str, Node]) ->
 
 
 def _awaited(node: Node) -> list[Node]:
-    """Return what a node waits for; where branches meet, what they end with on this worker is that, too."""
+    """Return the nodes that a node waits for: its controls and, where branches meet, its inputs on this worker."""
     ends = (value.node for value in node.inputs if not value.node.is_driven)
     return list(dict.fromkeys((*node.controls, *(ends if node.op in MERGES else ()))))
 
 
 def _gathered(node: Node, awaited: Sequence[Node]) -> Node:
-    """Return one node that waits for what `node` waits for, in its place."""
+    """Let a new node wait in the place of `node`, and `node` wait for it; return the new node."""
     done = Builder.at(node).node("NoOp", what="written", controls=awaited)
     for control in awaited:
         node.remove_control(control)

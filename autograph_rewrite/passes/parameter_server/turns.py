@@ -1,13 +1,13 @@
-"""Turns: what worker 0 hands to all others goes through two queues in turn, whatever the number of workers.
+"""Send from worker 0 to all others through two alternating queues, whatever the number of workers.
 
     run 6   worker 0: enqueue W - 1 tokens ──► token/even ──► dequeue one: each other worker
     run 7   worker 0: enqueue W - 1 tokens ──► token/odd  ──► dequeue one: each other worker
 
-With one queue, a worker that is in run 7 already might take what one that is still in run 6 has not taken yet, and go
-on too early. A worker can be one run ahead of another, and not two: in every run all say to worker 0 that they have
-begun, and only then it hands out anything. So who takes in run 8 has taken something in run 7, before which all had
-begun that run, and had taken all of run 6. Each process counts its runs by itself, in an accumulator, which needs no
-initialiser; `runtime.engine.staleness_clock` begins anew behind a run that has failed.
+With one queue, a worker in run 7 could take the element of a worker that is still in run 6, and go on too early. A
+worker can be one run ahead of another, but not two: in every run, worker 0 sends nothing until all have told it that
+they have begun. So a worker that takes an element in run 8 took one in run 7; before that, all had begun run 7, and had
+taken all elements of run 6. Each process counts its runs in an accumulator, which needs no initialiser;
+`runtime.engine.staleness_clock` counts anew after a failed run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PREFIX = "autograph_runs"
 
 
 class Turns:
-    """Whose turn it is, in this process: nodes that a run has once, if it hands anything over.
+    """Chooses the queue of a run; its nodes exist once in a process that sends or receives anything.
 
     Args:
-        origin: the node that they serve.
+        origin: the node for which they are added.
     """
 
     def __init__(self, rewrite: Rewrite, origin: Node) -> None:
@@ -55,19 +55,19 @@ class Turns:
             self.all_began = home.add("QueueDequeueManyV2", (ready, needed), "wait", controls=[begun], **attrs)
 
     def _queue(self, home: ServerBuilder, dtype: int) -> Value:
-        """Return the queue whose turn it is."""
+        """Return the queue of this run."""
         both = [home.queue([dtype], self.others, which) for which in ("even", "odd")]
         pair = home.add("Pack", both, "queues", N=2, axis=0).output()
         axis = home.const(0, dtypes.INT32, "queues_axis")
         return home.add("GatherV2", (pair, self.number, axis), "queue", batch_dims=0).output()
 
     def send(self, home: ServerBuilder, element: Value, done: Sequence[Node]) -> Node:
-        """Hand an element to every other worker.
+        """Send an element to every other worker.
 
         Args:
             home: adds the nodes.
             element: a scalar.
-            done: what comes before.
+            done: nodes that run before.
         """
         count = home.const([self.others], dtypes.INT32, "others")
         every = home.add("Fill", (count, element), "every").output()
@@ -76,12 +76,12 @@ class Turns:
         return home.add("QueueEnqueueManyV2", (queue, every), "send", controls=controls, timeout_ms=-1)
 
     def receive(self, home: ServerBuilder, dtype: int, needed: Iterable[Node]) -> Node:
-        """Take this worker's element.
+        """Receive this worker's element.
 
         Args:
             home: adds the nodes.
             dtype: number of its type.
-            needed: what worker 0 waits for before it sends.
+            needed: nodes that worker 0 waits for before it sends.
         """
         queue, controls = self._queue(home, dtype), [*needed, self.all_began]
         attrs: dict[str, Any] = {"component_types": [dtype], "timeout_ms": -1}

@@ -1,4 +1,4 @@
-"""Prioritise sends between processes: what crosses stages is computed and sent before the rest of its part.
+"""Prioritise sends between processes: a part computes and sends the values that cross stages before the rest.
 
     before   B@1 = dz2, dw2, dx ...  dw1 ─► F@1 ...        dx waits for dw2; it leaves when stage 1 has nothing to do
     after    B@1 = dz2, dx ─► sent, turn ─^─► dw2, dw1     it leaves at once, and stage 0 goes on meanwhile
@@ -6,11 +6,11 @@
     before   stage 0: F0 F1 ...                            stage 1 asks for what F0 makes, and is heard after F1
     after    stage 1: ready ─^─► stage 0: F0 F1 ...        it has asked by then
 
-TensorFlow's executor runs what is cheap, and one of what is not, in the thread that made it ready; the rest joins a
-queue, last come first served. Sending counts as expensive. A thread that goes from one part of a pipeline to the next
-never comes to its queue, which matters where there is one thread, as on one core. So whatever follows a value that
-another process reads waits for a `turn`, which counts as expensive, too, and joins the queue first. The same queue has
-what other processes ask for, so it has to be empty before the first part begins.
+TensorFlow's executor runs cheap nodes, and one expensive node, in the thread that made them ready; the others join a
+queue, last in, first out. A send counts as expensive. A thread that goes from one part of a pipeline to the next never
+reaches its queue, which matters if there is one thread, as on one core. So all that follows a value that another
+process reads waits for a `turn`, which also counts as expensive and joins the queue first. The same queue holds the
+requests of other processes, so it must be empty before the first part begins.
 """
 
 from __future__ import annotations
@@ -33,20 +33,14 @@ from autograph_rewrite.resolve.stages.assignment import Stages
 
 SCOPE = "autograph_stages"
 _WORK = 8192
-"""Numbers that a turn looks at: some 10,000 cycles, for TensorFlow takes what needs less than 8,000 for cheap."""
+"""Numbers that a turn checks: about 10,000 cycles, as TensorFlow treats nodes of less than 8,000 as cheap."""
 
 Devices = Sequence[Sequence[str]]
-"""Of each replica's stages, in turn."""
+"""By replica, the devices of its stages; stages beyond the last device begin again with the first."""
 
 
 def are_apart(one: int, other: int, devices: Devices) -> bool:
-    """Return whether two stages are in different processes.
-
-    Args:
-        one: number of a stage.
-        other: number of another.
-        devices: of each replica, the devices of its stages in turn.
-    """
+    """Return whether two stages, by their numbers, are in different processes."""
     return any(process_of(own[one % len(own)]) != process_of(own[other % len(own)]) for own in devices)
 
 
@@ -58,15 +52,15 @@ def send_first(
     devices: Devices,
     unconditional: Collection[Node],
 ) -> list[Node]:
-    """Let what other processes read be sent before the rest of a part is computed; return the nodes that this adds.
+    """Send values that other processes read before the rest of a part is computed; return the added nodes.
 
     Args:
         graph: the folded graph.
         order: its nodes, producers first.
         nodes: a part: the forward or backward nodes of one stage, producers first.
-        stages: what is known of the EACH nodes besides theirs; of added ones, too.
-        devices: of each replica's stages, in turn.
-        unconditional: the nodes that run in any case.
+        stages: the added nodes become backward if the part is.
+        devices: of each replica's stages.
+        unconditional: the nodes that run in every step.
     """
     stage = nodes[0].at(STAGE)
     certain = [node for node in nodes if node in unconditional]
@@ -100,12 +94,12 @@ def send_first(
 
 
 def _look(graph: Graph, name: str, numbers: int, span: Span, controls: Iterable[Node]) -> list[Node]:
-    """Add zeros, and what looks at them once others have run, last; TensorFlow would see through anything simpler.
+    """Add zeros, and last a node that checks them once others have run; TensorFlow removes anything simpler.
 
     Args:
         graph: the folded graph.
         numbers: how many zeros.
-        span: how often they are looked at.
+        span: of the node that checks.
     """
     build = Builder(graph, f"{SCOPE}/{name}")
     zeros = build.const(np.zeros(numbers), dtypes.FLOAT, "zeros")
@@ -123,7 +117,7 @@ def _is_away(reader: Node, stage: int, devices: Devices) -> bool:
 
 
 def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value], loops: Mapping[Node, str]) -> None:
-    """Take the waits away that only keep values together; TensorFlow's gradients of an op come out all at once."""
+    """Remove the control edges by which TensorFlow makes all gradients of an op ready at once."""
     for node in _before_all({value.node for value in crossing}, set(nodes), loops):
         for control in [one for one in node.controls if node.op == "Identity" and one.op == "NoOp"]:
             if all(waited.span == EACH and is_pure(waited.op) for waited in predecessors(control)):
@@ -131,7 +125,7 @@ def _wait_for_less(nodes: Sequence[Node], crossing: Sequence[Value], loops: Mapp
 
 
 def _before_all(roots: Collection[Node], inside: Collection[Node], loops: Mapping[Node, str]) -> set[Node]:
-    """Return the roots, and what they need of some nodes: of a loop, all of it."""
+    """Return the roots, and the nodes in `inside` that they need; of a loop, all nodes."""
     of_loops: dict[str, list[Node]] = {}
     for node in inside:
         if node in loops:
@@ -149,13 +143,13 @@ def _before_all(roots: Collection[Node], inside: Collection[Node], loops: Mappin
 def tell_ready(
     graph: Graph, stages: Stages, roots: Mapping[Node, tuple[HappensAfter | None, ...]], devices: Devices
 ) -> None:
-    """Let the forward part of a stage begin once the next stage's process has asked for what it makes.
+    """Let the forward part of a stage begin once the next stage's process has asked for its values.
 
     Args:
         graph: the folded graph, placed.
-        stages: what is known of its EACH nodes besides theirs.
-        roots: what the parts of stages begin with.
-        devices: of each replica's stages, all of them.
+        stages: which nodes are backward.
+        roots: the first nodes of the parts of stages.
+        devices: of each replica's stages, one for every stage.
     """
     begins: dict[int, list[Node]] = {}
     for node in roots:
@@ -170,7 +164,7 @@ def tell_ready(
 
 
 def _round(graph: Graph, stage: int, devices: Devices) -> Node:
-    """Add what goes to the next stage and back: who answers has asked for everything else as well."""
+    """Add a round trip to the next stage: a process that answers has asked for everything else as well."""
     here = [own[stage % len(own)] for own in devices]
     there = [own[(stage + 1) % len(own)] for own in devices]
     last: list[Node] = []
@@ -180,7 +174,7 @@ def _round(graph: Graph, stage: int, devices: Devices) -> Node:
 
 
 def _at(graph: Graph, name: str, device: str, controls: Iterable[Node]) -> Node:
-    """Add something small on a device, which waits for others."""
+    """Add a cheap node on a device that waits for others."""
     added = _look(graph, name, 1, ONCE, controls)
     for node in added:
         node.set_device(device)

@@ -8,10 +8,10 @@
     after         slot = 0;  loop t < M+S-1:  per stage, if m = turn[t] is one:  h = body(slot, batch[m]);  slot = h
                   and the same backward, from the last stage to the first, by what the forward loop has kept
 
-Nothing of a stage runs in an iteration that has no micro-batch for it: nothing has to be masked, no state repaired.
-What a stage makes is handed on through slots that the loop carries, or kept in a list for the backward loop. Each
-device has several stages where they go round (`circular_repeat`); one of them at most runs in an iteration. Relies on
-the folded graph being complete, and on its stages (`resolve.stages.assignment`).
+A stage runs nothing in an iteration that has no micro-batch for it: no value is masked, no state repaired. Its values
+reach the next stage through slots that the loop carries, and the backward loop through a list. With `circular_repeat`
+each device has several stages, at most one of which runs in an iteration. The folded graph must be complete, and have
+its stages (`resolve.stages.assignment`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ def roll_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
 
     Args:
         graph: the folded graph, complete.
-        stages: what is known of its EACH nodes besides theirs.
-        plan: says how many replicas, micro-batches and devices there are.
-        slices: by block, what it was cut out of.
-        roots: what the outside needs.
+        stages: which nodes are backward.
+        slices: by block, the value that it was cut out of.
+        roots: nodes that callers need.
 
     Raises:
         PassError: something cannot be done in a loop; the message says what.
-        PlanError: the plan has a schedule that a loop has not.
+        PlanError: the schedule of the plan is not that of the loop.
     """
     kept, mesh = list(roots), Mesh.of(plan.replicas_each, plan.microbatches)
     order, unconditional = order_of_bodies(graph, slices, kept)
@@ -74,7 +73,7 @@ def roll_stages(graph: Graph, stages: Stages, plan: Plan, slices: Mapping[Value,
 
 
 def _devices(plan: Plan, pipeline: Pipeline) -> int:
-    """Return how many devices the stages of one replica have in turn."""
+    """Return the number of devices of one replica; refuse a schedule that the loop does not have."""
     devices = len(pipeline.devices) // plan.replicas
     wanted = "gpipe" if devices == pipeline.stages else "circular"
     if pipeline.schedule != wanted:

@@ -1,4 +1,4 @@
-"""Stages of the nodes that passes have made: that of what they read, or else of what reads them."""
+"""Give nodes that passes have added a stage: that of their producers, or else of their readers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autograph_rewrite.resolve.stages.assignment import Stages
 
 
 def stage_of(node: Node) -> int | None:
-    """Return the stage of a node that runs for each block; None where it has none yet, or runs once."""
+    """Return the stage of a node that runs for each block; None if it has no stage yet, or runs once."""
     return node.at(STAGE) if node.span == EACH and STAGE in node.place else None
 
 
 def complete_stages(graph: Graph, stages: Stages) -> None:
-    """Give a stage to the EACH nodes that passes have made since the original ones were assigned."""
+    """Give a stage to the EACH nodes that passes have added since stages were assigned."""
     order = topological_order(graph)
     new = [node for node in order if node.span == EACH and STAGE not in node.place]
     for node in new:
@@ -40,5 +40,5 @@ def complete_stages(graph: Graph, stages: Stages) -> None:
 
 
 def _begins(node: Node) -> bool:
-    """Return whether a node works on nothing that a stage has made: it is placed where it is read."""
+    """Return whether a node reads no value of a stage; it gets the stage of its readers."""
     return all(value.node.span == ONCE or has(value.node.op, "constant") for value in node.inputs)

@@ -3,8 +3,8 @@
     schedule   device 0: F0 F1 B0 F2 B1 B2
     edges      gate of F1@0 ─^─► what B0@0 begins with ─► ... gate of B0@0 ─^─► what F2@0 begins with
 
-A cluster is the forward or backward part of one stage. Its gate waits for all that it computes; what it begins with
-waits for the gate of the task before it on its device.
+A cluster is the forward or backward part of one stage. Its gate waits for all its nodes; its first nodes wait for the
+gate of the task before it on its device.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Cluster = tuple[str, int]
 
 
 def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> InstanceOrder:
-    """Give what belongs to a pipeline its stage; return in which order instances run.
+    """Give a stage to nodes of a pipeline that have none yet; return in which order instances run.
 
     Args:
-        stages: what is known of its nodes besides their stages.
+        stages: which nodes are backward, and the owners of variables.
         mesh: of this process, with its devices.
-        micro: how many micro-batches there are that no loop runs.
+        micro: number of micro-batches that no loop runs.
     """
     graph, plan, order = rewrite.graph, rewrite.plan, NO_ORDER
     assert plan.pipeline is not None
@@ -48,7 +48,7 @@ def order_stages(rewrite: Rewrite, stages: Stages, mesh: Mesh, micro: int) -> In
     nodes = topological_order(graph)
     given = {node: stage for node in nodes if (stage := stage_of(node)) is not None}
     for node, stage in stages_of_once(nodes, given, stages.owners, captured=rewrite.captures).items():
-        if STAGE not in node.place:  # what devices of one stage meet for stays there
+        if STAGE not in node.place:  # collectives within a stage stay there
             node.put(STAGE, stage)
     return order
 
@@ -60,16 +60,16 @@ def stage_devices(mesh: Mesh) -> list[list[str]]:
 
 
 def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: Devices, micro: int) -> InstanceOrder:
-    """Add the gates to a complete folded graph; return what waits for them.
+    """Add the gates to a complete folded graph; return which nodes wait for them.
 
     Args:
-        stages: what is known of its EACH nodes besides theirs.
+        stages: which nodes are backward.
         pipeline: of the plan.
-        devices: of each replica's stages, in turn.
-        micro: how many micro-batches there are.
+        devices: of each replica's stages.
+        micro: number of micro-batches.
 
     Raises:
-        PassError: all micro-batches have to meet in the middle of the step.
+        PassError: all micro-batches meet in the middle of the step.
         PlanError: the schedule would wait for itself.
     """
     if micro == 1:
@@ -101,7 +101,7 @@ def schedule_stages(graph: Graph, stages: Stages, pipeline: Pipeline, devices: D
 
 
 def _refuse_meetings(order: list[Node], shared: Mapping[Node, Frame], early: Collection[Node]) -> None:
-    """Refuse what lets all micro-batches wait for each other between the batch and the gradients.
+    """Refuse nodes at which all micro-batches wait for each other between the batch and the gradients.
 
     Raises:
         PassError: there is such a node.
@@ -127,7 +127,7 @@ def _require_no_cycle(clusters: Mapping[Cluster, list[Node]], given: Orders, mic
     Raises:
         PlanError: with the cycle.
     """
-    import networkx as nx  # nothing else needs it in a rewrite, and it takes as long to import as a small one
+    import networkx as nx  # its import takes as long as a small rewrite, which needs it nowhere else
 
     of = {node: cluster for cluster, nodes in clusters.items() for node in nodes}
     reads = {(of[producer], of[node]) for node in of for producer in predecessors(node) if producer in of}

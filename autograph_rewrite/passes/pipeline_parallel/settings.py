@@ -1,4 +1,4 @@
-"""Settings of pipelines and micro-batches that nothing reads, each with the reason (`passes.unused_settings`)."""
+"""Say why nothing reads a setting of pipelines or micro-batches (`passes.unused_settings`)."""
 
 from __future__ import annotations
 

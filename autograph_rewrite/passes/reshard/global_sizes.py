@@ -3,9 +3,10 @@
     before   Prod(Shape(%x each)) = 3*b                         before   Prod(Shape(%x each)) = b*T
     after    Shape(batch)[0] * 3                                after    Shape(batch)[0] * Shape(tokens)[1]
 
-An open dimension T has one size in all blocks, so that it is read where it first shows, if no variable is needed for
-that: then micro-batches do not meet for it. So are the rows that turn up in each block, such as those that a mask
-keeps, and added up. Where one needs a variable, or an entry is no such product, the sizes themselves are added up.
+An open dimension T has one size in all blocks, so it is read where it first appears, if that needs no variable: then
+micro-batches need no barrier for it. The number of rows that each block happens to have, such as those that a mask
+keeps, is read in the same way, and added up. If a factor needs a variable, or an entry is no such product, the sizes
+themselves are added up.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def global_size(rewrite: Rewrite, value: Value, fact: Fact, batch: Value, keys: 
 
     Args:
         value: sizes of one block.
-        fact: what is known of it.
-        batch: the number of examples, where `value` is.
+        fact: of `value`.
+        batch: the number of examples of the whole batch.
         keys: of collectives.
     """
     sizes = _Sizes(rewrite, value, fact)
     edge = rewrite.edges.get((value.name, "replicated"))
-    crosses = edge is not None and edge.lowered.crosses  # then all processes add up, as the plan says
+    crosses = edge is not None and edge.lowered.crosses  # the plan lets all processes add up
     counted = None if crosses else sizes.product(sizes.local, batch)
     if counted is None:
         counted = sizes.added_up(edge, keys)
@@ -52,7 +53,7 @@ def read_early(rewrite: Rewrite, node: Node) -> Value | None:
     """Return sizes that all blocks share, read before any micro-batch begins; None if that is needless, or impossible.
 
     Args:
-        node: makes them of one block.
+        node: computes them from one block.
     """
     if rewrite.micro == 1 or node.span == EACH or len(node.output_dtypes) != 1 or node in rewrite.early:
         return None
@@ -77,12 +78,12 @@ class _Sizes:
         self._local = np.array(self.local).reshape(self._shape)
 
     def product(self, chosen: Sequence[bool], batch: Value | None = None, name: str = "per_example") -> Value | None:
-        """Return chosen entries, computed anew, with zeros in the place of others; None where one is not known so well.
+        """Compute chosen entries from their factors, with zeros for the others; None if a factor cannot be read.
 
         Args:
-            chosen: for each entry.
+            chosen: whether each entry is.
             batch: the number of examples, if the chosen ones are multiples of it.
-            name: of what is multiplied.
+            name: of the constant coefficients.
         """
         products: dict[tuple[str, ...], list[int]] = {}
         for i, entry in enumerate(self._entries):
@@ -118,7 +119,7 @@ class _Sizes:
         return product
 
     def _source(self, factor: str) -> tuple[Value, int] | None:
-        """Return where an open dimension, or how many rows turn up, can be read before any variable is."""
+        """Return the value and the dimension at which a factor can be read before any variable is, if there are."""
         rewrite = self._rewrite
         if rewrite.frames.get(self._value.node):
             return None
@@ -139,7 +140,7 @@ class _Sizes:
         return (source, at) if is_there else None
 
     def _read(self, source: Value, axis: int) -> Value:
-        """Return the size of a dimension of the whole: that of any block, or all rows that turn up in one."""
+        """Return the global size of a dimension: that of any block, or the sum of those of all blocks."""
         rewrite, name = self._rewrite, f"{source.node.name}/size_{axis}"
         counts = is_local((rewrite.state.facts[source].shape or ())[axis])
         if (source, axis) not in rewrite.open_sizes:
@@ -147,20 +148,20 @@ class _Sizes:
             shape = build.op("Shape", source, what=f"size_{axis}/shape")
             ends = [self._const([at], "at", np.int32) for at in (axis, axis + 1, 1)]
             size = build.op("StridedSlice", shape, *ends, what=f"size_{axis}", shrink_axis_mask=1)
-            if span == EACH:  # where all are equal, the largest of all can be had before any of them begins
+            if span == EACH:  # equal sizes by their maximum, known before any micro-batch begins
                 size = reduce_local(rewrite, size, "sum" if counts else "max", name)
             rewrite.open_sizes[source, axis] = size
         return self._as_number(rewrite.open_sizes[source, axis], "size")
 
     def added_up(self, edge: EdgePlan | None, keys: Keys) -> Value:
-        """Return the local entries, added up over all blocks, and zeros in the place of others."""
+        """Return the local entries, added up over all blocks, with zeros for the others."""
         rewrite, value = self._rewrite, self._value
         build = FoldedBuilder.of(rewrite, value, span=EACH)
         mine = build.op("Mul", value, build.const(self._local, self._fact.dtype, "is_local"), what="mine")
         counted = build.gather("AddN", mine, what="counted")
         if edge is not None and edge.lowered.crosses:
             counted = reduce_between_processes(Exchange(rewrite, keys, edge), counted, "sum", changing=False)
-        # Each device of a model axis has added up the same: sizes of the whole are there once.
+        # Each device of a model axis has the same sum, and global sizes exist once.
         return counted if counted.node.span == ONCE else self._add("Identity", [counted], "added_up")
 
     def with_the_rest(self, counted: Value) -> Value:

@@ -3,7 +3,7 @@
     before   %dw: partial(sum) ──► ResourceApplyAdam
     after    %dw ──► ar.reshard {before="partial(sum)", after="replicated", edge=0} ──► ResourceApplyAdam
 
-Each value is converted once, whoever reads it. Relies on `assign_spans` having marked what each replica runs.
+Each value is converted once for all its readers. `assign_spans` must have marked the nodes that each replica runs.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ def assign_spans(rewrite: Rewrite) -> None:
 
 
 def _stands_between_instances(node: Node) -> bool:
-    """Return whether a NoOp lets nodes that every replica runs wait for some: once, it would make the replicas wait."""
+    """Return whether a NoOp is between nodes that every replica runs: one NoOp would make all replicas wait."""
     users, each = node.control_users, EACH
     return bool(users) and all(n.span == each for n in users) and any(n.span == each for n in node.controls)
 
 
 def _enter_where_it_is_carried(order: Iterable[Node]) -> None:
-    """Let values enter a loop on each device that carries them on: another would send them in the first iteration."""
+    """Let values enter a loop on each device that carries them: another one would send them only in one iteration."""
     for node in order:
         enters = node.op in ENTERS and not node.attr("is_constant", False)
         if enters and any(user.span == EACH and user.op in MERGES for user, _ in node.output().uses):
-            node.leave(PROCESS)  # also what a server has made
+            node.leave(PROCESS)  # also values of servers
             node.leave(SERVER)
             node.set_span(EACH)
 
@@ -116,13 +116,13 @@ def _span(rewrite: Rewrite, node: Node, handles: frozenset[str]) -> Span:
 
 
 def shards_in(fact: Fact) -> tuple[int, ...]:
-    """Return the sizes of the shards that a value is in, or of which it tells sizes; nothing where it is in none."""
+    """Return the sizes of the shards that a value is in, or that it measures; empty if there are none."""
     dims = (fact.split_size,) if fact.placement.is_split else fact.value or ()
     return next((found for dim in dims if (found := shards_of(dim))), ())
 
 
 def _is_of_shards(state: Propagation, node: Node) -> bool:
-    """Return whether a node works on what a replica has once for all of its micro-batches: shards of variables."""
+    """Return whether a node works on shards of variables, which a replica has once for all of its micro-batches."""
     reshards = state.transfers[node].operand_reshards
     if is_over(node, REPLICA):
         return isinstance(reshards.get(0), Slice)
@@ -143,14 +143,14 @@ def _carries(carrier: Node, merge: Node) -> bool:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a reader wants of a value.
+    """A conversion of a value that a reader needs.
 
     Attributes:
-        value: of the original graph, or what took the place of such a value.
+        value: of the original graph, or its replacement.
         wanted: the placement, the block, or the entry of a shape vector.
         before: the placement that it has.
-        blocks: by which it goes.
-        edge: of the plan; None where the plan has none for it.
+        blocks: along which the value is split.
+        edge: of the plan, if it has one for the conversion.
     """
 
     value: Value
@@ -161,19 +161,19 @@ class Conversion:
 
     @property
     def after(self) -> Placement:
-        """The placement that it gets."""
+        """The placement after the conversion."""
         if isinstance(self.wanted, Slice):
             return split(self.wanted.dim)
         return LOCAL if isinstance(self.wanted, LocalEntry) else self.wanted
 
 
 def home_of_edge(rewrite: Rewrite, edge: EdgePlan | None) -> str | None:
-    """Return where what the replicas of the only process hold is combined, if its owner lives somewhere."""
+    """Return the home of an edge's owner, if any, on which the replicas of a single process are combined."""
     return None if edge is None or rewrite.processes > 1 else rewrite.homes.of.get(edge.owner)
 
 
 def span_of_whole(rewrite: Rewrite, conversion: Conversion) -> Span:
-    """Return how often there is the whole of a value that differs: ordinary ops make one of what they are over."""
+    """Return the span of the whole of a value that differs: ordinary ops combine all instances along their axes."""
     edge = conversion.edge
     if edge is None:
         return rewrite.of_all
@@ -185,11 +185,11 @@ def span_of_whole(rewrite: Rewrite, conversion: Conversion) -> Span:
 
 
 class Reshards:
-    """The `ar.reshard` of each value, placement and block that readers want, made on demand.
+    """The `ar.reshard` of each value, placement and block that readers need, inserted on demand.
 
     Args:
         blocks: limits of the replicas' blocks.
-        keys: makes the keys of collectives.
+        keys: of collectives.
     """
 
     def __init__(self, rewrite: Rewrite, blocks: Blocks, keys: Keys) -> None:
@@ -200,8 +200,8 @@ class Reshards:
         self._terms: dict[tuple[Value, Span], Value] = {}
         self._shards: dict[tuple[int, ...], Blocks] = {}
         self._predicates: dict[Value, Value] = {}
-        self._carried: dict[Node, Reshard | None] = {}  # what brings values to the Merge of a loop
-        self._brought: dict[Value, Value] = {}  # by what is converted for it, the value that has the plan's edge
+        self._carried: dict[Node, Reshard | None] = {}  # nodes that bring values to the Merge of a loop
+        self._brought: dict[Value, Value] = {}  # by the value that is converted, the one with the plan's edge
         self.wanted: dict[Node, Conversion] = {}
         self._place_of_edge = {(edge.value, edge.to): i for i, edge in enumerate(rewrite.plan.edges) if not edge.role}
         state = rewrite.state
@@ -222,18 +222,18 @@ class Reshards:
             if is_over(node, REPLICA):
                 self._place_asked(node)
                 continue
-            if node.op == SHARD_ALIKE:  # what it is like only says how
+            if node.op == SHARD_ALIKE:  # the second operand only says how
                 become(node, "Identity", node.inputs[:1], {})
             self._connect(node)
             if (early := read_early(self._rewrite, node)) is not None:
                 self._read_instead(node.output(), early)
 
     def _place_asked(self, node: Node) -> None:
-        """Let a reshard that a pass has asked for do what propagation has found that it takes."""
+        """Complete a reshard that a pass has inserted, as propagation has found."""
         rewrite, value = self._rewrite, node.inputs[0]
         state = rewrite.state
         reshard, fact = state.transfers[node].operand_reshards.get(0), rewrite.fact(value)
-        if reshard is None:  # everybody has the whole already
+        if reshard is None:  # every replica has the whole already
             become(node, "Identity", node.inputs, {})
             self._connect(node)
             return
@@ -251,7 +251,7 @@ class Reshards:
             conversion = Conversion(value, REPLICATED, fact.placement, self._of_shards(shards_in(fact)), edge)
             span = span_of_whole(rewrite, conversion)
             if rewrite.plan.gathers_for_each and all(use.node.span == EACH for use in node.output().uses):
-                span = EACH  # of one gather for all micro-batches, all would wait for the last
+                span = EACH  # with one gather for all micro-batches, all would wait for the last
         node.set_input(0, source)
         node.set_span(span)
         for key in ("dim", "shards"):
@@ -261,14 +261,14 @@ class Reshards:
         self.wanted[node] = conversion
 
     def _read_instead(self, value: Value, new: Value) -> None:
-        """Let those that read a value as it is read another one."""
+        """Let readers of a value that need no conversion read another one."""
         for user, position in value.uses:
             transferred = self._rewrite.state.transfers.get(user)
             if transferred is None or position not in transferred.operand_reshards:
                 self._read(user, position, new)
 
     def _share_draws(self) -> None:
-        """Let all processes use what the first one drew: others draw zeros, and all is added up."""
+        """Let all processes use the draws of the first one: the others draw zeros, and all draws are added up."""
         rewrite = self._rewrite
         for edge in [edge for edge in rewrite.edges.values() if edge.from_ == "single"]:
             value = rewrite.graph.value(edge.value)
@@ -278,10 +278,10 @@ class Reshards:
             rewrite.take_place(value, shared)
 
     def _before_back_edges(self) -> None:
-        """Let what brings a loop variable to its Merge carry the converted value, and run where the Merge does.
+        """Let the node that brings a loop variable to its Merge carry the converted value, on the Merge's device.
 
-        Nothing may stand between NextIteration and its Merge; and what only enters a loop is there in the first
-        iteration only, while TensorFlow would wait in each for what comes from another device.
+        No node may be between NextIteration and its Merge. A value that enters a loop arrives in the first iteration
+        only, while TensorFlow waits in each iteration for a value from another device.
         """
         state = self._rewrite.state
         for node in state.order:
@@ -321,7 +321,7 @@ class Reshards:
             self._read(node, index, new)
 
     def _common_predicate(self, value: Value) -> Value:
-        """Return one predicate for all replicas; in a loop that each has for itself, all find the same."""
+        """Return one predicate for all replicas, unless each runs the loop by itself, where all find the same one."""
         if value.node.span == ONCE or self._rewrite.is_apart(value.node):
             return value
         if value not in self._predicates:
@@ -340,11 +340,11 @@ class Reshards:
             node.add_control(value.node)  # fetching replica 0's value alone would leave its collectives waiting
 
     def convert(self, value: Value, reshard: Reshard, reader: Node) -> Value:
-        """Return `value` as `reader` wants it.
+        """Return the conversion of `value` that `reader` needs.
 
         Args:
-            value: as it was before any conversion.
-            reshard: the placement that is wanted, or the block.
+            value: before any conversion.
+            reshard: the placement or the block that is needed.
             reader: for messages, and for the loop that it is in.
         """
         made, placement = self._converted(value, reshard, reader)
@@ -394,11 +394,11 @@ class Reshards:
             return self._add(rewrite.current(value), conversion, span_of_whole(rewrite, conversion))
 
     def _enter(self, enter: Node, value: Value) -> Value:
-        """Return a value in the loop that `enter` leads into: exchanged before it, not by a collective in it."""
+        """Let a whole value enter the loop of `enter`: it is exchanged before the loop, not in it."""
         rewrite, name = self._rewrite, f"{enter.name}/whole"
         attrs = {key: enter.attr(key) for key in ("is_constant", "parallel_iterations")}
         attrs["frame_name"] = rewrite.frame_name(rewrite.frames[enter])
-        # A Merge on another device would wait for the value in every iteration, so each has an Enter of its own.
+        # A Merge on another device would wait for the value in every iteration, so each device has an Enter.
         span = EACH if value.node.span == EACH or rewrite.is_apart(enter) else rewrite.common_span
         node = rewrite.add("Enter", [value], Site(name, span, enter), attrs=attrs, controls=enter.controls)
         rewrite.frames[node] = rewrite.frames[enter]
@@ -426,7 +426,7 @@ class Reshards:
         return self._pieces[key]
 
     def is_of_input(self, value: Value, reshard: Slice) -> bool:
-        """Return whether a block is one of a batch input, as the batch is cut."""
+        """Return whether a block is that of a batch input along the dimension of the batch."""
         return self._rewrite.state.whole_inputs.get(value) == reshard.dim and not reshard.segments
 
     def _term(self, value: Value, reader: Node) -> Value:
@@ -441,7 +441,7 @@ class Reshards:
         """Add the `ar.reshard` of a conversion.
 
         Args:
-            source: what it reads: what stands for the value now, or its whole.
+            source: its operand: the current replacement of the value, or its whole.
         """
         rewrite = self._rewrite
         site = Site(f"{conversion.value.node.name}/reshard", span, conversion.value.node)
@@ -453,7 +453,7 @@ class Reshards:
     def _said(self, conversion: Conversion) -> dict[str, Any]:
         """Return the attributes of the `ar.reshard` of a conversion."""
         rewrite, edge = self._rewrite, conversion.edge
-        over = [MICRO, REPLICA] if rewrite.micro > 1 else [REPLICA]  # which cut the same examples
+        over = [MICRO, REPLICA] if rewrite.micro > 1 else [REPLICA]  # both split the examples
         before, after = (
             placements_text(one, tuple((axis, one) for axis in over[:-1] if one != REPLICATED))
             for one in (conversion.before, conversion.after)
@@ -468,7 +468,7 @@ class Reshards:
         return self._shards[sizes]
 
     def blocks_at(self, node: Node) -> Blocks:
-        """Return the blocks by which a node goes: those of a batch input that it depends on, and whose size it has."""
+        """Return the blocks of a node: those of a batch input that it depends on, and whose size it has."""
         behind = self._behind.get(node, ())
         alike = self.groups.of(node) if self.groups is not None else ()
         if alike:
@@ -491,10 +491,10 @@ class Reshards:
 
 
 def constant_size(rewrite: Rewrite, node: Node, read: Callable[[Node, int, Value], None]) -> None:
-    """Let constants take the place of what a node computes.
+    """Replace the outputs of a node by constants.
 
     Args:
-        node: its outputs are numbers.
+        node: propagation knows its outputs.
         read: lets an input of a node read another value.
     """
     for index, fact in enumerate(rewrite.state.transfers[node].outputs):
@@ -513,9 +513,9 @@ def constant_size(rewrite: Rewrite, node: Node, read: Callable[[Node, int, Value
 
 
 def _wait_for_operands(rewrite: Rewrite, constant: Node, folded: Node) -> None:
-    """Let a constant in a loop wait for what the node that it stands for has read, not for the node: it must not run.
+    """Let a constant in a loop wait for the operands of the node that it replaces, not for the node.
 
-    Its kernel may compare sizes of blocks with sizes of the whole batch, as that of ConcatOffset does.
+    The node must not run: its kernel may compare sizes of blocks with sizes of the whole batch, as ConcatOffset does.
     """
     if folded not in constant.controls:
         return
@@ -537,14 +537,14 @@ def _wait_for_operands(rewrite: Rewrite, constant: Node, folded: Node) -> None:
 #     before   %p each ──► Switch each
 #     after    %p each ──► Identity (replica 0's) once ──► Identity each ──► Switch each
 #
-# Whether a variable has a value is asked of each replica's own copy, so there all have to say yes: in the branch taken,
+# A test whether a variable has a value is of each replica's copy, so it must hold on all of them: in the branch taken,
 # each replica reads its copy.
 
 
 def common_predicate(rewrite: Rewrite, value: Value) -> Value:
     """Return the predicate that every replica uses instead of its own.
 
-    Each still waits for what its own waits for: the branches may write what is written before.
+    Each replica still waits for its own: the branches may write variables that are written before it.
     """
     name = f"{value.node.name}/predicate"
     once = _of_all(rewrite, value, name) if _asks_for_a_value(value) else _of_first(rewrite, value, name)
@@ -562,19 +562,19 @@ def _of_all(rewrite: Rewrite, value: Value, name: str) -> Value:
     flags = FoldedBuilder.of(rewrite, value, name).gather("Pack", value, what="all", axis=0)
     attrs = {"dtype": dtypes.INT32, "value": np.int32(0)}
     axis = rewrite.add("Const", [], Site(f"{name}/axis", ONCE, value.node), attrs=attrs)
-    axis.add_control(flags.node)  # in the loop of the flags
+    axis.add_control(flags.node)  # puts it in the loop of the flags
     return rewrite.add("All", [flags, axis.output()], Site(name, ONCE, value.node)).output()
 
 
 def _asks_for_a_value(value: Value) -> bool:
-    """Return whether a condition says that a variable has a value."""
+    """Return whether a condition tests that a variable has a value."""
     while value.node.op == "Identity":
         value = value.node.inputs[0]
     return value.node.op == "VarIsInitializedOp"
 
 
 def _assign_spans(rewrite: Rewrite) -> None:
-    """Decide how often each node runs, and what runs where a variable lives."""
+    """Decide how often each node runs, and which nodes run where a variable lives."""
     state, plan = rewrite.state, rewrite.plan
     if rewrite.request.certificate is not None:
         claims = claims_of(state, rewrite.outputs, plan, model=rewrite.along, divided=rewrite.divided)
@@ -602,7 +602,7 @@ def _measure_blocks(rewrite: Rewrite) -> None:
 
 
 def _insert(rewrite: Rewrite) -> None:
-    """Insert what makes of each value what its readers want."""
+    """Insert the conversions of values that their readers need."""
     reshards = Reshards(rewrite, rewrite.get(Blocks), rewrite.get(Keys))
     reshards.run()
     rewrite.put(reshards)
@@ -616,7 +616,7 @@ MEASURE_BLOCKS = Pass("measure-blocks", _measure_blocks, needs=(Homes,), gives=(
 INSERT_RESHARDS = Pass("insert-reshards", _insert, needs=(Homes, Blocks, Keys), gives=(Reshards,))
 
 
-# Put nodes where variables live: on which device each of them stands, and what runs there once for the whole job.
+# Place nodes where variables live: on their devices, and those that run once for the whole job in process 0.
 
 
 def put_at_homes(rewrite: Rewrite) -> None:

@@ -4,8 +4,8 @@
     after    %dw/add_n: float32[4,8] = AddN(all(%dw))                                  shared
              %dw/all_reduce: float32[4,8] = CollectiveReduceV2(%dw, ...)  each         mirrored
 
-What one lowering makes stands in the graph where its reshard stood. Sums that share a bucket are lowered together, by
-the first of them.
+The nodes of a lowering take the position of its reshard in the graph. Sums that share a bucket are lowered together,
+with the first of them.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from autograph_rewrite.resolve.stages.assignment import Stages
 
 
 class LoweredReshards:
-    """What reshards have become.
+    """Lowers reshards, and finds the results.
 
     Args:
-        asked: what readers want.
-        blocks: of the batch, whose sizes may ride with a bucket.
-        keys: makes the keys of collectives.
+        asked: the reshards that readers need.
+        blocks: of the batch; a bucket may also exchange their sizes.
+        keys: of collectives.
     """
 
     def __init__(self, rewrite: Rewrite, asked: Reshards, blocks: Blocks, keys: Keys) -> None:
@@ -77,7 +77,7 @@ class LoweredReshards:
         return self.lower(found.node) if found.node.op == RESHARD else found
 
     def lower_all(self) -> None:
-        """Lower what readers have asked for so far, in the order in which they did."""
+        """Lower the reshards that readers have asked for so far, in that order."""
         graph = self._rewrite.graph
         order: dict[Node, list[Node]] = {node: [node] for node in graph}
         for node in self.asked.wanted:
@@ -88,7 +88,7 @@ class LoweredReshards:
         graph.put_in_order(node for nodes in order.values() for node in nodes)
 
     def lower(self, node: Node) -> Value:
-        """Let ops take the place of a reshard; return what they make.
+        """Replace a reshard by ops; return their result.
 
         Raises:
             PassError: an edge cannot be lowered.
@@ -137,10 +137,10 @@ class LoweredReshards:
             return self._combined(exchange, source, value, fact, asked.blocks)
 
     def _combined(self, exchange: Exchange, source: Value, value: Value, fact: Fact, blocks: Blocks) -> Value:
-        """Return the whole of what differs: the sum of contributions, or blocks one after the other.
+        """Return the whole of a value that differs: the sum of contributions, or the joined blocks.
 
         Args:
-            source: what stands for the value now.
+            source: the current replacement of `value`.
         """
         edge = exchange.edge
         if not fact.placement.is_partial:
@@ -170,7 +170,7 @@ class LoweredReshards:
         if blocks.interleaved:
             which = blocks.all_rows("examples" if is_input else "whole_examples", rows)
             return rows_at(self._rewrite, whole, which, dim, "block", EACH)
-        if parts:  # which the batch itself has none of
+        if parts:  # never of a batch input
             return piece_with_segments(self._rewrite, whole, parts, dim, blocks)
         part = "part_" if is_input else ""
         limits = blocks.rows(f"{part}begin", rows), blocks.rows(f"{part}end", rows)
@@ -210,9 +210,9 @@ def local_entry(rewrite: Rewrite, value: Value, wanted: LocalEntry, blocks: Bloc
 #     before   CollectiveReduceV2(%dw1)   CollectiveReduceV2(%dw2)
 #     after    CollectiveReduceV2(Concat(flat %dw1, flat %dw2)) ──SplitV──► dw1, dw2
 #
-# A bucket is filled in the order in which the backward pass produces its members, so that it can leave while the rest
-# is still being computed. Members must be ready together: none may depend on the reduction of another, and none may be
-# in a loop or a branch. What the processes tell each other of sizes and digests may ride along (`resolve.buckets`).
+# A bucket is filled in the order in which the backward pass produces its members, so that it can be sent while the rest
+# is computed. Members must be ready together: none may depend on the reduction of another, and none may be in a loop or
+# a branch. A bucket may also contain sizes and digests that processes exchange (`resolve.buckets`).
 
 
 def reduce_bucket(
@@ -222,8 +222,8 @@ def reduce_bucket(
 
     Args:
         members: partial values with their edges, of one element type.
-        keys: makes the collective's keys.
-        riding: blocks whose sizes and digests ride along; None: they do not.
+        keys: of collectives.
+        riding: blocks whose sizes and digests are in the bucket, if any.
     """
     values = [value for value, _ in members]
     exchanges = [Exchange(rewrite, keys, edge) for _, edge in members]
@@ -259,8 +259,8 @@ def in_order(rewrite: Rewrite, joined: Value, parts: Sequence[int], dim: int, bl
     """Put the rows of joined blocks in the order of the whole.
 
     Args:
-        joined: all blocks, one behind the other.
-        parts: how many rows of each segment one example has.
+        joined: all blocks, concatenated.
+        parts: rows per example of each segment, in order.
         dim: along which they are joined.
         blocks: of the batch.
     """
@@ -269,7 +269,7 @@ def in_order(rewrite: Rewrite, joined: Value, parts: Sequence[int], dim: int, bl
 
 
 def _order(rewrite: Rewrite, parts: Sequence[int], blocks: Blocks) -> Value:
-    """Return where each row of the whole stands among the joined blocks (vector, runs once)."""
+    """Return the position of each row of the whole in the joined blocks (vector, runs once)."""
     count, name = rewrite.replicas, f"{SCOPE}/segments_{'_'.join(map(str, parts))}"
     before = [0, *accumulate(parts)]
     starts, sizes = np.zeros((len(parts) * count, count), np.int32), np.zeros((len(parts) * count, count), np.int32)
@@ -300,7 +300,7 @@ def _order(rewrite: Rewrite, parts: Sequence[int], blocks: Blocks) -> Value:
 
 
 def piece_with_segments(rewrite: Rewrite, whole: Value, parts: Sequence[int], dim: int, blocks: Blocks) -> Value:
-    """Cut each replica's block of each part out of a whole value.
+    """Cut each replica's block of each segment out of a whole value.
 
     Args:
         whole: the replicated value.
@@ -333,7 +333,7 @@ def _run(rewrite: Rewrite) -> None:
 
 
 def lower_along_model(rewrite: Rewrite) -> None:
-    """Lower what the devices of a replica exchange that run one program."""
+    """Lower the exchanges between devices of a replica that run one program."""
     nodes = tuple(node for node in rewrite.graph if axis_along(node))
     along = AlongModel(rewrite, nodes, rewrite.get(Keys).salt)
     for node in nodes:
@@ -349,9 +349,9 @@ def lower_along_model(rewrite: Rewrite) -> None:
 
 
 def _stay_with(reshard: Node, made: Iterable[Node], stages: Stages) -> None:
-    """Put what makes a conversion for each micro-batch in its stage, by which the keys of its groups go.
+    """Put the nodes of a conversion in the stage of its reshard, which determines the keys of its groups.
 
-    What is read may be made in an earlier one, whose devices are others.
+    Its operand may be computed in an earlier stage, on other devices.
     """
     for node in made:
         node.put(STAGE, reshard.at(STAGE))
@@ -362,7 +362,7 @@ def _stay_with(reshard: Node, made: Iterable[Node], stages: Stages) -> None:
 def _replace_reshard(rewrite: Rewrite, node: Node, new: Value) -> None:
     """Let what a reshard was lowered to take its place for readers, waiting ops and the certificate; erase it."""
     old = node.output()
-    if old in rewrite.state.facts:  # a pass had asked for it before placements were found
+    if old in rewrite.state.facts:  # a pass inserted it before propagation
         rewrite.take_place(old, new)
     elif old in rewrite.originals:
         rewrite.take_place(rewrite.originals[old], new)

@@ -1,1 +1,1 @@
-"""Sharding: blocks of variables and values along an axis: model axes, shards, what replicas share out."""
+"""Sharding: blocks of variables and values along an axis: model axes, shards, variables split over the replicas."""

@@ -1,10 +1,10 @@
-"""Rows by their numbers in the whole, where coordinates of an axis have blocks of them, and whole values are once.
+"""Look up and update blocks of rows by row numbers of the whole, where coordinates of an axis do not run alike.
 
     ids [b, 4]  ──► flat ──► which of them lie in block k ──► their place in it ──► rows of block k ─┐
                                                                     in the order of the ids again ◄──┘
 
-Duplicates and order are kept, and a block may get nothing. The ends are open: an id out of range falls to the first or
-the last block, whose kernel refuses it as that of the whole variable would.
+Duplicates and order are kept, and a block may get no ids. The first and the last block also take ids out of range,
+which their kernels refuse as the kernel of the whole variable does.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class BlockRows:
-    """Rewrites lookups, updates and sums by row numbers; which rows lie in a block is found once for all that ask.
+    """Rewrites lookups, updates and sums by row numbers; those with the same ids share the selection of rows.
 
     Attributes:
-        program: which it is a part of; `rewrite` may be asked once a node reads what it wants.
+        program: the program that it helps to write; a node's operands must be converted before `rewrite`.
     """
 
     program: LocalProgram
@@ -59,7 +59,7 @@ class BlockRows:
         elif member is not None and node.op == "ResourceGather":
             self._join_columns(node, member)
         elif node.op == "VarIsInitializedOp" and member is not None:
-            asked = self.program.converted(node.output(), REPLICATED)  # also where nobody in the graph reads it
+            asked = self.program.converted(node.output(), REPLICATED)  # even if no node reads it
             self.program.let_stand(asked, node.output(), asked.node)
         elif self.program.is_lookup(node):
             table = node.inputs[0]
@@ -70,11 +70,11 @@ class BlockRows:
             self._sum(node)
 
     def _own(self, ids: Value, rows: int, *, blockwise: bool) -> tuple[Value, Value]:
-        """Return which ids lie in one's block, as places in the flat ids, and their rows there.
+        """Return the positions, in the flat ids, of those in each block, and their rows there.
 
         Args:
             rows: of each unit of a block.
-            blockwise: they are looked up, so that each replica may do so for its own; updates need all of them.
+            blockwise: for a lookup, which each replica does for its ids only; an update needs the ids of all.
         """
         key = ids, rows, blockwise
         if key not in self._found:
@@ -97,12 +97,12 @@ class BlockRows:
     def _inside(
         self, build: Builder, ids: Value, asked: Value, rows: Sequence[int], scope: str = ""
     ) -> tuple[Value, Value]:
-        """Return which of those asked for lie in one's block, and the number of its first row.
+        """Return which of the ids in `asked` are in each block, and the number of its first row.
 
         Args:
-            ids: what constants are made for.
+            ids: determine the type and the names of constants.
             rows: of each block.
-            scope: what the names of constants begin with.
+            scope: begins the names of constants.
         """
         ends, kind = list(accumulate(rows, initial=0)), np.int32 if ids.dtype == dtypes.INT32 else np.int64
         begin = self.program.each(ids, [np.iinfo(kind).min, *ends[1:-1]], f"{scope}begin")
@@ -120,7 +120,7 @@ class BlockRows:
         return self._flat[value, row]
 
     def _update(self, node: Node, member: ShardedVariable) -> None:
-        """Update the rows of one's block."""
+        """Let each coordinate update the rows of its block."""
         names, at = [arg.name for arg in get_op(node.op).inputs], rows_argument(node.op)
         ids = names.index("indices")
         places, local = self._own(node.inputs[ids], member.rows, blockwise=False)
@@ -133,7 +133,7 @@ class BlockRows:
         node.set_input(at, build.op("GatherNd", self.flat(value, row), places, recorded=[(None, *row)]))
 
     def _join_columns(self, node: Node, member: ShardedVariable) -> None:
-        """Let what looks rows up have all columns, where it is not used column by column."""
+        """Join the columns of the rows that are looked up, unless their reader works on columns."""
         if self.program.state.source(node.output()).placement.differs:
             return
         columns = Conversion(split(member.axis - len(member.shape)), REPLICATED)
@@ -170,7 +170,7 @@ class BlockRows:
         self.program.let_stand(found, node.output(), stitched.node)
 
     def _sum(self, node: Node) -> None:
-        """Let each coordinate add up the segments that are its rows; what is below zero, the kernel drops."""
+        """Let each coordinate add up the segments that are its rows; the kernel ignores negative numbers."""
         program, (data, ids, count) = self.program, node.inputs
         rows = program.rows_of(unit(program.state.source(node.output()).split_size) or 1)
         build, each = Builder.at(node, span=program.span), program.each

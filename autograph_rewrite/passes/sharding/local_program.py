@@ -1,11 +1,11 @@
-"""The program of one device of a model axis: each node once, of its block, with an `ar.reshard` where blocks meet.
+"""Write the program of one device of a model axis: each node once, on its block, with an `ar.reshard` between blocks.
 
     before   MatMul(x, up) ─► Relu ─► MatMul(., down) ─► y
     after    MatMul(x, up: 8 of 16 columns) ─► Relu ─► MatMul(., down: 8 of 16 rows) ─► ar.reshard: sum ─► y
 
-Every device of the axis runs it: a replicated value is computed on each of them, as accelerators do, and nothing waits
-for the first. GSPMD (Xu et al., 2021) calls this SPMD partitioning. Later passes see a graph of local shapes; that
-there are several such devices, the mesh knows.
+Every device of the axis runs it: each computes replicated values, as accelerators do, and nothing waits for the first
+device. GSPMD (Xu et al., 2021) calls this SPMD partitioning. Later passes see a graph of local shapes; only the mesh
+has the number of devices.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ LOWERINGS = {
 
 
 Levels = tuple[tuple[str, Sharded], ...]
-"""How something is cut along axes of the mesh, major to minor: into blocks, and each of these into blocks again."""
+"""How a value is cut along axes of the mesh, major to minor: into blocks, and each of these into blocks again."""
 
 
 @dataclass(frozen=True)
 class ModelBlocks:
-    """What the devices of a replica have blocks of that run one program.
+    """The blocks of the devices of a replica that run one program.
 
     Attributes:
         of: how variables are cut, by name.
-        sums: sums of segments of which each device makes its rows, by name, with the rows of each.
-        lookups: of rows in values of which each device has some, by name, with the rows of each.
-        values: the placements along the model axes of what is not alike on all devices, by name; handles of variables
-            that are cut among them.
+        sums: by the name of a sum of segments of which each device computes its rows, the rows of each device.
+        lookups: by the name of a lookup in a value whose rows are split over devices, the rows of each device.
+        values: by name, the placements along the model axes of values that differ between devices, and of handles.
     """
 
     of: Mapping[str, Levels]
@@ -79,7 +78,7 @@ class ModelBlocks:
     values: Mapping[str, Others] = field(default_factory=dict)
 
     def and_then(self, more: ModelBlocks) -> ModelBlocks:
-        """Return what there is once further axes have cut, too."""
+        """Return the blocks after further axes have cut, too."""
 
         def both(one: Mapping[str, tuple[T, ...]], other: Mapping[str, tuple[T, ...]]) -> dict[str, tuple[T, ...]]:
             return {name: (*one.get(name, ()), *other.get(name, ())) for name in {**one, **other}}
@@ -95,7 +94,7 @@ class ModelBlocks:
         """Return the placements of a value along the model axes, without those that are replicated.
 
         Args:
-            converted: a conversion among replicas has made it: it lies along other axes as what was converted.
+            converted: a conversion among replicas has computed it, which keeps its placements along the model axes.
         """
         while self.values and value.name not in self.values:
             node = value.node
@@ -110,12 +109,12 @@ class ModelBlocks:
 
 
 def blocks_of(rewrite: Rewrite) -> ModelBlocks:
-    """Return what the devices of a replica have blocks of; of none where they do not run one program."""
+    """Return the blocks of the devices of a replica; empty if they do not run one program."""
     return rewrite.get(ModelBlocks) if rewrite.has(ModelBlocks) else ModelBlocks({})
 
 
 def obstacle(found: ModelPlacements, cut: Round) -> str:
-    """Return why the program of one device cannot be written, empty where it can."""
+    """Return why the program of one device cannot be written; empty if it can."""
     state = found.state
     if len(set(cut.sizes)) > 1:
         return "blocks are of several sizes"
@@ -143,7 +142,7 @@ def obstacle(found: ModelPlacements, cut: Round) -> str:
 
 
 def _can_be_joined(fact: Fact) -> bool:
-    """Return whether a collective can carry a value, where one has to."""
+    """Return whether a value needs no collective, or a collective can carry it."""
     placement = fact.placement
     if not (placement.is_split or placement.is_partial):
         return True
@@ -156,16 +155,16 @@ class LocalProgram:
 
     Attributes:
         found: the placements.
-        cut: what is cut, in which sizes.
+        cut: the tensors to cut, and the sizes of blocks.
         number: of the axis, among the model axes.
-        axis: what the mesh calls it.
-        alike: every coordinate runs all of the program. Otherwise only what differs between them has instances along
-            the axis, and what is whole runs once: the graph is one that `Unroll` takes.
-        made: the conversions, with the node that makes each.
-        conversions: what has to become of them, where the axis is unrolled.
-        sums: of segments, of which each device makes its rows, by name, with the rows of each.
-        lookups: of rows in values of which each device has some, by name, with the rows of each.
-        named: what takes the name of a node that goes when the axis is unrolled, by that.
+        axis: its name in the mesh.
+        alike: every coordinate runs all of the program. Otherwise only nodes that differ between coordinates have
+            instances along the axis, and others run once, as `Unroll` needs.
+        made: the conversions, with the node that computes each.
+        conversions: how to unroll each of these nodes.
+        sums: as in `ModelBlocks`.
+        lookups: as in `ModelBlocks`.
+        named: by name of a node that unrolling removes, the node that takes the name.
     """
 
     found: ModelPlacements
@@ -188,16 +187,16 @@ class LocalProgram:
 
     @property
     def edges(self) -> tuple[EdgePlan, ...]:
-        """What the devices of a replica exchange, under the names that values have in the program."""
+        """The exchanges of the devices of a replica, with the names of values in the program."""
         return tuple(replace(edge, value=node.inputs[0].name, axis=self.number) for edge, node in self.made)
 
     @property
     def span(self) -> Span:
-        """How often what differs runs."""
+        """How often nodes run that differ between coordinates."""
         return ONCE if self.alike else frozenset((self.axis,))
 
     def blocked(self) -> ModelBlocks:
-        """Return what the devices have blocks of; the program has been written."""
+        """Return the blocks of the devices, once the program is written."""
         placed = {value.name: self.state.source(value).placement for value in self.state.facts}
         placed |= {node.output().name: made.after for node, made in self.conversions.items()}
         values = {name: ((self.axis, one),) for name, one in placed.items() if one.differs}
@@ -210,11 +209,11 @@ class LocalProgram:
         return {name: Sharded(one.axis, self.rows_of(one.rows)) for name, one in members}
 
     def rows_of(self, rows: int) -> tuple[int, ...]:
-        """Return the sizes of blocks of so many rows a unit."""
+        """Return the sizes of blocks with `rows` rows per unit."""
         return tuple(size * rows for size in self.cut.sizes)
 
     def write(self) -> None:
-        """Let nodes read what they want, and state the shapes of blocks."""
+        """Insert the conversions of operands, and record the shapes of blocks."""
         graph, state = self.state.graph, self.state
         anchored, carried = set(graph.anchors.values()), carried_by(state)
         apart = [] if self.alike else [node for node in state.order if self._is_apart(node)]
@@ -234,7 +233,7 @@ class LocalProgram:
                 continue
             for index, value in enumerate(node.inputs):
                 want = carried.get(node) or self._wanted(node, index, value)
-                if want is not None and value.node not in carried:  # which hands on what is converted before it
+                if want is not None and value.node not in carried:  # a carrier's operand is converted instead
                     node.set_input(index, self.converted(value, want))
             if (window := halo_of(made.operand_reshards)) is not None:
                 self._with_window(node, *window)
@@ -261,24 +260,24 @@ class LocalProgram:
             self.named[value.node.name] = new.node
 
     def let_stand(self, new: Value, value: Value, reader: Node) -> None:
-        """Let a value stand for another one, once the program is written, but for a reader that helps to make it."""
+        """Replace a value by another one once the program is written, except for `reader`, which computes that one."""
         self._instead.append((new, value, reader))
 
     def unrolled(self, targets: Collection[str], put: Callable[[Node, int], None] | None = None) -> Unroll:
-        """Write the program where not all coordinates run alike, and unroll it; see `Unroll`."""
+        """Write the program if coordinates do not run alike, and unroll it; see `Unroll`."""
         self.write()
         unroll = Unroll(self.state.graph, self.axis, len(self.cut.sizes), self.conversions, self.named, targets, put)
         unroll.run()
         return unroll
 
     def member(self, node: Node) -> ShardedVariable | None:
-        """Return the variable that a node reads or writes, None where that is none of which there are blocks."""
+        """Return the variable in blocks that a node reads or writes, if any."""
         if not node.inputs or not is_handle(node.inputs[0]):
             return None
         return self.found.members.get(handle_node(node.inputs[0]))
 
     def _is_apart(self, node: Node) -> bool:
-        """Return whether a node has an instance at each coordinate, where not all run alike."""
+        """Return whether a node has an instance at each coordinate, if coordinates do not run alike."""
         state = self.state
         if node in self.found.members or self.member(node) is not None:
             return node.op != "VariableShape"
@@ -290,7 +289,7 @@ class LocalProgram:
         return any(state.source(value).placement.differs and value not in self.found.tensors for value in values)
 
     def is_lookup(self, node: Node) -> bool:
-        """Return whether rows are looked up in a value of which each coordinate has some, and all are wanted."""
+        """Return whether a node looks up rows in a value whose rows are split, and its readers need all of them."""
         if self.alike or node.op != "GatherV2" or node.attr("batch_dims", 0):
             return False
         state, (table, _, axis) = self.state, node.inputs
@@ -302,7 +301,7 @@ class LocalProgram:
         return is_own and not state.source(node.output()).placement.differs
 
     def _read_once(self) -> set[Node]:
-        """Let reads of a variable that happen at the same time be one; return those that have gone."""
+        """Merge reads of a variable with the same control edges; return the erased reads."""
         graph, first, gone = self.state.graph, dict[tuple[Value, frozenset[Node]], Node](), set[Node]()
         for node in self.state.order:
             if node.op == "ReadVariableOp" and self.member(node) is not None:
@@ -327,7 +326,7 @@ class LocalProgram:
         return want
 
     def _wanted_apart(self, node: Node, index: int, value: Value, want: Reshard | None) -> Reshard | None:
-        """Return what a node wants where not all coordinates run alike: a variable is used block by block."""
+        """Return the reshard that a node needs if coordinates do not run alike: it uses a variable block by block."""
         member = self.member(node)
         if is_handle(value) or (index == 0 and self.is_lookup(node)):
             return None
@@ -345,7 +344,7 @@ class LocalProgram:
         return value
 
     def converted(self, value: Value, want: Reshard) -> Value:
-        """Return a value as a reader wants it; equal conversions are made once."""
+        """Return the conversion of a value that a reader needs; equal conversions exist once."""
         key: tuple[Value, object] = value, want
         if isinstance(want, Slice) and want.halo is not None:
             key = value, (want.dim, self._rows_read(want.halo), want.halo.lowest)
@@ -362,7 +361,7 @@ class LocalProgram:
             if want.halo is not None:
                 source = value if is_there or not before.differs else self.converted(value, REPLICATED)
                 return self._with_halo(source, want.dim, want.halo, before if is_there else REPLICATED)
-            if is_there:  # a tensor that is cut by hand, where it arises so
+            if is_there:  # a tensor that is cut by hand, and computed in these blocks
                 return value
             if before == PARTIAL and self.alike:
                 return self._reshard(value, "block", before, split(want.dim), want.dim, want.unit)
@@ -375,7 +374,7 @@ class LocalProgram:
             return self._reshard(whole, "term", REPLICATED, PARTIAL)
         if not before.differs:
             return value
-        if isinstance(block := self.state.reduced.get(value), Slice):  # which others read, and is less than the sum
+        if isinstance(block := self.state.reduced.get(value), Slice):  # others read it, and it is smaller than the sum
             return self._reshard(self.converted(value, block), "whole", split(block.dim), REPLICATED, *block[:2])
         if before.kind == "local":
             fact = self.state.source(value)
@@ -388,7 +387,7 @@ class LocalProgram:
         self, value: Value, what: str, before: Placement, after: Placement, dim: int = 0, rows: int = 0
     ) -> Value:
         sizes = self.rows_of(rows) if rows else ()
-        asks = before.op == "all"  # whether a variable has a value: no exchange of a step
+        asks = before.op == "all"  # a test whether a variable has a value: no exchange of a step
         made = self.convert(value, what, Conversion(before, after, sizes), dim=dim, is_exchange=not asks)
         fact = self.state.facts.get(value)
         if fact is not None and self.alike:
@@ -404,9 +403,9 @@ class LocalProgram:
         """Add a conversion.
 
         Args:
-            what: told after the name of the value.
-            dim: which dimension is cut, before or after it.
-            is_exchange: the plan says that it happens.
+            what: appended to the name of the value.
+            dim: the dimension that is cut, before or after it.
+            is_exchange: whether it is an edge of the plan.
         """
         said: dict[str, Any] = {
             "over": [self.axis],
@@ -432,11 +431,11 @@ class LocalProgram:
         return tuple(halo.span(units) for units in self.cut.places)
 
     def _rows_read(self, halo: Halo) -> object:
-        """Return what tells the rows that are read with one halo from those of another."""
+        """Return a key: halos with the same key read the same rows."""
         return halo.alike(self.cut.sizes[0]) if self.alike else self._spans(halo)
 
     def _with_halo(self, value: Value, dim: int, halo: Halo, before: Placement) -> Value:
-        """Return the rows of a value that each coordinate reads, its neighbours' among them."""
+        """Return the rows of a value that each coordinate reads, including its neighbours' rows."""
         owned = tuple(halo.own(units) for units in self.cut.places)
         halos = self._spans(halo), owned
         if not self.alike:
@@ -447,17 +446,17 @@ class LocalProgram:
         made = self.convert(value, "halo", Conversion(before, split(dim), sizes, halos), dim=dim)
         made.set_attr("rows", rows)
         made.set_attr("lowest", halo.lowest)
-        if fact is not None and fact.shape is not None:  # none of what has been joined before
+        if fact is not None and fact.shape is not None:  # unknown for a value that was joined before
             dims = [size if isinstance(size, int) else None for size in fact.shape]
             record_shapes(made, [(*dims[:dim], rows[1] - rows[0], *dims[dim + 1 :])])
         return made.output()
 
     def _with_window(self, node: Node, dim: int, halo: Halo) -> None:
-        """State the padding of each coordinate, and keep its rows of what it makes.
+        """Set the padding of each coordinate, and keep only its rows of the result.
 
-        Padding is left to the kernel, which knows what its op makes of it (zeros, or nothing at all in a maximum). The
-        gradient of an input is computed for whole windows and cut to the rows of a coordinate: no window is divided,
-        so that the first of several equal maxima is the same one.
+        The kernel adds the padding, as its value depends on the op (zeros, or nothing at all in a maximum). The
+        gradient of an input is computed for whole windows and cut to the rows of a coordinate: no window is divided, so
+        the first of several equal maxima is the same one.
         """
         owned = [(units[0] * halo.rows, units[1] * halo.rows) for units in self.cut.places]
         if self.alike:
@@ -492,7 +491,7 @@ class LocalProgram:
         node.set_raw_attr(attr, raws[0] if len(raws) == 1 else PerInstance(tuple(raws)))
 
     def _with_entry(self, value: Value, want: LocalEntry) -> Value:
-        """Return a shape whose entry is that of a block."""
+        """Return a shape in which one entry is the size of a block."""
         fact, rows = self.state.facts[value], unit(want.size) or 1
         entries, sizes, whole = fact.value or (), self.rows_of(rows), rows * self.cut.units
         if want.halo is not None:
@@ -511,7 +510,7 @@ class LocalProgram:
     def _scaled(
         self, value: Value, chosen: Sequence[bool], ups: Sequence[int], down: int, what: str, shape: Shape | None
     ) -> Value:
-        """Return sizes of which some are counted in other units: `ups` of them, at each coordinate, for so many now."""
+        """Return sizes of which the chosen ones are multiplied by `ups` (one per coordinate) and divided by `down`."""
         dims = [dim for dim in shape or () if isinstance(dim, int)]
 
         def numbers(units: int) -> Any:
@@ -527,7 +526,7 @@ class LocalProgram:
         return value if down == 1 else build.op("FloorDiv", value, self._const(value, numbers(down), f"{what}/down"))
 
     def each(self, near: Value, contents: Sequence[object], what: str, dtype: int | None = None) -> Value:
-        """Return a constant with a content for each coordinate, of a type, or of that of a value."""
+        """Return a constant with a content for each coordinate, of a type, or of the type of `near`."""
         dtype = near.dtype if dtype is None else dtype
         arrays = [np.asarray(content, dtypes.numpy_dtype(dtype)) for content in contents]
         if all(np.array_equal(one, arrays[0]) for one in arrays):
@@ -536,7 +535,7 @@ class LocalProgram:
         return Builder.at(near.node, span=self.span).op("Const", what=what, value=raws, dtype=dtype)
 
     def _const(self, near: Value, content: object, what: str, dtype: int | None = None) -> Value:
-        """Return a constant; where the value that it serves is in a loop, in each of its iterations."""
+        """Return a constant; it is in the loop of `near`, if that is in one."""
         made = Builder.at(near.node).const(content, near.dtype if dtype is None else dtype, what)
         if near.node in self.state.looped:  # a node without inputs is in no loop
             made.node.add_control(near.node)
@@ -552,7 +551,7 @@ class LocalProgram:
         return awaited(value, lambda taken: Builder.at(taken.node).op("Identity", taken, what="taken").node)
 
     def _state_shapes_of_elements(self) -> None:
-        """Let lists and arrays expect blocks, where that is what is put into them."""
+        """Let lists and arrays into which blocks are put expect the shapes of blocks."""
         state = self.state
         for value, dim in future_splits(state).items():
             operand = value.node.inputs[0]
@@ -573,7 +572,7 @@ class LocalProgram:
         return size if size is None else size // len(self.cut.sizes)
 
     def _fold(self, node: Node, facts: Iterable[Fact]) -> None:
-        """Let constants stand for sizes that are known."""
+        """Replace known sizes by constants."""
         for index, fact in enumerate(facts):
             shape = [dim for dim in fact.shape or () if isinstance(dim, int)]
             content = np.array(fact.value, dtypes.numpy_dtype(fact.dtype)).reshape(shape)
@@ -586,23 +585,23 @@ class LocalProgram:
                 node.output(index).replace_all_uses_with(known)
 
     def _sum_rows(self, node: Node) -> None:
-        """Let each device add up the segments that are its rows; which those are, `rows-of-shards` says."""
+        """Let each device add up the segments that are its rows; the pass `rows-of-shards` selects them."""
         self.sums[node.name] = rows = self._rows(node.output())
         node.set_input(2, Builder.at(node).const(rows[0][1].sizes[0], node.inputs[2].dtype, "rows_of_block"))
 
     def _finds_rows(self, node: Node) -> bool:
-        """Return whether each device looks up those rows that it has, of all that are asked for."""
+        """Return whether each device looks up only the rows that it has."""
         state, table = self.state, node.inputs[0]
-        is_own = table in state.facts and state.source(table).placement == split(0)  # else it is joined by now
+        is_own = table in state.facts and state.source(table).placement == split(0)  # otherwise it is joined by now
         return is_own and state.source(node.output()).placement == PARTIAL
 
     def _rows(self, value: Value) -> Levels:
-        """Return how many rows of a value each device has."""
+        """Return the number of rows of a value on each device."""
         rows = unit(self.state.source(value).split_size) or 1
         return ((self.axis, Sharded(0, self.rows_of(rows))),)
 
     def _let_out(self, value: Value) -> None:
-        """Let the outside read the whole of a value, under the name that it has."""
+        """Let callers read the whole of a value, under its name."""
         graph, node = value.node.graph, value.node
         whole = self.converted(value, REPLICATED)
         graph.move_anchors(value, whole)
@@ -624,9 +623,9 @@ class LocalProgram:
         handle.drop_attr("_handle_shapes")
 
     def _record_shapes(self, node: Node) -> None:
-        """State the shapes of a node's blocks."""
+        """Record the shapes of a node's blocks."""
         if any(value is own for _, own, _ in self._instead for value in node.outputs):
-            return  # more than its block
+            return  # with a window it computes more than its block
         facts = [self.state.source(value) for value in node.outputs]
         each = [[self._shape(fact, size) for fact in facts] for size in self.cut.sizes]
         if self.alike:
@@ -653,7 +652,7 @@ def _along(axis: str, placement: Placement) -> str:
 
 
 def halo_of(reshards: Mapping[int, Reshard]) -> tuple[int, Halo] | None:
-    """Return the dimension and the halo of a node's operands, None where it reads none."""
+    """Return the dimension and the halo of a node's operands, if it reads one."""
     for want in reshards.values():
         if isinstance(want, Slice) and want.halo is not None:
             return want.dim, want.halo
@@ -663,7 +662,7 @@ def halo_of(reshards: Mapping[int, Reshard]) -> tuple[int, Halo] | None:
 
 
 def _padding(node: Node, dim: int, rows: Rows, beside: Rows) -> tuple[bytes, tuple[int, ...]]:
-    """Return the padding of a window: of the rows of one coordinate, and next to them as before."""
+    """Return the padding of a window: new in `dim`, for the rows of one coordinate, and unchanged in the other."""
     if not (any(rows) or any(beside)):
         return b"VALID", ()
     first = 2 if node.attr("data_format", b"NHWC").startswith(b"NC") else 1

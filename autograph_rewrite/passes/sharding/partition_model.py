@@ -3,9 +3,9 @@
     before   MatMul(x, up) ─► Relu ─► MatMul(., down) ─► y
     after    MatMul(x, up/part_k) ─► Relu/part_k ─► MatMul(., down/part_k) ─► AddN ─► y        k on logical device k
 
-What a device has a block of runs there, as a node of its own; everything else runs once, on logical device 0, of sums
-(AddN) and whole values (ConcatV2) that are made once for all their readers. The result is an ordinary graph, which
-every later pass takes as it is: each replica runs it, on the devices of its own.
+A node that computes blocks becomes one node on each device. Every other node runs once, on logical device 0, on sums
+(AddN) and whole values (ConcatV2) that are computed once for all their readers. The result is an ordinary graph for
+every later pass: each replica runs it on its devices.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ from autograph_rewrite.resolve.model_axis import (
 from autograph_rewrite.resolve.wire_types import are_in_order
 from autograph_rewrite.training_graph import Shards, TrainingGraph, Variable
 
-# The conversions between logical devices, kept by the node that makes each while axis after axis of the mesh is cut.
+# The conversions between logical devices, by the node that computes each, while axis after axis of the mesh is cut.
 #
 #     axis 0    h = AddN(h/part_0, h/part_1)                            one exchange: h, on axis 0
 #     axis 1    h/part_j = AddN(h/part_0/part_j, h/part_1/part_j)       two, of half the bytes: among devices (., j)
 #
-# An exchange that a further axis divides is one of each group of its devices.
+# If a further axis divides an exchange, each group of its devices has one.
 
 
 @dataclass
 class Exchanges:
-    """What devices of one axis exchange.
+    """The exchanges between the devices of a model axis.
 
     Attributes:
         axis: the one that is being cut.
-        cuts: of copies of tensors, which axis will cut them along which dimension.
-        programs: of one device, where all devices of a replica run the same: as each axis has left it.
-        certificate: compares it with what it is written of.
+        cuts: the axis and the dimension that will cut each copy of a tensor.
+        programs: of one device, if all devices of a replica run the same: one program for each axis.
+        certificate: compares each program with the graph before it.
     """
 
     axis: int = 0
@@ -91,14 +91,14 @@ class Exchanges:
     _made: dict[Node, list[tuple[EdgePlan, Node | None]]] = field(default_factory=dict)
 
     def add(self, made: Sequence[Node], value: Value, edge: EdgePlan, fact: Fact | None, share: Fraction) -> None:
-        """Keep a conversion; what each device hands over is counted where shapes are static.
+        """Record a conversion; the bytes that each device sends are counted if shapes are static.
 
         Args:
-            made: what converts the value; the first of it stands for all.
-            value: what is converted.
+            made: the nodes that convert the value; the first is the key.
+            value: the operand.
             edge: its placements and lowering.
-            fact: what is known of the whole value.
-            share: of its elements, those that are handed over.
+            fact: of the whole value, if known.
+            share: of its elements that are sent.
         """
         shape = fact.shape if fact is not None else None
         is_known = shape is not None and all(isinstance(dim, int) for dim in shape)
@@ -110,12 +110,12 @@ class Exchanges:
         self._made.setdefault(made[0], []).append((replace(edge, axis=self.axis, bytes=size), value.node))
 
     def divide(self, node: Node, copies: Sequence[Node], sizes: Sequence[int] = ()) -> None:
-        """Let the devices of a further axis make a conversion, or a copy that is cut later, each group of them its own.
+        """Give each device of a further axis a separate conversion, or copy that is cut later, instead of one.
 
         Args:
-            node: what made the conversion.
-            copies: what makes it on each device.
-            sizes: units of what each converts; empty: all convert as much as `node` did.
+            node: computed the conversion.
+            copies: compute it on each device.
+            sizes: units that each converts; empty: all convert as much as `node` did.
         """
         if node in self.cuts:
             self.cuts |= dict.fromkeys(copies, self.cuts.pop(node))
@@ -128,7 +128,7 @@ class Exchanges:
         """Return the conversions of a step; those of initialisers happen once, and are not listed.
 
         Args:
-            graph: as it is in the end.
+            graph: after all axes have cut.
             step: the nodes that one step runs.
         """
         found = []
@@ -155,20 +155,19 @@ def partition(
     alike: bool = True,
     certificate: Certifier | None = None,
 ) -> tuple[Exchanges, TrainingGraph, Plan]:
-    """Cut what the plan wants cut on the model axis; return the item and the request with blocks instead of it.
+    """Cut variables and tensors on the model axis as the plan says; return the exchanges, and the new item and request.
 
-    What the devices exchange comes with them. Where several axes cut, all of them do so the same way.
+    If several axes cut, they all do so in one program per device, or none does.
 
     Args:
-        graph: a flat graph, which is edited, or a copy of it; the outputs of the item are its anchors.
-        item: the item; its variables say what was cut, in `shards`.
+        graph: a flat graph, which is edited, or a copy of it; its anchors are the outputs of the item.
         task: which of the plan's processes the graph is for.
-        alike: let all devices of a replica run one program, where that is possible.
-        certificate: compares that program with what it is written of.
+        alike: let all devices of a replica run one program, if that is possible.
+        certificate: compares that program with the graph before it.
 
     Raises:
-        PlanError: something cannot be cut as the plan says.
-        GraphError: a variable is used in a way that no block of it could be.
+        PlanError: a variable or tensor cannot be cut as the plan says.
+        GraphError: a use of a variable is impossible with blocks.
         PassError: under `strict`, an op reads blocks for which it has no rule.
     """
     model = plan.model
@@ -177,7 +176,7 @@ def partition(
     if alike and (why := why_apart(plan)):
         alike, plan = False, replace(plan, notes=(*plan.notes, FIRST_ONLY.format(why)))
     if alike:
-        copy = graph.clone()  # what cannot be done is found out while it is edited
+        copy = graph.clone()  # an obstacle is found only while the graph is edited
         copy.current_pass, copy.edits = graph.current_pass, graph.edits
         try:
             made = _partition_axes(copy, replace(item, source=copy), plan, task, alike=True, certificate=certificate)
@@ -190,7 +189,7 @@ def partition(
 
 
 class _ApartError(Exception):
-    """The program of one device cannot be written, and why."""
+    """The program of one device cannot be written; the message says why."""
 
 
 def _partition_axes(
@@ -241,12 +240,12 @@ def _partition_axes(
 
 
 def _is_there(name: str, graph: Graph, item: TrainingGraph) -> bool:
-    """Return whether a step has what is placed by hand: what nothing reads has been dropped."""
+    """Return whether the graph still has a variable or tensor that is placed by hand."""
     return name in item.variables or name.partition(":")[0] in graph.nodes
 
 
 def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequence[str]) -> dict[str, Variable]:
-    """Return the variables, whose blocks say on which devices they are."""
+    """Return the variables, with the devices of their blocks."""
     found = dict(item.variables)
     for name, variable in item.variables.items():
         if variable.shards is not None:
@@ -258,7 +257,7 @@ def _on_devices(graph: Graph, item: TrainingGraph, model: Model, devices: Sequen
 
 
 def _assign(graph: Graph, item: TrainingGraph, model: Model) -> list[str]:
-    """Put what is assigned to one logical device there; return what stays where its user made it."""
+    """Put variables and tensors that are assigned to one logical device there; return notes on those that stay."""
     notes = []
     for one in model.shardings:
         if one.device < 0:
@@ -275,7 +274,7 @@ def _assign(graph: Graph, item: TrainingGraph, model: Model) -> list[str]:
 
 
 def _together(handle: Node) -> set[Node]:
-    """Return what touches a variable, with the variables that the same ops touch, and what touches those."""
+    """Return the nodes that touch a variable, the variables that the same nodes touch, and so on."""
     found, pending = {handle}, [handle]
     while pending:
         for use in handle_uses(pending.pop()):
@@ -288,14 +287,14 @@ def _together(handle: Node) -> set[Node]:
 
 
 ALONG = True
-"""Whether the devices of a model axis run one program where they can, each of its blocks."""
+"""Whether the devices of a model axis run one program on their blocks, if they can."""
 
 
 FIRST_ONLY = "model axis: what is whole runs on the first device of each replica only: {}"
 
 
 def why_apart(plan: Plan) -> str:
-    """Return why devices of a replica do not all run the same, each with copies of its own; empty where they may."""
+    """Return why the devices of a replica cannot all run one program; empty if they can."""
     assert plan.model is not None
     count, devices = plan.model.size, plan.model.devices
     replicas = [devices[i : i + count] for i in range(0, len(devices), count)]
@@ -309,9 +308,9 @@ def why_apart(plan: Plan) -> str:
     ]
     reasons = {
         "something is assigned to one of them": any(one.device >= 0 for one in plan.model.shardings),
-        # A store on a server adds up one value of each process, and not one of each of its devices.
+        # A store on a server adds up one value per process, not one per device.
         "servers of a job hold variables": bool(plan.server_homes) and len(plan.processes) > 1,
-        # TensorFlow's collectives are keyed by the frame that they run in, and each device has a loop of its own.
+        # TensorFlow's collectives are keyed by the frame that they run in, and each device has a separate loop.
         "micro-batches are a loop": plan.looped,
         "TensorFlow puts the devices in another order": not all(map(are_in_order, groups)),
     }
@@ -351,7 +350,7 @@ def _partition(
 
 
 def _write_apart(program: LocalProgram, item: TrainingGraph, exchanges: Exchanges) -> dict[str, tuple[str, ...]]:
-    """Write a node for each device of what they do not run alike; return the handles of the blocks of variables."""
+    """Write the nodes that differ once per device; return the handles of the blocks of variables."""
     state, found = program.state, program.found
     unroll = program.unrolled(item.targets, partial(put, axis=exchanges.axis))
     for node, copies in unroll.clones.items():
@@ -368,11 +367,11 @@ def write(program: LocalProgram, outputs: Sequence[Value], plan: Plan, certifica
     """Write the program of one device.
 
     Args:
-        outputs: values that the outside reads.
-        certificate: compares it with the graph as it was.
+        outputs: values that callers read.
+        certificate: compares it with the graph before.
 
     Raises:
-        VerifyError: it computes something else.
+        VerifyError: the program does not compute the same.
     """
     if certificate is None:
         program.write()
@@ -385,7 +384,7 @@ def write(program: LocalProgram, outputs: Sequence[Value], plan: Plan, certifica
 
 
 def _in_local_shapes(item: TrainingGraph, found: ModelPlacements, cut: Round) -> TrainingGraph:
-    """Return the item, whose variables have the shapes that one device has of them."""
+    """Return the item, whose variables have the shapes of one device's blocks."""
     variables = dict(item.variables)
     for handle, name in found.names.items():
         member = found.members[handle]
@@ -397,17 +396,17 @@ def _in_local_shapes(item: TrainingGraph, found: ModelPlacements, cut: Round) ->
 def _blocks_in_shards(
     plan: Plan, blocks: Mapping[str, tuple[Sharded, Sequence[int | None]]]
 ) -> tuple[VariableRequest, ...]:
-    """Return the requests, in which the replicas have shards of the block of each device, and not of the whole.
+    """Return the requests, in which replicas have shards of each device's block, and not of the whole.
 
     Args:
-        blocks: how variables are cut into blocks, and the shape of one.
+        blocks: how variables are cut into blocks, and the shape of a block.
     """
     found = []
     for request in plan.variables:
         where = plan.residences[request.name]
         if request.name in blocks and isinstance(where, Sharded) and where.stage:
             cut, shape = blocks[request.name]
-            axis = where.axis if cut.axis else 0  # who looks rows up looks them up on both axes
+            axis = where.axis if cut.axis else 0  # blocks of rows stay in rows, so that a lookup works on both axes
             where = replace(where, axis=axis, sizes=sizes_of(shape[axis] or 0, plan.replicas))
         elif request.name in blocks:
             request, where = replace(request, server=None), REPLICATED_VARIABLE
@@ -420,22 +419,22 @@ def _is_elsewhere(plan: Plan, name: str) -> bool:
     return name in plan.residences and plan.residences[name] != REPLICATED_VARIABLE
 
 
-# Where tensors are cut that are placed by hand: copies of them, which say on which axis of the mesh along what.
+# Boundaries: copies of the tensors that are placed by hand, each to be cut by one axis along one dimension.
 #
 #     before   x ──► MatMul                                            x: axis 0 cuts dimension 0, axis 1 dimension 1
 #     after    x ──► x/sharded (0: 0) ──► x/sharded_1 (1: 1) ──► MatMul
 #
-# The copies are made before anything is cut: each device of one axis then has its own of what the next axis cuts.
+# The copies are added before anything is cut: each device of one axis then has a copy that the next axis cuts.
 
 
 def boundaries(
     graph: Graph, item: TrainingGraph, cuts: Mapping[str, Sequence[int | None]]
 ) -> dict[Node, tuple[int, int]]:
-    """Add the copies of all tensors; return which axis cuts each along what.
+    """Add the copies of all tensors; return the axis and the dimension that cut each.
 
     Args:
-        item: whose variables are no tensors.
-        cuts: which dimension each axis cuts, by the name of a variable or a tensor.
+        item: its variables are skipped.
+        cuts: the dimension that each axis cuts, by the name of a variable or a tensor.
     """
     found = {}
     for name, dims in cuts.items():
@@ -454,11 +453,11 @@ def boundaries(
 
 
 def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[Node]:
-    """Let readers of tensors see the whole on every axis; return what hands it to them, marked until all is cut.
+    """Let readers of tensors see the whole on every axis; return the nodes to unmark once all axes are cut.
 
     Args:
-        item: whose variables are no tensors.
-        names: of what is replicated, or on one device.
+        item: its variables are skipped.
+        names: of replicated variables and tensors.
     """
     kept = []
     for name in names:
@@ -476,27 +475,22 @@ def keep_whole(graph: Graph, item: TrainingGraph, names: Iterable[str]) -> list[
 
 
 def _tensors(graph: Graph, exchanges: Exchanges) -> dict[str, int]:
-    """Return the copies that the axis cuts, with the dimension; what they read is whole for all its devices."""
+    """Return the copies that the axis cuts, with the dimension; mark them, as their operands are whole."""
     found = [node for node in graph if node in exchanges.cuts and exchanges.cuts[node][0] == exchanges.axis]
     for node in found:
         make_whole(node)
     return {node.name: exchanges.cuts[node][1] for node in found}
 
 
-# What reads a value whole of which the devices hold blocks: every gather of a step, told with who asks for it.
+# Notes on nodes that read a value whole of which the devices hold blocks: each costs a gather in a step.
 #
 #     z: split(1) ──► Sort      model axis: Sort 'Sort' reads 'z' whole, of which each device has a block (split(1))
 #
-# That is right, and costs a gather; what has no rule at all has a note of its own, which `semantics.strict` refuses.
+# This is right, but slow. An op without a rule has another note, which `semantics.strict` refuses.
 
 
 def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
-    """Yield a note for each node that reads blocks whole, and has no other note.
-
-    Args:
-        state: the placements.
-        step: the nodes that one step runs.
-    """
+    """Yield a note for each node of a step that reads blocks whole, and has no other note."""
     for node in state.order:
         made = state.transfers[node]
         if node not in step or made.note or not made.inputs or any(fact.placement.differs for fact in made.outputs):
@@ -515,7 +509,7 @@ def gathered_reads(state: Propagation, step: Container[Node]) -> Iterator[str]:
 
 
 def _run(rewrite: Rewrite) -> None:
-    """Cut tensors into blocks for the logical devices of each replica, and what is computed of them."""
+    """Cut tensors, and the nodes that compute them, into blocks for the logical devices of each replica."""
     whole = rewrite.item.variables
     certificate = rewrite.request.certificate
     exchanges, item, rewrite.plan = partition(

@@ -1,9 +1,9 @@
-"""The pieces of variables that were cut, once or axis by axis.
+"""Find the pieces of variables that were cut, once or axis by axis.
 
     w [4, 6]    axis 0: rows 2 2       w/part_0, w/part_1
                 axis 1: columns 3 3    w/part_0/part_0, w/part_0/part_1, w/part_1/part_0, w/part_1/part_1
 
-Each axis of a mesh cuts what the one before it has left.
+Each axis of a mesh cuts the pieces of the axis before it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autograph_rewrite.training_graph import Shards, Variable
 
 
 def pieces_of(variable: Variable) -> Iterator[Variable]:
-    """Yield the variables that a graph has instead of one that may be cut: pieces of pieces, in the end."""
+    """Yield the variables that a graph has for one that may be cut: the smallest pieces, or itself."""
     if variable.shards is None:
         yield variable
         return
@@ -35,7 +35,7 @@ def _cut_once(variable: Variable, shards: Shards) -> Iterator[Variable]:
 
 
 def shard_variables(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """Return the variables that the graph really has: the pieces of those that were cut, and the others."""
+    """Return the variables of the graph itself: the pieces of those that were cut, and the others."""
     return {piece.name: piece for variable in variables.values() for piece in pieces_of(variable)}
 
 
@@ -43,8 +43,8 @@ def in_pieces(variables: Mapping[str, Variable], pieces: Mapping[str, Variable])
     """Return variables whose pieces may have been cut again.
 
     Args:
-        variables: as they were.
-        pieces: what `shard_variables` made of them, some of it cut.
+        variables: before that.
+        pieces: the result of `shard_variables`, in which some are cut since.
     """
     return {name: _joined(one, pieces) for name, one in variables.items()}
 
@@ -61,6 +61,6 @@ def _joined(variable: Variable, pieces: Mapping[str, Variable]) -> Variable:
 
 @dataclass(frozen=True)
 class WholeVariables:
-    """The item's variables as the outside knows them, those in shards among them."""
+    """The item's variables as callers know them: a variable in shards is one of them."""
 
     variables: Mapping[str, Variable]

@@ -1,11 +1,11 @@
-"""Propagation on the model axis: from the variables and tensors that are cut to all values.
+"""Propagate on the model axis: from the variables and tensors that are cut to all values.
 
     up: split(1)      MatMul(x, up): split(1) ─► Relu: split(1) ─► MatMul(., down): partial(sum) ─► one sum
     down: split(0)    bias: read in blocks only, so it is cut like what it is added to
 
-The rules are those of the batch: a block is what one logical device holds, and its size is known. What no rule can cut
-is computed once, of whole values. Placing few tensors and letting the others follow is GSPMD's (Xu et al. 2021) and
-Shardy's way; `partial`, and where it is summed, are DTensor's and this package's.
+The rules are those of the batch: a logical device holds a block, whose size is known. Nodes that no rule can cut run
+once, on whole values. To place few tensors and let the others follow is the way of GSPMD (Xu et al. 2021) and Shardy;
+`partial`, and the choice where it is summed, are those of DTensor and this package.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class ModelPlacements:
     """The placements of a graph on the model axis.
 
     Attributes:
-        state: they themselves.
-        whole: what each value is where nothing is cut.
+        state: of the graph in which variables and tensors are cut.
+        whole: of the same graph in which nothing is cut.
         members: the variables that are cut, by the node that gives the handle.
         tensors: other values that are cut for their readers, with the dimension.
         names: of the members.
@@ -75,13 +75,12 @@ def model_placements(
     """Find the placements of all values; ops that mix blocks are decomposed.
 
     Args:
-        item: its signature.
-        cut: what is placed by hand.
+        cut: the variables and tensors that are placed by hand.
         step: the nodes that one step runs.
-        inputs: what is known of the batch.
-        axis: what the mesh calls the axis.
-        alike: each device will run one program, of its blocks: it has the loops and lists of these, and finds the rows
-            that it has of all that are looked up.
+        inputs: facts of the batch inputs.
+        axis: its name in the mesh.
+        alike: all devices will run one program on their blocks: each has loops and lists of blocks, and looks up the
+            rows that it has.
     """
     free = {name: one for name, one in item.variables.items() if one.shards is None and name not in cut.whole}
     item = replace(item, variables=free)
@@ -138,15 +137,14 @@ def model_placements(
     return ModelPlacements(known, revise(whole), members, tensors, names)
 
 
-# A sum of which a reader takes a block is handed to all readers in blocks: half as much travels, less is kept, and what
-# is computed of it is divided. What is kept along time between two layers makes sequence parallelism of it
-# (Korthikanti et al., 2022).
+# If a reader takes a block of a sum, all readers get the sum in blocks: half as many bytes are sent, fewer are kept,
+# and the ops on it are divided. Along time, this is sequence parallelism (Korthikanti et al., 2022).
 #
 #     before   y: partial(sum) ──► sum ──► x: split(1) + block of y       after   y ──► block of the sum ──► x + y
 
 
 def _sums_in_blocks(state: Propagation, reduced: Iterable[Value]) -> dict[Value, Reshard]:
-    """Return the sums that are handed out in blocks, with the block."""
+    """Return the sums that all readers get in blocks, with the block."""
     found: dict[Value, Reshard] = {}
     for value in reduced:
         wants = {state.transfers[node].operand_reshards.get(index) for node, index in value._uses}
@@ -157,28 +155,28 @@ def _sums_in_blocks(state: Propagation, reduced: Iterable[Value]) -> dict[Value,
 
 
 def _forget_marks(graph: Graph, keep: Container[Node]) -> None:
-    """Forget what is whole on this axis, loops that do not settle among them: it need not be so on others."""
+    """Remove the marks of nodes that are whole on this axis, as they need not be whole on others."""
     for node in graph:
         if node not in keep:
             may_be_cut(node)
 
 
 def _without(tensors: Mapping[Value, int], values: Collection[Value]) -> dict[Value, int]:
-    """Return the tensors that are cut for their readers, without some, whose copies are ordinary ones now."""
+    """Return the tensors that are cut for their readers, without some; the copies of these become ordinary nodes."""
     for value in values:
         may_be_cut(value.node)
     return {value: dim for value, dim in tensors.items() if value not in values}
 
 
 def _is_cut_anyway(state: Propagation, value: Value) -> bool:
-    """Return whether a tensor that is cut by hand arises in the blocks that are asked for: nothing has to be joined."""
+    """Return whether a tensor that is cut by hand is computed in these blocks anyway, and need not be joined."""
     made, asked = state.facts[value.node.inputs[0]], state.facts[value]
     return made.placement == asked.placement and unit(made.split_size) == unit(asked.split_size) is not None
 
 
 class _More(NamedTuple):
-    """What is cut besides: variables, copies for some readers, sums of which each device makes its rows, and what is
-    added up before those.
+    """More to cut: variables, copies for some readers, sums of which each device computes its rows, and the
+    contributions that are added up before those.
     """
 
     variables: dict[str, int]
@@ -191,7 +189,7 @@ class _More(NamedTuple):
 
 
 def _more(state: Propagation, item: TrainingGraph, members: Mapping[Node, ShardedVariable], units: int) -> _More:
-    """Return what is read in blocks only, and is therefore cut; copies are added to the graph."""
+    """Return the variables and values that are only read in blocks, and are therefore cut; add copies to the graph."""
     graph, reads = state.graph, block_reads(state, units)
     variables = _variables_read_in_blocks(graph, item, reads, members, units)
     copies = cut_operands(reads, {graph.nodes[item.variables[name].handle] for name in variables})
@@ -220,7 +218,8 @@ def _members(
 def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike: bool) -> Iterator[Node]:
     """Yield the nodes whose placements cannot be carried out, so that they work on whole values.
 
-    There is one tensor array for all devices, which holds whole values: its maker stands for what writes and reads it.
+    Unless devices run alike, they share a tensor array, which holds whole values: its maker is yielded for its readers
+    and writers.
     """
     for node, made in state.transfers.items():
         if alike and made.operand_reshards:
@@ -241,9 +240,9 @@ def _not_cut(state: Propagation, members: Mapping[Node, ShardedVariable], alike:
 
 
 def _of_lists(state: Propagation, node: Node, wants: Iterable[int]) -> Iterator[Node]:
-    """Yield what has to work on whole values, since it would else have to convert a list, which nothing can.
+    """Yield the nodes that must work on whole values because no op can convert a list.
 
-    First that is who wants it converted; if it still does then, who has made the list.
+    First that is the reader that needs the list converted; if it still does afterwards, the maker of the list.
     """
     for index in wants:
         if state.facts[node.inputs[index]].dtype == dtypes.VARIANT:
@@ -254,7 +253,7 @@ def _of_lists(state: Propagation, node: Node, wants: Iterable[int]) -> Iterator[
 
 
 _DOORS = ENTERS | EXITS | MERGES | SWITCHES | BACK_EDGES | {"Identity"}
-"""What hands a list on."""
+"""Ops that pass a list on."""
 
 
 def _touches(node: Node, members: Mapping[Node, ShardedVariable]) -> bool:
@@ -262,7 +261,7 @@ def _touches(node: Node, members: Mapping[Node, ShardedVariable]) -> bool:
 
 
 def _is_carried_out(state: Propagation, node: Node, fact: Fact, alike: bool) -> bool:
-    """Return whether a value that differs between devices can be made for each, and joined again."""
+    """Return whether a value that differs between devices can be computed on each, and joined again."""
     if alike and fact.dtype == dtypes.VARIANT:
         return True
     if (node in state.looped and not alike) or fact.dtype in (dtypes.VARIANT, dtypes.RESOURCE):
@@ -288,10 +287,10 @@ def _is_given(want: Reshard) -> bool:
 def _variables_read_in_blocks(
     graph: Graph, item: TrainingGraph, reads: BlockReads, members: Mapping[Node, ShardedVariable], units: int
 ) -> dict[str, int]:
-    """Return variables of which all reads take blocks of one dimension: they are cut like that, too.
+    """Return variables of which all reads take blocks of one dimension, with that dimension.
 
-    Of a matrix it is enough that one does, and none takes blocks of another dimension: that is the product of a layer
-    whose input is cut, and its gradient reads the matrix whole only as long as it is.
+    Of a matrix it is enough that one read does, and none takes blocks of another dimension: this is the weight of a
+    layer whose input is cut, and its gradient reads the matrix whole only as long as it is not cut.
     """
     found: dict[str, int] = {}
     for name, variable in item.variables.items():
@@ -309,7 +308,7 @@ def _variables_read_in_blocks(
 
 
 def _taken(reads: BlockReads, node: Node) -> Iterable[int | None]:
-    """Yield which dimension the readers of a variable take blocks of, None where they take more."""
+    """Yield the dimension of which the readers of a variable take blocks; None if they take more."""
     if node.op == "ReadVariableOp":
         if node.output().uses:
             block = reads.taken(node.output())
@@ -318,14 +317,14 @@ def _taken(reads: BlockReads, node: Node) -> Iterable[int | None]:
         yield None
 
 
-# Backward propagation: what is read in blocks only is made in blocks, where its operands can be cut instead.
+# Backward propagation: a value that is only read in blocks is computed in blocks, if its operands can be cut instead.
 #
 #     before   Einsum(mask, tokens) [E, C, d] ──► its block of experts ──► Einsum(., expert/part_k)
 #     after    mask [t, E, C] ──► its block of experts ──► Einsum(., tokens)/part_k ──► Einsum(., expert/part_k)
 #
-# One walk against the order finds all such nodes: each has readers that take blocks of one dimension, whether they are
-# cut themselves or were just found to be. It goes on only where the operands that are cut have no more bytes than what
-# was cut, or where a contraction is divided. GSPMD (Xu et al., 2021) propagates both ways, too.
+# One walk against the order finds all such nodes: the readers of each take blocks of one dimension, by their placement
+# or because the walk has just found them. It goes on only if the operands to cut have no more bytes than the results,
+# or if a contraction is divided. GSPMD (Xu et al., 2021) propagates both ways, too.
 
 
 _CONTRACTIONS = families("contraction")
@@ -333,14 +332,13 @@ _CONTRACTIONS = families("contraction")
 
 @dataclass
 class BlockReads:
-    """Which readers take blocks.
+    """The readers that take blocks.
 
     Attributes:
-        state: the placements.
-        of: the block that a reader takes of an operand, where its rule does not say so.
-        moved: the nodes that can be made in blocks, with the operand of each that has to be cut for that.
-        by_rows: sums of segments of which each device can make those that it needs, from all operands.
-        early: contributions to such sums, which have to be added up before: of a tied table, fewer bytes than behind.
+        of: the block that a reader takes of an operand, if it is one of `moved`.
+        moved: the nodes that can run on blocks, with the operand of each that must be cut for that.
+        by_rows: sums of segments of which each device can compute the rows that it needs, from all operands.
+        early: contributions to such sums that must be added up before them; for a tied table these are fewer bytes.
     """
 
     state: Propagation
@@ -350,7 +348,7 @@ class BlockReads:
     early: set[Value] = field(default_factory=set)
 
     def taken(self, value: Value) -> Slice | None:
-        """Return the block that all readers take of a value; None where some take more, or others."""
+        """Return the block that all readers take of a value; None if they take more, or different blocks."""
         found: Slice | None = None
         for reader, index in value._uses:
             block = self._by(reader, index)
@@ -363,7 +361,7 @@ class BlockReads:
         """Return whether an operand costs nothing to cut: it is a constant or a variable, or another reader cuts it.
 
         Args:
-            block: what it would take.
+            block: the block that the reader would take.
         """
         value = node.inputs[index]
         others = (use for use in value.uses if (use.node, use.index) != (node, index))
@@ -378,10 +376,9 @@ class BlockReads:
 
 
 def block_reads(state: Propagation, units: int) -> BlockReads:
-    """Find what is read in blocks only, and can be made in blocks.
+    """Find the values that are only read in blocks, and can be computed in blocks.
 
     Args:
-        state: the placements.
         units: that all blocks have together.
     """
     reads = BlockReads(state)
@@ -422,17 +419,17 @@ def _read_in_blocks(state: Propagation) -> set[Node]:
 
 
 def _rows(state: Propagation, node: Node) -> int | None:
-    """Return how many rows a sum of segments has, None where it is not known."""
+    """Return the number of rows of a sum of segments; None if unknown."""
     shape = state.facts[node.output()].shape
     return shape[0] if shape and isinstance(shape[0], int) else None
 
 
 def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]:
-    """Add copies of the operands that have to be cut, and are not made in blocks; return them with the dimension.
+    """Add copies of the operands that must be cut, and are not computed in blocks; return them with the dimension.
 
     Args:
         reads: of the graph, which is edited.
-        follow: handles of variables that will be cut, of which what is read needs no copy.
+        follow: handles of variables that will be cut, whose reads need no copy.
     """
     copies: dict[tuple[Value, Slice], Value] = {}
     for node, index in reads.moved.items():
@@ -449,7 +446,7 @@ def cut_operands(reads: BlockReads, follow: Container[Node]) -> dict[Value, int]
 
 
 def _may_be_cut(state: Propagation, node: Node) -> bool:
-    """Return whether a node computes whole values of whole values, and may as well do so in several places."""
+    """Return whether a node computes whole values from whole values, and may run on several devices."""
     made = state.transfers.get(node)
     if made is None or not node.inputs or has(node.op, "weights") or node in state.looped or is_whole(node):
         return False
@@ -467,7 +464,7 @@ def _may_be_cut(state: Propagation, node: Node) -> bool:
 def _ways(
     reads: BlockReads, node: Node, units: int, wanted: Mapping[int, Slice]
 ) -> Iterator[tuple[int, dict[int, Slice]]]:
-    """Yield the operands of which a block makes the node's results the blocks that are wanted, with all blocks read."""
+    """Yield each operand that, cut into blocks, gives a node's results in the wanted blocks, with all blocks read."""
     state = reads.state
     facts = state.transfers[node].inputs
     for index, fact in enumerate(facts):
@@ -494,7 +491,7 @@ def _is(fact: Fact, block: Slice) -> bool:
 
 
 def _is_worth_it(reads: BlockReads, node: Node, taken: Mapping[int, Slice], wanted: Mapping[int, Slice]) -> bool:
-    """Return whether no more bytes are cut than before, or a contraction is divided."""
+    """Return whether operands to cut have no more bytes than the results, or a contraction is divided."""
     if family_of(node.op) in _CONTRACTIONS:
         return True
     facts = reads.state.facts
@@ -508,4 +505,4 @@ def _bytes(fact: Fact) -> int:
 
 
 SEGMENT_SUM = "UnsortedSegmentSum"
-"""The dense gradient of a table that is cut by rows: each device adds up its own."""
+"""The op of the dense gradient of a table; if that is cut by rows, each device adds up its rows."""

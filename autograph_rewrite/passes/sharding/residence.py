@@ -1,12 +1,12 @@
-"""Where variables live that are split over the replicas: the placement of their handles.
+"""Place variables that are split over the replicas, by the placement of their handles.
 
     before   w ──► read ──► MatMul, ..., MatMul                ResourceApplyAdam(w, m, v, dw)
     after    w: split(0), 3 rows and 2                         dw ──► ar.reshard: split(0) ──► ResourceApplyAdam
              read: split(0) ──► ar.reshard: replicated ──► MatMul, and once more for the backward part
 
-Propagation finds the rest: a read is where its variable is, an update takes its shard of what it is given, and what an
-optimizer computes element by element is computed of shards. Other parts of a step read the whole. So a variable stays
-one node, and so do its slots and its update, on any number of replicas.
+Propagation finds the rest: a read has the placement of its variable, an update takes its shard of its operands, and an
+optimizer computes elementwise ops on shards. Other parts of a step read the whole. So a variable stays one node, and so
+do its slots and its update, on any number of replicas.
 
 The whole is gathered before each use, and again before a later one, so that it can be freed in between. A reader is
 later if it depends on another reader of the same whole: in training, the backward part.
@@ -57,10 +57,10 @@ from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 @dataclass(frozen=True)
 class Residences:
-    """How the variables are cut that are split over the replicas.
+    """The variables that are split over the replicas.
 
     Attributes:
-        of: by name, with a size for each replica, which may be 0.
+        of: how each is cut, by name, with a size for each replica, which may be 0.
         facts: of their handles.
     """
 
@@ -69,7 +69,7 @@ class Residences:
 
 
 def split_over_replicas(rewrite: Rewrite) -> Mapping[str, Sharded]:
-    """Return how the variables are cut that are split over the replicas."""
+    """Return the variables that are split over the replicas, and how each is cut."""
     return rewrite.get(Residences).of if rewrite.has(Residences) else {}
 
 
@@ -80,10 +80,10 @@ def step_of(graph: Graph, item: TrainingGraph) -> set[Node]:
 
 
 class Owners(NamedTuple):
-    """Whose request says how a variable is cut.
+    """The variables whose requests say how others are cut.
 
     Attributes:
-        of: by name: itself, or the variable that it is a slot of.
+        of: by the name of a variable: itself, or the variable whose slot it is.
         whole: the slots that cannot be cut, each with the reason.
     """
 
@@ -92,7 +92,7 @@ class Owners(NamedTuple):
 
 
 def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: Collection[str]) -> Owners:
-    """Find the slots of variables that are asked for, which are cut with them."""
+    """Find the slots of the `asked` variables, which are cut with them."""
     found, whole = {name: name for name in asked}, {}
     for name, use in variable_uses(state, item.variables, step=step, owners=asked).items():
         if use.owner is None:
@@ -106,10 +106,10 @@ def owners_of(item: TrainingGraph, state: Propagation, step: set[Node], asked: C
 
 
 def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Mapping[str, int]) -> dict[str, int]:
-    """Return what is cut along which dimension, with the slots of each variable cut like it.
+    """Return the dimension along which each variable is cut, with slots cut like their variables.
 
     Args:
-        item: whose variables they are.
+        item: has the variables.
         state: placements of the graph in which nothing is cut.
         step: the nodes that one step runs.
         cut: the dimension of each variable that is cut, by name.
@@ -119,11 +119,11 @@ def with_slots(item: TrainingGraph, state: Propagation, step: set[Node], cut: Ma
 
 
 class Ways(NamedTuple):
-    """What a stage of ZeRO asks for.
+    """The choices of a ZeRO stage.
 
     Attributes:
-        sums_whole: gradients are added up whole on every replica, which cuts its shard of the sum (the first).
-        gathers_on_use: a variable is whole only where it is used, and is gathered for each use (the third).
+        sums_whole: every replica adds gradients up whole, and cuts its shard out of the sum (stage 1).
+        gathers_on_use: a variable is gathered anew for each use (stage 3).
     """
 
     sums_whole: bool
@@ -131,16 +131,14 @@ class Ways(NamedTuple):
 
     @classmethod
     def of(cls, cut: Sharded) -> Ways:
-        """Return those of a variable."""
+        """Return the choices for a variable."""
         return cls(cut.stage == 1, cut.stage == 3)
 
 
 def place_variables(
     graph: Graph, item: TrainingGraph, plan: Plan, asked: Mapping[str, Sharded], batch: int | None = None
 ) -> tuple[Residences, list[str]]:
-    """Ask for the whole of variables, and for shards of gradients, where they are read; return where variables live.
-
-    What is worth saying comes with it.
+    """Insert reshards of variables to wholes and of gradients to shards; return where variables live, and notes.
 
     Args:
         graph: edited.
@@ -148,7 +146,7 @@ def place_variables(
         batch: examples of all replicas together, where the graph leaves that open.
 
     Raises:
-        GraphError: a variable is used in a way that no shard of it could be.
+        GraphError: a use of a variable is impossible with shards.
     """
     step = step_of(graph, item)
     owners, whole = owners_of(item, propagate(graph, {}, Semantics()), step, asked)
@@ -172,7 +170,7 @@ def place_variables(
     asks = _Asks(state, step, cuts, by_policy - handles.keys(), sizes, plan)
     asks.for_shards(item.variables, handles)
     wholes = [whole for node, name in handles.items() for whole in asks.for_wholes(node, item.variables[name])]
-    if not plan.looped:  # nothing may wait for what a loop has made in it, and is read there again
+    if not plan.looped:  # a gather cannot wait for a value of a loop and be read in that loop
         gather_on_use(graph, wholes)
     facts = {node.output(): _fact(padded[name], item.variables[name]) for node, name in handles.items()}
     return Residences(padded, facts), said
@@ -184,7 +182,7 @@ def _fact(cut: Sharded, variable: Variable) -> Fact:
 
 
 class _Asks:
-    """Adds what asks for the whole of a value, or for shards of it.
+    """Adds reshards to the whole of a value, or to shards of it.
 
     Args:
         state: placements of the graph in which nothing is split.
@@ -192,7 +190,7 @@ class _Asks:
         cuts: the variables, by the node that gives the handle.
         apart: handles of variables that each replica updates with its contribution, which is no shard of a sum.
         sizes: of the whole batch.
-        plan: how often a whole is gathered in a step for one reader.
+        plan: says how often a step gathers a whole for one reader.
     """
 
     def __init__(
@@ -214,7 +212,7 @@ class _Asks:
         self._before: set[Node] = set()
 
     def for_shards(self, variables: Mapping[str, Variable], handles: Mapping[Node, str]) -> None:
-        """Let updates read shards of the gradients, which arise whole."""
+        """Let updates read shards of the whole gradients."""
         found: dict[Value, Sharded] = {}
         for node in self._updates:
             handle = handle_node(node.inputs[0])
@@ -231,7 +229,7 @@ class _Asks:
                 _ask(value, "block", uses, REPLICATED, split(cut.axis), **dim)
 
     def for_wholes(self, handle: Node, variable: Variable) -> list[Node]:
-        """Let all but the update read the whole of a variable; return what is gathered on use."""
+        """Let all but the update read the whole of a variable; return the gathers to repeat for each use."""
         cut, found = self._cuts[handle], []
         for node, _ in list(handle_uses(handle)):
             if node.op == "ResourceGather" and self._takes_less(variable, node) and not self._in_blocks:
@@ -243,7 +241,7 @@ class _Asks:
             elif has(node.op, "reads_rows"):
                 self._find_rows(node)
             elif has(node.op, "reads_whole"):
-                node.drop_attr("_output_shapes")  # that of the whole
+                node.drop_attr("_output_shapes")  # they are those of the whole
                 value, anchors = node.output(), node.graph.anchors.values()
                 uses = [use for use in value.uses if not self._is_of_update(use.node)]
                 firsts = [use for use in uses if not cut.axis and use.index == 0]
@@ -259,15 +257,15 @@ class _Asks:
         return found
 
     def _looks_rows_up(self, node: Node) -> bool:
-        """Return whether an op takes rows of a table by their numbers, as `ResourceGather` does of a variable."""
+        """Return whether an op looks up rows of a table by their numbers, as `ResourceGather` does in a variable."""
         is_gather = node.op == "GatherV2" and not node.attr("batch_dims", 0)
         is_number = node.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
         return is_gather and is_number and self._state.facts[node.inputs[2]].value == (0,)
 
     def _takes_less(self, table: Variable, lookup: Node) -> bool:
-        """Return whether a table is gathered with fewer bytes than rows of it are exchanged that all replicas look up.
+        """Return whether the table to gather has no more bytes than all rows that the replicas look up in it.
 
-        Those are kept whole on each replica until they are added up, so that the table takes no more memory either.
+        Each replica keeps all of these rows until they are added up, so the table takes no more memory either.
         """
         rows = self._state.facts.get(lookup.output())
         if rows is None or lookup in self._state.looped:
@@ -275,7 +273,7 @@ class _Asks:
         return table.nbytes * self._times <= self._sizes.nbytes(rows)
 
     def _find_rows(self, node: Node) -> None:
-        """Let each replica have the rows that it looks up, of what all replicas find together."""
+        """Give each replica the rows that it looks up, out of the rows that all replicas find together."""
         found, anchors = node.output(), node.graph.anchors.values()
         uses = list(found.uses)
         if uses or found in anchors:
@@ -285,7 +283,7 @@ class _Asks:
                 use.node.set_input(use.index, made)
 
     def _is_of_update(self, node: Node) -> bool:
-        """Return whether a node is a part of an update: it comes after the gradients, and works on elements."""
+        """Return whether a node is a part of an update: it is after the gradients, and works on elements."""
         if has(node.op, "writes"):
             return handle_node(node.inputs[0]) not in self._apart
         inside = node in self._behind and node not in self._before and node not in self._state.looped
@@ -293,7 +291,7 @@ class _Asks:
 
 
 def _read_table(lookup: Node) -> None:
-    """Let a lookup take its rows of the value of a variable."""
+    """Let a lookup take rows from the value of a variable, instead of its handle."""
     handle, ids = lookup.inputs
     dims, dtype, build = lookup.attr("batch_dims", 0), lookup.output_dtypes[0], Builder.at(lookup)
     table = build.op("ReadVariableOp", handle, what="table", controls=lookup.controls, dtype=dtype)
@@ -312,12 +310,12 @@ def _ask(value: Value, what: str, uses: Iterable[Use], before: Placement, after:
 
 
 def gather_on_use(graph: Graph, wholes: Sequence[Node]) -> int:
-    """Delay the gathers of variables until they are used, and give later readers their own; return how many these are.
+    """Delay the gathers of variables until they are used, and add one for each later reader; return their number.
 
-    What is gathered for a reader waits for the reader's other operands.
+    A gather for a reader waits for the reader's other operands.
 
     Args:
-        wholes: what gathers.
+        wholes: the gathers.
     """
     gathers = set(wholes)
     readers = {reader: None for whole in wholes for reader, _ in whole.output().uses}
@@ -341,22 +339,22 @@ def gather_on_use(graph: Graph, wholes: Sequence[Node]) -> int:
             count += 1
         first = {reader for reader, _ in uses} - {reader for reader, _ in later}
         if len(first) == 1 and not any(value.node is whole for value in graph.anchors.values()):
-            for node in _awaited(first.pop(), gathers):  # with one reader, no cycle can come of it
+            for node in _awaited(first.pop(), gathers):  # with one reader, this closes no cycle
                 whole.add_control(node)
     return count
 
 
 def _awaited(reader: Node, gathers: Collection[Node]) -> list[Node]:
-    """Return the nodes that a gather for a reader waits for: operands that are neither always there nor gathered.
+    """Return the nodes that a gather for a reader waits for: its operands, without constants and gathers.
 
-    Two variables of which one reader needs the wholes would wait for each other.
+    Otherwise two gathers for one reader would wait for each other.
     """
     nodes = dict.fromkeys(value.node for value in reader.inputs)
     return [node for node in nodes if node not in gathers and not has(node.op, "constants")]
 
 
 def _place(rewrite: Rewrite) -> None:
-    """Say where the variables live that are split over the replicas, and ask for wholes and shards of them."""
+    """Place variables that are split over the replicas, and insert reshards to wholes and shards of them."""
     plan = rewrite.plan
     found, said = place_variables(rewrite.graph, rewrite.item, plan, _asked(rewrite), rewrite.request.batch)
     rewrite.put(found)

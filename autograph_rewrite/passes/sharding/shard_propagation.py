@@ -1,12 +1,12 @@
-"""Propagation on the shard axis: which values of an update are sharded like the variable that they update.
+"""Propagate on the shard axis: find the values of an update that are sharded like the variable that they update.
 
     w, m: read in shards    dw: whole, cut where it arises
     m' = b m + dw           split      cloned for each shard
     n  = sum(m' * m')       partial    added up over the shards
     w - rate / n * m'       split      rate and n are common to all shards
 
-The rules are those of the batch; here a block is a shard, and its size is known. What comes before the gradient (the
-forward and the backward pass) reads whole values and is left alone, as is whatever no rule can cut.
+The rules are those of the batch; here a block is a shard, and its size is known. Nodes before the gradient (the forward
+and the backward pass) read whole values and stay as they are, and so do nodes that no rule can cut.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ShardedVariable(NamedTuple):
     Attributes:
         shape: of the whole.
         axis: along which it is cut.
-        rows: of it there are for each unit that shards are counted in.
+        rows: number of rows per unit of a shard.
     """
 
     shape: tuple[int, ...]
@@ -58,16 +58,16 @@ class ShardedVariable(NamedTuple):
 
 @dataclass
 class ShardPlacements:
-    """The placements that follow for one set of variables that are cut into shards of the same sizes.
+    """The placements that follow from one set of variables that are cut into shards of the same sizes.
 
     Attributes:
         state: of the whole graph, where nothing is cut.
         extent: the size of the axis that is cut.
         members: the variables, by the node that gives the handle.
-        facts: what readers in the update see of each value that is cut, or a sum over the shards.
+        facts: of values that are cut, or sums over the shards, as readers in the update see them.
         transfers: of the nodes that run for each shard.
         gradients: whole values that are cut for their readers, with the axis.
-        means: what has to be written as sums first, with the number of elements of each mean.
+        means: nodes that must be rewritten as sums first, with the number of elements of each mean.
     """
 
     state: Propagation
@@ -79,11 +79,11 @@ class ShardPlacements:
     means: dict[Node, int] = field(default_factory=dict)
 
     def fact(self, value: Value) -> Fact:
-        """Return what a reader in the update sees of a value."""
+        """Return the fact of a value as readers in the update see it."""
         return self.facts.get(value) or self.state.facts[value]
 
     def member(self, node: Node) -> ShardedVariable | None:
-        """Return the variable that a node reads or writes, None where that is none of them."""
+        """Return the member that a node reads or writes, if any."""
         return self.members.get(handle_node(node.inputs[0])) if node.inputs and is_handle(node.inputs[0]) else None
 
     @property
@@ -101,7 +101,7 @@ class ShardPlacements:
 
 
 def place(state: Propagation, members: Mapping[Node, ShardedVariable], step: set[Node]) -> ShardPlacements:
-    """Find what can be cut with the variables; the nodes inside loops are left alone.
+    """Find the values that can be cut with the variables; nodes inside loops stay as they are.
 
     Args:
         state: placements of the graph in which nothing is cut.
@@ -138,7 +138,7 @@ def _shape(state: Propagation, value: Value) -> tuple[int, ...]:
 def gradients_of(state: Propagation, update: Node, shape: tuple[int, ...]) -> list[Value]:
     """Return the values of the variable's shape from which an update is computed element by element.
 
-    They are found from the update backwards; what is read from variables is none of them.
+    They are found from the update backwards; values that are read from variables are not included.
 
     Args:
         update: an op that updates the variable.
@@ -167,7 +167,7 @@ def is_of_updates(node: Node) -> bool:
 
 
 def _visit(shares: ShardPlacements, node: Node) -> None:
-    """Keep the answer for a node if it runs for each shard."""
+    """Keep the transfer of a node if it runs for each shard."""
     inputs = tuple([shares.fact(value) for value in node.inputs])
     if not any(fact.placement.differs for fact in inputs) or any(is_handle(value) for value in node.inputs):
         return
@@ -201,7 +201,7 @@ def _can_give(fact: Fact, reshard: Reshard) -> bool:
 
 
 def elements_per_mean(state: Propagation, node: Node) -> int:
-    """Return over how many elements of the whole value each mean is taken, 0 where that is not known."""
+    """Return the number of elements of the whole value over which each mean is taken; 0 if unknown."""
     read, made = state.facts[node.inputs[0]].shape, state.facts[node.output()].shape
     if read is None or made is None or not all(isinstance(dim, int) for dim in (*read, *made)):
         return 0

@@ -4,9 +4,9 @@
     after    w/part_0: 3 rows           concat(reads) ──► MatMul
              w/part_1: 2 rows           ResourceApplyAdam(w/part_k, m/part_k, v/part_k, dw/shards:k)
 
-What comes behind sees ordinary variables: their gradients are reduced, compressed and placed one by one. A variable's
-slots are cut with it. Initial values are made once and cut; a checkpoint holds the whole, since what saves reads the
-whole, and what restores is an update of it.
+Later passes see ordinary variables: their gradients are reduced, compressed and placed one by one. A variable's slots
+are cut with it. Initial values are computed once and cut. A checkpoint holds the whole: a save reads the whole, and a
+restore updates it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ PASS = "shard-variables"
 
 
 def shard_variables_of(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[TrainingGraph, Plan]:
-    """Cut the variables of which the plan wants it; return the item and the request with shards instead of them.
+    """Cut variables as the plan says; return the item, whose variables know their shards, and the request for these.
 
     Args:
-        graph: a flat graph, which is edited; the outputs of the item are its anchors.
-        item: the item; its variables say what was cut, in `shards`.
+        graph: a flat graph, which is edited; its anchors are the outputs of the item.
 
     Raises:
         GraphError: a variable cannot be cut.
@@ -102,8 +101,8 @@ def in_shards(
     """Return an item whose variables say how they were cut, and a request for each shard instead of theirs.
 
     Args:
-        shards: what the graph has of each variable that was cut.
-        owners: whose request says how it is kept: its own, or that of the variable that it is a slot of.
+        shards: of each variable that was cut.
+        owners: as `Owners.of`: the variables whose requests the shards follow.
     """
     variables = {
         name: replace(variable, handle=shards[name].handles[0], shards=shards[name]) if name in shards else variable
@@ -113,7 +112,7 @@ def in_shards(
 
 
 def _divide_sum(graph: Graph, mean: Node, count: int) -> None:
-    """Write a mean as a sum, of which each shard has a part, divided by how many elements all of them have."""
+    """Replace a mean by a sum, to which each shard contributes, divided by the number of all elements."""
     build = Builder.at(mean)
     total = build.op("Sum", *mean.inputs, what="sum", keep_dims=bool(mean.attr("keep_dims")))
     share = build.op("RealDiv", total, build.const(count, total.dtype, "count"), what="mean")
@@ -121,9 +120,9 @@ def _divide_sum(graph: Graph, mean: Node, count: int) -> None:
 
 
 def by_shards(reduced: Iterable[Value], outputs: Collection[Value]) -> set[Value]:
-    """Return the values to reduce with gradients that are only cut into shards replaced by the pieces.
+    """Return the values to reduce; a gradient that is only cut into shards is replaced by the pieces.
 
-    Each piece can then go where its shard lives, and no further.
+    Each piece is then sent only to the place where its shard lives.
     """
     found: set[Value] = set()
     for value in reduced:
@@ -163,7 +162,7 @@ def _with_shards(plan: Plan, cuts: Mapping[str, Sharded], owners: Mapping[str, s
 
 
 def _asked(plan: Plan) -> dict[str, Sharded]:
-    """Return how variables are cut into parts; those that are split over the replicas stay one node (`residence`)."""
+    """Return how variables are cut into shards; those that are split over the replicas stay one node (`residence`)."""
     placed = plan.has_shards_of_replicas
     cuts = {name: one for name, one in plan.residences.items() if isinstance(one, Sharded)}
     return {name: one for name, one in cuts.items() if not (placed and one.stage)}

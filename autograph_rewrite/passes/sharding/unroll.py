@@ -1,10 +1,10 @@
-"""Unroll an axis of the mesh: a node for each coordinate of what has instances along it.
+"""Unroll an axis of the mesh: each node with instances along it becomes one node for each coordinate.
 
     folded     %r = ReadVariableOp(%w) {model}      %whole = ar.reshard(%r)      %y = MatMul(%x, %whole)
     unrolled   r/part_0, r/part_1                   r = ConcatV2(r/part_0, r/part_1)    y = MatMul(x, r)
 
-A conversion becomes ops, once for all its readers. What takes the place of a node that has gone takes its name, so that
-whoever holds the name finds the whole value; an update that has gone leaves a NoOp, which waits for all its copies.
+A conversion becomes ops, once for all its readers. The replacement of an erased node takes its name, so that a fetch by
+this name gets the whole value; an erased update leaves a NoOp, which waits for all its copies.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ALL = Fraction(1)
 
 
 class Conversion(NamedTuple):
-    """What becomes of a value between two placements along the axis.
+    """A conversion of a value between two placements along the axis.
 
     Attributes:
-        before: the placement of what is converted.
-        after: the one that its readers want.
-        sizes: of the blocks, where it is cut.
-        halo: the rows that each coordinate reads, where they are more than its block, and those that it has.
+        before: the placement of the operand.
+        after: the placement that its readers need.
+        sizes: of the blocks, if the value is cut.
+        halo: the rows that each coordinate reads, if these are more than its block, and the rows that it has.
     """
 
     before: Placement
@@ -46,7 +46,7 @@ class Conversion(NamedTuple):
 
     @property
     def lowering(self) -> str:
-        """The ops that make it, as a plan names them."""
+        """The name of its lowering in a plan."""
         if self.halo is not None and self.before.is_split:
             return "halo"
         if self.after.differs:
@@ -54,7 +54,7 @@ class Conversion(NamedTuple):
         return "add_n" if self.before == PARTIAL else "concat" if self.before.is_split else "fold"
 
     def share(self) -> Fraction:
-        """Return which part of the elements one coordinate hands to others."""
+        """Return the part of the elements that one coordinate sends to others."""
         if self.halo is None:
             return ALL
         spans, owned = self.halo
@@ -73,18 +73,18 @@ class Unroll:
     """Unrolls an axis.
 
     Attributes:
-        graph: which is edited.
+        graph: is edited.
         axis: its name.
         count: of its coordinates.
-        conversions: by the node that stands for each.
-        named: what takes the name of a node that goes, by that.
-        targets: names of the nodes that a step runs, also where nobody reads what they give.
-        put: puts a node at a coordinate; None: the graph does not say where it is.
-        clones: what stands for a node at each coordinate.
-        sources: what is converted, by the node that stood for the conversion.
-        lowered: what makes a conversion, by the node that stood for it; the first of it for all.
-        parts: what stands for a value at each coordinate.
-        wholes: what stands for a value that all coordinates have.
+        conversions: by the `ar.reshard` of each.
+        named: by name of a node that is erased, the node that takes the name.
+        targets: names of the nodes that a step runs, even if nothing reads their values.
+        put: puts a node at a coordinate; None: nodes have no coordinate.
+        clones: of each node, one for each coordinate.
+        sources: the operand of each conversion, by its `ar.reshard`.
+        lowered: the nodes that compute a conversion, by its `ar.reshard`.
+        parts: the replacements of a value, one for each coordinate.
+        wholes: the replacement of a value that all coordinates have.
     """
 
     graph: Graph
@@ -118,7 +118,7 @@ class Unroll:
         self._hand_on_names(gone)
 
     def add(self, op: str, inputs: Sequence[Value], near: Node, what: str, **attrs: Any) -> Value:
-        """Add a node that serves another one, named and placed by it; return its first output."""
+        """Add a node, named after `near` and on its device; return its first output."""
         return Builder.at(near, device=near.device).op(op, *inputs, what=what, **attrs)
 
     def const(self, content: Any, dtype: Any, near: Node, what: str) -> Value:
@@ -131,7 +131,7 @@ class Unroll:
             self.put(node, at)
 
     def one(self, value: Value, at: int) -> Value:
-        """Return what one coordinate reads of a value."""
+        """Return the value that one coordinate reads instead of a value."""
         return self.parts[value][at] if value in self.parts else self.wholes.get(value, value)
 
     def _clone(self, node: Node) -> None:
@@ -192,7 +192,7 @@ class Unroll:
         return total
 
     def _read_anew(self, node: Node) -> None:
-        """Let a node that runs once read what stands for its operands, and wait for all copies of what it waits for."""
+        """Let a node that runs once read the replacements of its operands, and wait for all copies of its controls."""
         inputs: list[Value] = []
         for index, value in enumerate(node.inputs):
             if node.selects.get(index) is Select.ALL and value in self.parts:
@@ -208,7 +208,7 @@ class Unroll:
                 node.add_control(copy)
 
     def _hand_on_names(self, gone: Sequence[Node]) -> None:
-        """Erase what has been unrolled; what takes its place takes its name."""
+        """Erase the nodes that have been unrolled, and give their names to their replacements."""
         named: dict[str, Node] = {}
         for node, value in self.sources.items():
             whole = self.wholes.get(node.output())
@@ -249,7 +249,7 @@ class HaloExchange:
     Attributes:
         unroll: adds nodes.
         value: images.
-        made: what becomes of them.
+        made: their conversion.
     """
 
     unroll: Unroll
@@ -257,13 +257,13 @@ class HaloExchange:
     made: Conversion
 
     def run(self) -> tuple[Value, ...]:
-        """Return what each coordinate reads."""
+        """Return the rows that each coordinate reads."""
         assert self.made.halo is not None
         blocks = self.blocks()
         return tuple(self._joined(blocks, span, k) for k, span in enumerate(self.made.halo[0]))
 
     def blocks(self) -> list[tuple[Rows, Value, int]]:
-        """Return where the value is: rows, what holds them, and at which coordinate."""
+        """Return the parts of the value: the rows of each, the part, and its coordinate."""
         assert self.made.halo is not None
         owned, value = self.made.halo[1], self.value
         if not self.made.before.is_split:
@@ -286,7 +286,7 @@ class HaloExchange:
         return joined
 
     def _slice(self, value: Value, rows: Rows, at: int, what: str) -> Value:
-        """Return some rows of images, taken where they are."""
+        """Return some rows of images, sliced at the coordinate that has them."""
         unroll, dim, near = self.unroll, self.made.after.dim, value.node
         begin = [rows[0] if i == dim else 0 for i in range(4)]
         size = [rows[1] - rows[0] if i == dim else -1 for i in range(4)]
