@@ -314,7 +314,7 @@ def _handles(rewrite: Rewrite, node: Node) -> dict[tuple[int, int], tuple[str, s
 
 def _report(rewrite: Rewrite) -> Report:
     graph, item, plan, job = rewrite.graph, rewrite.item, rewrite.plan, rewrite.job
-    resolved, rewrite, instances = rewrite.get(Resolved), rewrite, rewrite.get(ReplicaLayout)
+    resolved, instances = rewrite.get(Resolved), rewrite.get(ReplicaLayout)
     recomputed = rewrite.get(Decision) if rewrite.has(Decision) else Decision()
     copies = sum(instances.mesh.count(span) * nodes for span, nodes in Counter(node.span for node in graph).items())
     notes = [*resolved.notes, *(Note(*one) for one in (*item.notes, *recomputed.notes))]
@@ -354,7 +354,7 @@ def _run_writes(rewrite: Rewrite) -> RunWrites:
 
 
 def _layout(rewrite: Rewrite) -> Layout:
-    plan, rewrite, state = rewrite.plan, rewrite, rewrite.get(Propagation)
+    plan, state = rewrite.plan, rewrite.get(Propagation)
     instances, merged = rewrite.get(ReplicaLayout), rewrite.get(Merged)
     return Layout(
         rewrite.graph,

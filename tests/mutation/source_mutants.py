@@ -120,7 +120,7 @@ MUTANTS = (
         "a process counts itself among those before",
         "passes/collectives/block_bounds.py",
         "[int(task < rewrite.task) for task",
-        "[int(task <= context.task) for task",
+        "[int(task <= rewrite.task) for task",
     ),
     Mutant(
         "padding to nothing",
