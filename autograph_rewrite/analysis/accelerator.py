@@ -29,7 +29,7 @@ from autograph_rewrite.ops.traits import has
 ACCELERATOR = "GPU"
 """The kind of device whose kernels are known."""
 DEFAULT = "/device:GPU:0"
-"""Where TensorFlow puts what asks for no device."""
+"""Where TensorFlow puts nodes that ask for no device."""
 HOST = "/device:CPU:0"
 _OF_DATA = re.compile(r"Dataset|Iterator")
 """Ops that may use a resource of another device."""

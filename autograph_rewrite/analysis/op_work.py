@@ -195,7 +195,7 @@ def _origin(value: Value) -> Value:
 
 
 def _viewed(value: Value) -> Value:
-    """Return what a value is a view of, in one iteration."""
+    """Return the value that a value is a view of, in one iteration."""
     while has(value.node.op, "views") and value.node.inputs and value.node.op not in ("ReadVariableOp", "Merge"):
         value = value.node.inputs[0]
     return value

@@ -4,8 +4,8 @@
     MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
 
 Each loop is walked until nothing changes, before the nodes after it are visited: a first guess about a loop's results
-could confirm itself in the next loop. Contributions are summed where `place_reductions` says; the walk is then repeated
-with these sums seen as replicated. Equal nodes share one answer (`cache`, by facts).
+could confirm itself in the next loop. `place_reductions` decides where contributions are summed; the walk is then
+repeated with these sums seen as replicated. Equal nodes share one answer (`cache`, by facts).
 
 Propagation of placements from a few annotations to all values follows Lepikhin et al., GShard (2020), and Xu et al.,
 GSPMD (2021); here the only annotation is the batch, and `partial` is a placement, as in PyTorch's DTensor.
@@ -129,7 +129,7 @@ def _find(state: Propagation) -> None:
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
     settled = _settle(state, optimistic=True)
-    for _ in range(RESTARTS if loops and settled else 0):  # if not settled, `moving` of this walk tells what to mark
+    for _ in range(RESTARTS if loops and settled else 0):  # if not settled, the nodes in `moving` have to be marked
         before = dict(state.facts)
         _forget_containers(state)
         settled = _settle(state, optimistic=True)
@@ -225,7 +225,7 @@ def _settle(state: Propagation, *, optimistic: bool) -> bool:
 
 
 def _forget_containers(state: Propagation) -> None:
-    """Forget what containers hold: a first guess about an element would confirm itself around the loop."""
+    """Forget the contents of containers: a first guess about an element would confirm itself around the loop."""
     state.cells.clear()
     state.puts.clear()
     for value, fact in list(state.facts.items()):
@@ -277,7 +277,7 @@ def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> b
 
 
 def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
-    """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
+    """Return the fact that readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
     if state.given and value in state.given:
         stated = state.given[value]

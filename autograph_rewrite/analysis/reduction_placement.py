@@ -44,7 +44,7 @@ def size_of(dim: Dim) -> int:
 
 
 def bytes_of(fact: Fact) -> int:
-    """Return the (typical) bytes of one instance; half-precision sums travel as float32."""
+    """Return the (typical) bytes of one instance; half-precision sums are sent as float32."""
     elements = math.prod(size_of(dim) for dim in fact.shape) if fact.shape is not None else UNKNOWN_SIZE
     return elements * max(4, dtypes.width(fact.dtype))
 

@@ -92,7 +92,7 @@ def _mark(nodes: Iterable[Node], reason: str) -> int:
 
 
 def content(state: Propagation, cell: str) -> Fact:
-    """Return what a container holds, as far as that is known."""
+    """Return the content of a container, as far as it is known."""
     return state.cells.get(cell) or _tied(state, cell, EMPTY)
 
 

@@ -76,7 +76,7 @@ MEASURES = ops_with("measures")
 
 
 class NodeTransfer(NamedTuple):
-    """What propagation says about one node."""
+    """The answer of propagation for one node."""
 
     outputs: tuple[Fact, ...]
     operand_reshards: Mapping[int, Reshard] = {}

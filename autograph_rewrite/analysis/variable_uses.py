@@ -234,7 +234,7 @@ def _slots_by_gradient(
     bits = {name: 1 << i for i, name in enumerate(variables)}
     grads = 1 << len(bits)
     sources = {node for value in gradients for node in converted_uses(state, value)}
-    marks: dict[Node, int] = {}  # which variables, and whether a gradient, a node's values come from
+    marks: dict[Node, int] = {}  # the variables that a node's values come from, and a bit for gradients
     learnt: dict[str, int] = dict.fromkeys(variables, 0)
     for node in state.order:
         mask = grads if node in sources else 0
@@ -335,7 +335,7 @@ class Role:
 def roles(item: TrainingGraph) -> dict[str, Role]:
     """Return the role of every variable of an item.
 
-    Where nothing is declared as trained, it is what a step updates and an output depends on.
+    Where nothing is declared as trained, a variable is if a step updates it and an output depends on it.
     """
     return dict(item.graph.remembered("roles", lambda: _roles(item), of=item))
 
@@ -462,7 +462,7 @@ def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:
     return has(node.op, "writes_blocks") and (cut is None or all(handle in cut for handle in handles))
 
 
-# Who reads each variable, and for what: its own update, or something else.
+# The readers of each variable: its update, and others.
 #
 #     table ──► ResourceGather ──► loss        sparse: only looked up, so its gradient consists of rows
 #     table ──► MatMul ──────────► loss        dense
@@ -529,7 +529,7 @@ class Readers:
     def is_trained(self, variable: Variable, reads: Iterable[Use]) -> bool:
         """Return whether a step updates a variable by a gradient.
 
-        Where nothing is declared as trained, it is what a step updates and an output depends on.
+        Where nothing is declared as trained, a variable is if a step updates it and an output depends on it.
         """
         if self._declared:
             trained = bool(variable.trainable)

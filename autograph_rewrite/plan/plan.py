@@ -44,7 +44,7 @@ class Plan(NotebookView):
         default: options of edges of the step, and of variables not listed.
         micro: how each replica's part is cut in time; None: not at all.
         pipeline: how the model is cut into stages; None: not at all.
-        remat: what is recomputed for the gradients; None: nothing.
+        remat: the activations that are recomputed for the gradients; None: none.
         passes: passes of the user.
         ops: custom ops of the graph that the user has registered.
         model: the devices of a replica that share its tensors; None: one each.

@@ -39,7 +39,7 @@ class Wish:
 
     Attributes:
         subject: the placed variable or tensor; several wishes for one subject have to agree.
-        said: the place that asks for it.
+        said: the place in the program or file that asks for it.
         path: of the configuration, for faults.
         strict: whether parts have to be of one size.
     """

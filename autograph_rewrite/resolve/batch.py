@@ -384,7 +384,7 @@ class _Spread:
                 self.totals.add(value)
 
     def _input(self, node: Node, index: int) -> Fact:
-        """Return what a node sees of an input, before a conversion."""
+        """Return the fact of an input as a node sees it, before a conversion."""
         seen = self.state.transfers[node].inputs
         return seen[index] if seen else self.state.facts[node.inputs[index]]
 

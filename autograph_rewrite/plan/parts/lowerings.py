@@ -6,7 +6,7 @@ A lowering is a row of data: the hops that a value takes, each an operation over
     host_reduce         reduce over the replicas of a process by ops, then over the processes by a collective
     collective_reduce   reduce over all replicas of all processes by a collective
     micro_reduce        reduce over the micro-batches of a replica by ops, then over all replicas by a collective
-    one_shot_reduce     as collective_reduce, but everybody gets what all hold, and adds it up
+    one_shot_reduce     as collective_reduce, but every member gets the values of all, and adds them up
 
 Passes emit hop by hop (`passes.collectives`), and the simulator prices hop by hop (`cost.tasks.communication`). The
 hops also tell which edges wait for each other, share keys or may be bucketed. Processes share no memory, so between
@@ -38,7 +38,7 @@ class Operation(Enum):
     """The operation on the values of all members.
 
     operation    before -> after             every member then has
-    reduce       partial -> replicated       the sum (or maximum ...) of what all hold
+    reduce       partial -> replicated       the sum (or maximum ...) of all values
     scatter      partial -> split            its block of that
     gather       split -> replicated         the blocks of all
     """
@@ -113,7 +113,7 @@ class Lowering:
     sums: bool | None = None
 
     def does(self, operation: Operation) -> bool:
-        """Return whether all hops do one operation."""
+        """Return whether there are hops, and each does this operation."""
         return bool(self.hops) and all(hop.operation is operation for hop in self.hops)
 
     @property

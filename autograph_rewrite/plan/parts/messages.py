@@ -245,8 +245,8 @@ class Server:
         sync: an update waits for the gradients of all workers.
         staleness: by how many steps one worker may be ahead of another.
         proxy: each worker reads a local copy, refreshed once per step.
-        lookups: a table that is only looked up has no proxy: its rows are read on the server. Readers wait for writes
-            of the program between two steps.
+        lookups: rows of a table that is only looked up are read on the server also with a proxy; without a proxy, all
+            reads are there. Readers wait for writes of the program between two steps.
     """
 
     sync: bool = True

@@ -1,8 +1,8 @@
 """Schedule pipelines: the order in which each device runs the forward and backward parts of its micro-batches.
 
     gpipe         F0 F1 F2 F3 ........... B0 B1 B2 B3     all activations are kept
-    1f1b          F0 F1 B0 F2 B1 F3 B2 B3                 at most as many as there are stages behind
-    interleaved   each device has several chunks, of stages that lie S apart: a shorter bubble
+    1f1b          F0 F1 B0 F2 B1 F3 B2 B3                 at most as many as there are stages from this one on
+    interleaved   each device has several chunks, of stages that are S apart: a shorter bubble
     circular      the same, all forwards before all backwards
 
 A stage of the model is a *chunk* on a device: of S devices, device d has the stages d, d + S, d + 2S, ...

@@ -1,12 +1,12 @@
 """Implement the rematerialisation policies: which nodes are recomputed, and in which segments.
 
-    every:N, sqrt     the forward is cut; what crosses a cut is kept, and everything else computed again
-    hierarchical      so are its segments, when they are computed again
-    save_matmuls      products and convolutions are kept as well, and the single values between layers
+    every:N, sqrt     the forward is cut; values that cross a cut are kept, and all others recomputed
+    hierarchical      its segments are cut, too, when they are recomputed
+    save_matmuls      products and convolutions are kept, and the single values between layers
     scopes            each name scope that a pattern matches is a segment
-    names             what the patterns name is kept, and everything else computed again
-    collection        what a collection of the graph lists is kept, and everything else computed again
-    marked            each scope that `ar.recompute_grad` has made is a segment, and what `tf.recompute_grad` repeats
+    names             values that the patterns name are kept, and all others recomputed
+    collection        values in a collection of the graph are kept, and all others recomputed
+    marked            each scope of `ar.recompute_grad` is a segment, and each group that `tf.recompute_grad` repeats
 
 Each policy is a function from activations to numbers of segments; a node without a number is kept. Offloaded values are
 those with `names`, or those that segments keep (where nothing is recomputed, those that gradients read).

@@ -767,9 +767,9 @@ def _text(value: object) -> str:
 
 # Forward and backward pass: which per-replica nodes compute the loss, and which its gradients.
 #
-#     forward    what the loss depends on, or waits for (assertions)
-#     backward   what the gradients depend on besides
-#     the rest   belongs to whichever of the two it reads from
+#     forward    nodes that the loss depends on, or waits for (assertions)
+#     backward   other nodes that the gradients depend on
+#     the rest   belongs to the one of the two that it reads from
 #
 # The loss is a scalar output that depends on no gradient. If no output is, TensorFlow's names of gradients tell.
 
