@@ -239,6 +239,7 @@ def cost_of(state: Propagation, node: Node) -> float:
         return 2.0 * made * math.prod(_size(dim) for dim in kernel[:-1])
     if node.op == "Einsum":
         sizes = [static_elements(fact) for fact in facts if fact is not None]
+        # [m, k] x [k, n]: the square root of mn * mk * kn is mnk
         return 2.0 * math.sqrt(made * math.prod(sizes)) if len(sizes) == 2 else float(made)
     return float(made)
 

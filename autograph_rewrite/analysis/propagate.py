@@ -39,8 +39,8 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})
 NOTHING_REDUCED: Mapping[Value, Reshard] = MappingProxyType({})
-MAX_ROUNDS = 24
-RESTARTS = 4
+MAX_ROUNDS = 24  # walks, of all nodes or of one loop, before placements count as not settled
+RESTARTS = 4  # walks from empty containers, at most
 FALLBACKS = 64
 """How often more of a graph is marked to be whole before propagation gives up."""
 

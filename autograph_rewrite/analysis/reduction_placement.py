@@ -138,7 +138,7 @@ def _cut(
     containers = {value for value in region if dtypes.base(value.dtype) == dtypes.VARIANT}
     if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped | containers:
         return set(sources)  # the usual case: the raw gradient is the smallest and the first
-    expensive = 1 + sum(cost.values())
+    expensive = 1 + sum(cost.values())  # a cut with one value in a loop or branch costs more than any without
     prices = {value: bytes_ + (expensive if value in looped else 0) for value, bytes_ in cost.items()}
     # A list cannot be summed: its elements are, before they are put in or after they are taken out.
     impossible = 1 + sum(prices.values())

@@ -269,7 +269,7 @@ def update_regions(
     gradients: Mapping[str, Collection[Node]],
     outputs: Iterable[Node],
 ) -> dict[Node, str]:
-    """Return the nodes that serve nothing but one variable's update, by variable; its gradient does not need them.
+    """Return the nodes that serve only one variable's update and that its gradient does not need, with the variable.
 
     Args:
         order: the nodes, producers first.
@@ -541,6 +541,7 @@ class Readers:
 
     def is_sparse(self, variable: Variable, reads: Iterable[Use]) -> bool:
         """Return whether a variable is only looked up by row, so that its gradient consists of rows."""
+        # reads for the update of the variable, or of a possible slot, do not count
         own = self._bits[variable.handle] | self._state_bits.get(variable.shape, 0)
         others = [use for use in reads if self._serves.get(use.node, 0) & ~own]
         return bool(others) and all(looks_up(use) for use in others)

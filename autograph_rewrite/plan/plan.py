@@ -287,7 +287,7 @@ class Plan(NotebookView):
         return replace(whole, devices=tuple(firsts), mode="mirrored", mesh=mesh, model=None, edges=())
 
     def period_of(self, edge: messages.EdgePlan) -> int:
-        """After how many steps an edge is exchanged again."""
+        """The number of steps from one exchange of an edge to the next."""
         if self.local_sgd is None or not edge.node.startswith(f"{AVERAGES}/"):
             return 1
         return self.local_sgd.period

@@ -116,7 +116,7 @@ def assign_buckets(
         value = state.graph.value(edge.value)
         return depths.get(value.node) if _is_fixed(state, value) else None
 
-    rides = plan.local_sgd is None and are_run_together(plan, variables)  # with local SGD, few steps have buckets
+    rides = plan.local_sgd is None and are_run_together(plan, variables)  # with local SGD, not every step has a bucket
     return add_riders(plan, state, listed, depth_of) if rides else listed
 
 

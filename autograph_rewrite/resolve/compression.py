@@ -82,10 +82,7 @@ class CompressionRules:
     """Finds the reasons against compressing an edge.
 
     Args:
-        plan: the request.
-        state: the placements.
         edges: all of the graph.
-        variables: of the item.
     """
 
     def __init__(
@@ -190,11 +187,7 @@ def role_of(number: int) -> str:
 
 
 def skipped(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> Iterator[Note]:
-    """Yield a note for each reason why gradients are not compressed although the plan asks for it.
-
-    Args:
-        plan: resolved.
-    """
+    """Yield a note for each reason why gradients are not compressed although the plan asks for it."""
     judge = CompressionRules(plan, state, plan.edges, variables)
     owners: dict[tuple[str, str], dict[str, None]] = {}
     for edge in plan.edges:

@@ -233,7 +233,6 @@ def coverage_of(
     """Measure a step.
 
     Args:
-        plan: resolved.
         state: the placements; the graph is as propagation saw it.
         item: normalised, with the variables of that graph.
         parts: among how many replicas and stages the work is divided.

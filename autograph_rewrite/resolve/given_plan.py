@@ -38,7 +38,6 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
     Args:
         given: by the caller, perhaps edited.
         resolved: the same request, with the edges of this graph.
-        state: the placements.
         item: the graph, for `plan.verify`.
 
     Raises:

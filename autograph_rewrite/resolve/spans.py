@@ -27,7 +27,6 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
     """Return whether the instances of a node read or give different values, so that it cannot run once.
 
     Args:
-        state: the placements.
         node: an original node.
         future_splits: empty lists that will hold blocks.
     """
@@ -68,7 +67,6 @@ def own_loops(state: Propagation, plan: Plan) -> dict[Node, str]:
 
     Args:
         state: the placements; nodes that servers run have their place.
-        plan: the request.
     """
     if plan.microbatches == 1:
         return {}

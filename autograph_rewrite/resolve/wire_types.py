@@ -81,7 +81,6 @@ def sizes_of(plan: Plan, state: Propagation, batch: int | None = None) -> Sizes:
 
     Args:
         plan: of the whole job, with its replicas and micro-batches.
-        state: the placements.
         batch: examples of all replicas together, where the graph leaves that open.
     """
     examples = state.semantics.extent.units or batch or plan.batch or EXAMPLES * plan.replicas
@@ -98,7 +97,6 @@ def sent_bytes(state: Propagation, value: Value, sizes: Sizes) -> int:
     """Return the bytes of a value that one replica sends in a step: blocks of all micro-batches, or their sum.
 
     Args:
-        state: the placements.
         sizes: numbers for the symbols of its shape.
     """
     fact = state.facts[value] if value in state.whole_inputs else state.source(value)

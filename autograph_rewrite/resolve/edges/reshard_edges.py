@@ -59,7 +59,6 @@ def resolve_edges(
     """Return the plan with every reshard edge of the graph.
 
     Args:
-        plan: the request.
         outputs: values that are read whole outside of the graph.
         sizes: numbers for the symbols of shapes, for the bytes of each edge.
         padded: by the name of an output, dimensions that may be longer in another process.
@@ -370,7 +369,7 @@ def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
 def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
     """Return whether processes send values to each other in a loop or branch.
 
-    Nothing in a run waits for a value that is sent to a branch that is not taken, so its end tells no arrival.
+    A run may end before a value arrives that was sent to a branch that is not taken: nothing in the run waits for it.
     """
     sometimes = set(state.order) - unconditional_nodes(state.order)
     if not sometimes:
@@ -419,7 +418,6 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
     """Return the lowering of an edge where no servers hold variables.
 
     Args:
-        plan: the request.
         fact: of the value.
         target: the wanted placement, as edges write it.
         options: of the edge's owner.
@@ -599,7 +597,6 @@ def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], boo
     """Return the edges, with small sums between processes as one-shot sums.
 
     Args:
-        plan: the request.
         edges: with their buckets.
         fits: tells whether the shape of an edge's value is the same in all steps, and a gather knows its type.
     """

@@ -238,7 +238,7 @@ ROWS = 10_000
 WORK = 200_000
 """About how many nodes a search visits."""
 _AT_ONCE = 4096
-"""How many sets are priced at all times of a step at once, which bounds the memory."""
+"""How many sets are priced in one matrix product, which bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class BudgetSearch:
         order = np.lexsort((floors, flops, over))
         order = order[((over < peak) | ((over == peak) & (flops < spent)))[order]]
         for i in order[: self.looks]:
-            # sets are in order of floors and FLOPs: the peak of a later set is no lower than its floor
+            # the sets are in order of floors, then FLOPs: no later one can be better, whatever its peak is
             if (over[i], flops[i]) >= best.rank(self.limit):
                 break
             self.looks -= 1

@@ -34,7 +34,7 @@ from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.training_graph import Variable
 
 TIMES = 500
-"""About how many times of a step a floor is computed at, at most."""
+"""Most times of a step at which a floor is computed."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def _late_places(acts: Activations, at: Mapping[Node, int]) -> dict[Node, float]
 
 
 def _early_readers(acts: Activations, late: Mapping[Node, float]) -> dict[Node, set[Node]]:
-    """Return, by forward node, the gradients that could run during the forward, and depend on it through each other."""
+    """Return, by forward node, the gradients that can run during the forward and depend on it, also indirectly."""
     found: dict[Node, set[Node]] = {}
     for node in late:
         made_of = reachable([node], lambda one: [value.node for value in one.inputs if value.node in late])

@@ -86,7 +86,7 @@ def balanced_cut(costs: Sequence[float], crossing: Sequence[float], stages: int)
 def _lightest_limit(costs: Sequence[float], sums: Sequence[float], stages: int) -> float:
     """Return the least cost that the heaviest stage can have."""
     low, high = max(max(costs), sums[-1] / stages), sums[-1]
-    for _ in range(60):
+    for _ in range(60):  # halves the interval to the precision of a float
         middle = (low + high) / 2
         if _stages_needed(sums, middle) <= stages:
             high = middle
@@ -143,7 +143,6 @@ def assign_stages(
     """Return the stage of each node of the original graph that runs for each block; None where the plan has none.
 
     Args:
-        plan: resolved.
         variables: those whose optimizer slots follow them, by name.
 
     Raises:
