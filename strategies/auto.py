@@ -598,7 +598,7 @@ class MeshSearch:
             if fits_beside and self._offer({**self.best.cuts, **one.cuts}):
                 joined.append(one.cuts)
         if self.limit is not None and self.best.found.peak_bytes <= self.limit:
-            for cuts in joined[:-1]:  # the last one made the step fit
+            for cuts in joined[:-1]:  # the last one is needed
                 self._offer({name: dim for name, dim in self.best.cuts.items() if name not in cuts})
         return self.path
 

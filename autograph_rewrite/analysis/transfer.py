@@ -241,7 +241,7 @@ def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 
 
 def _of_block(node: Node, n: Op, rule: Rule | None, mark: str) -> NodeTransfer:
-    """Answer for a node that takes its block for the whole batch: partial operands, and sizes in casts, are complete."""
+    """Answer for a node that takes its block for the whole batch: partial operands and sizes in casts are complete."""
     seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
     if mark not in BLOCK_MARKS:
         return NodeTransfer((let_out_as(mark, n.inputs[0]),), inputs=n.inputs)

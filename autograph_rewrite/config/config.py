@@ -57,7 +57,7 @@ class Config(Section):
     strategy: Strategy = Strategy()
     """Which builder makes the plan."""
     variables: tuple[Override, ...] = ()
-    """Settings of some variables that differ; the first match wins."""
+    """Different settings for some variables; the first match wins."""
     variable_policies: tuple[VariablePolicy, ...] = ()
     """How replicas' different values of a variable that no gradient trains become one (docs/replicas.md); left out:
     exact."""
@@ -88,7 +88,7 @@ class Config(Section):
     steps_per_run: Count = 1
     """How many steps one run does, inside the graph."""
     semantics: Semantics = Semantics()
-    """The computations that must give the same as on one device."""
+    """Which results must be exactly those of one device."""
     input: Literal["global", "per_worker"] = "global"
     """In a cluster, the data of a Keras model and of iterators inside a graph: every worker is given the whole batch,
     and takes its part (global), or is given its part only (per_worker)."""

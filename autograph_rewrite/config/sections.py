@@ -82,7 +82,7 @@ class Partition(Section):
 
 
 class Override(Section):
-    """Settings of some variables that differ; of several that match, the first counts."""
+    """Different settings for some variables; of several that match, the first counts."""
 
     match: fields.Pattern
     """Regular expression; it must match the whole name of a variable."""
@@ -289,7 +289,7 @@ class LocalSgd(Section):
 
 
 class Semantics(Section):
-    """The computations that must give the same as on one device."""
+    """Which results must be exactly those of one device."""
 
     batch_norm: Literal["sync", "local"] = "sync"
     """Statistics over the whole batch (sync, exact), or those of batch normalisations over each replica's or

@@ -28,11 +28,6 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Value, int], int | None]:
     """Return the batch inputs with their axes, and the batch size where it is static.
 
-    Args:
-        graph: where the inputs are read.
-        item: its signature.
-        plan: names the batch inputs and their axes.
-
     Raises:
         GraphError: there is no batch input, its rank is unknown, static sizes differ, or are less than the replicas.
     """
@@ -282,7 +277,7 @@ def ragged_dims(
     Args:
         state: the final placements.
         edges: every conversion of the step.
-        outputs: values that the outside reads whole.
+        outputs: values that are read whole outside of the graph.
         inputs: the batch inputs of which each process is given its part, by name.
     """
     ragged: dict[str, tuple[int, ...]] = {}

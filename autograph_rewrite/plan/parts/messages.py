@@ -73,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Semantics:
-    """The computations that must give the same as on one device."""
+    """Which results must be exactly those of one device."""
 
     batch_norm: str = "sync"
     random: str = "exact"
