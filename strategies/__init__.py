@@ -20,15 +20,15 @@ from autograph_rewrite.strategies.builder import StrategyBuilder
 from autograph_rewrite.strategies.per_variable import BUILDERS
 from autograph_rewrite.training_graph import TrainingGraph
 
-# Pipeline: the model in stages on different devices, through which micro-batches flow.
+# Pipeline: the model in stages on different devices, which micro-batches pass.
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages and schedule as the section `pipeline` says; replicas of the whole, if there are several, are summed."""
+    """Stages and schedule by the section `pipeline`; gradients of several replicas of the model are summed."""
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
-        """The request in which the model is cut into stages; which node is in which follows from the graph."""
+        """The request in which the model is cut into stages; the stage of each node follows from the graph."""
         return request(item, config, strategy="Pipeline").named()
 
 
@@ -37,13 +37,13 @@ STRATEGIES: Mapping[str, StrategyBuilder] = MappingProxyType({**_SINGLE, "Pipeli
 
 
 class _Row:
-    """A builder by the name of its class, for users who build on one of ours: `AllReduce().build(item, config)`."""
+    """A builder by the name of its class, for users who derive from ours: `AllReduce().build(item, config)`."""
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
-        """Return what the builder of this name returns.
+        """Return the plan of the builder of this name.
 
         Raises:
-            ConfigError: when the configuration asks for what this version or this item does not have.
+            ConfigError: when the configuration asks for something that this version or this item does not have.
         """
         name = next(base.__name__ for base in type(self).__mro__ if base.__name__ in _SINGLE)
         return _SINGLE[name].build(item, config)
@@ -108,7 +108,7 @@ def builder_for(config: Config) -> StrategyBuilder:
     """The builder that `config` names.
 
     Raises:
-        ConfigError: when this version does not have it, or what else the configuration asks for.
+        ConfigError: when this version does not have it, or another feature that the configuration asks for.
     """
     config.require_usable()
     return named_builder(config)
@@ -131,9 +131,9 @@ def named_builder(config: Config) -> StrategyBuilder:
 
 # User-defined builders: one file with a class that has `build(item, config)`, named in the configuration.
 #
-# strategy: {name: "my_builder.py:MyBuilder"}       # beside the configuration file, or below the working directory
+# strategy: {name: "my_builder.py:MyBuilder"}       # next to the configuration file, or below the working directory
 #
-# It is run only where the user has allowed that (`config.user_code`).
+# It runs only where the user has allowed that (`config.user_code`).
 
 
 def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
@@ -141,7 +141,7 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
 
     Args:
         file: path, as the configuration writes it.
-        config: which has to allow that the file is run.
+        config: its folder is searched for the file, and messages name the line of the setting.
 
     Raises:
         ConfigError: there is no such file or class, running it is not allowed or fails, or the class builds nothing.
@@ -161,7 +161,7 @@ def load_own(file: str, name: str, config: Config) -> StrategyBuilder:
 
 @dataclass(frozen=True)
 class _Own:
-    """A builder of the user's, whose mistakes are told as the user's."""
+    """A builder of the user, whose exceptions are reported as the user's mistakes."""
 
     builder: StrategyBuilder
     failed: str

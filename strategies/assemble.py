@@ -1,8 +1,8 @@
-"""Assemble a plan from choices per variable: what all builders share.
+"""Assemble a plan from choices per variable, for all builders.
 
     request of the configuration ──► a choice per trained variable ──► overrides ──► servers, sizes ──► Plan
 
-Only the variable itself is asked for: its optimizer's state follows it, and what is not trained stays as it is.
+Builders choose for trained variables only: optimizer state follows its variable, and all others stay as they are.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def assemble(
     pool: Sequence[str] | None = None,
     notes: Iterable[str] = (),
 ) -> Plan:
-    """Return the request in which every trained variable is as `choose` says, unless the configuration overrides it.
+    """Return the request in which `choose` decides for each trained variable, unless the configuration overrides it.
 
     Args:
         item: a graph item; it is only read.
-        choose: what the builder wants for one variable.
+        choose: makes the builder's choice for one variable.
         pool: the devices that hold variables which are not split; left out, all servers.
 
     Raises:
@@ -60,12 +60,12 @@ def assemble(
 
 
 class Decided(NamedTuple):
-    """What is chosen for the trained variables.
+    """The choices for the trained variables.
 
     Attributes:
         trained: the variables, by name.
         choices: for each of them, overrides included.
-        whole: those that the builder would have split, and that cannot be.
+        whole: those that the builder would have split, but that cannot be split.
     """
 
     trained: dict[str, builder.TrainedVariable]
@@ -76,12 +76,12 @@ class Decided(NamedTuple):
 def decide(
     item: TrainingGraph, config: Config, plan: Plan, choose: Callable[[builder.TrainedVariable], builder.Choice]
 ) -> Decided:
-    """Return what a builder, the variables themselves and the configuration make of each trained variable.
+    """Return the choice for each trained variable, from the builder, its obstacles and the configuration.
 
     Args:
         item: a graph item; it is only read.
         plan: the request, for its replicas.
-        choose: what the builder wants for one variable.
+        choose: makes the builder's choice for one variable.
     """
     trained = trained_variables(item, plan.graph_digest)
     chosen = {one.name: choose(one) for one in trained.values()}
@@ -158,7 +158,7 @@ def _placed(
 def overridden(
     choice: builder.Choice, trained: builder.TrainedVariable, override: Override | None, replicas: int
 ) -> builder.Choice:
-    """Return the builder's choice with what an override changes."""
+    """Return the builder's choice with the changes of an override."""
     if override is None:
         return choice
     partition = override.partition
@@ -175,12 +175,12 @@ def overridden(
 def misfits(
     config: Config, trained: Mapping[str, builder.TrainedVariable], choices: Mapping[str, builder.Choice]
 ) -> Iterator[FileFault]:
-    """Yield what is asked of variables that they, or their synchronizer, cannot do.
+    """Yield the settings that variables, or their synchronizers, cannot follow.
 
     Args:
-        choices: what holds for each, overrides included.
+        choices: for each variable, overrides included.
     """
-    of: dict[int, list[builder.TrainedVariable]] = {}  # by identity: equal overrides may stand twice
+    of: dict[int, list[builder.TrainedVariable]] = {}  # by identity: equal overrides may occur twice
     for one in trained.values():
         of.setdefault(id(override_of(one.name, config)), []).append(one)
     for i, override in enumerate(config.variables):
@@ -201,12 +201,12 @@ def misfits(
 
 
 def _problem(partition: Partition, trained: builder.TrainedVariable) -> str:
-    """Return why a variable cannot be split so; empty where it can."""
+    """Return why a variable cannot be split by a partition; empty where it can."""
     shape, axis = trained.shape, partition.axis or 0
     if partition.axis is None and partition.over == "data":
         return (
             f"'{trained.name}' cannot be split: {trained.obstacle}" if trained.obstacle else ""
-        )  # what is too small for the replicas stays whole
+        )  # a variable that is too small for the replicas stays whole
     if not shape:
         return f"'{trained.name}' is a scalar, which has no axis to split"
     if axis >= len(shape):

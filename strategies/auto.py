@@ -1,8 +1,7 @@
-"""Auto: search the plan with the shortest simulated step, among the builders' plans and mixtures of them.
+"""Search for the plan with the shortest simulated step, among the builders' plans and mixtures of them.
 
-The network is the one that the configuration describes; machines are round figures (`cost.hardware.machine`), never
-measured ones, since every process has to find the same plan. The plan's notes say what was compared and why it was
-chosen.
+The configuration describes the network; machines are round figures (`cost.hardware.machine`), never measured ones,
+since every process has to find the same plan. The plan's notes list the compared plans and the reasons of the choice.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 
 
 NODES = 240_000
-"""So many nodes are simulated in all: fewer plans of larger graphs."""
+"""How many nodes are simulated in all: fewer plans of larger graphs."""
 FEWEST, MOST = 10, 60
 """Plans that are tried at least, and at most, for each of the two searches."""
 AROUND = 12
-"""The same with a memory limit, beside what fits: recomputation is chosen anew for each of them."""
+"""Plans that are tried with a memory limit, in addition to the starts: each chooses its recomputation again."""
 BUCKETS = (256 * 1024, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 
 
@@ -61,7 +60,7 @@ class Auto:
     every: bool = False
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
-        """The request that makes a step shortest in simulation; its notes say why.
+        """The request with the shortest simulated step; its notes give the reasons.
 
         Raises:
             ConfigError: as the builders do.
@@ -75,13 +74,13 @@ class Auto:
         from autograph_rewrite.cost.simulate import Hardware
 
         network = config.cluster.network if config.cluster is not None else None
-        machine = Machine(onednn=False)  # counts more memory, and all workers choose alike, whatever their processors
+        machine = Machine(onednn=False)  # counts more memory; workers with different processors choose alike
         evaluator = Evaluator(item, Hardware(machine, network))
         room, faults, ranked = room_of(config), list[str](), list[Compared]()
         examples = EXAMPLES * len(config.devices or ()) * config.workers
         if room is not None or config.model_size > 1:
             evaluator.batch = examples  # the same for all meshes
-        if room is None and wants_annotations(item, config):  # as if each device had cores of its own
+        if room is None and wants_annotations(item, config):  # as if each device had separate cores
             apart = Evaluator(item, Hardware(replace(machine, apart=True), network), batch=examples)
             config = self._annotated(item, config, apart)
         if room is None:
@@ -106,13 +105,13 @@ class Auto:
         return _named(search, compared, found, [*dropped, *impossible, *faults], ranked)
 
     def _annotated(self, item: TrainingGraph, config: Config, evaluator: Evaluator) -> Config:
-        """Return a configuration with what is best cut on its mesh."""
+        """Return a configuration with the best cuts on its mesh."""
         build = self.builders[PLAIN].build
         path = MeshSearch(item, config, evaluator, lambda other: build(item, other)).run()
         return annotated(config, item, path[-1].cuts) if path else config
 
     def _mix(self, item: TrainingGraph, config: Config, search: Search, plans: list[Plan]) -> None:
-        """Give variables that are alike what another builder chose for them, the largest first."""
+        """Try other builders' choices for variables that are alike, the largest first."""
         trained = trained_variables(item, search.best.plan.graph_digest)
         chosen = in_mode(config, search.best.plan.mode)
         current = {request.name: _choice(request) for request in search.best.plan.variables}
@@ -127,7 +126,7 @@ class Auto:
                     current = wanted
 
     def _bucket(self, config: Config, search: Search) -> None:
-        """Try other sizes of buckets, where the configuration does not say one."""
+        """Try other sizes of buckets, where the configuration does not set one."""
         if "bucket_bytes" in config.strategy.model_fields_set:
             return
         for size in BUCKETS:
@@ -158,13 +157,13 @@ def _assembled(item: TrainingGraph, config: Config, choices: Mapping[str, Choice
 def _named(
     search: Search, compared: Mapping[str, Candidate], found: Candidate, dropped: list[str], others: list[Compared]
 ) -> Plan:
-    """Return what was found under Auto's name, with the reasons, and how it ranks among the others.
+    """Return the found plan under Auto's name, with the reasons and its rank among the others.
 
     Args:
         compared: the plans with which a search may begin.
         found: the plan that is taken.
-        dropped: notes on plans that there are not.
-        others: all plans that were simulated before, in their order; none: those that were compared.
+        dropped: notes on plans that could not be made.
+        others: all plans that were simulated before, in their order; empty: those that were compared.
     """
     ranked = sorted(compared, key=lambda name: compared[name].key)
     times = (f"{name} {duration(compared[name].found.step_seconds)}" for name in ranked)
@@ -221,7 +220,7 @@ def _worded(choice: Choice) -> str:
 
 
 def _free(plan: Plan, config: Config, key: str) -> set[str]:
-    """Return the variables for which no override says a key."""
+    """Return the variables for which no override sets a key."""
     overrides = {one.name: override_of(one.name, config) for one in plan.variables}
     return {name for name, override in overrides.items() if override is None or getattr(override, key) is None}
 
@@ -241,40 +240,40 @@ def _with_options(plan: Plan, names: Collection[str], **changes: Any) -> Plan:
 #     3. 2, 4, 8, ... micro-batches; stages on the devices      all plans by their time, the shortest first
 #     4. what does not fit computes activations again          as long as it is shorter than what fits
 #
-# Recomputation never makes a step shorter, so what takes longer than a plan that fits is not tried with it. All of it
-# is limited by counts, so that every process finds the same plans.
+# Recomputation never makes a step shorter, so a plan that takes longer than one that fits is not tried with it. All
+# limits are counts, so that every process finds the same plans.
 
 RESERVE = 0.05
-"""The part of the memory that is left free: so far may a measured peak lie above the predicted one."""
+"""The part of the memory that is left free: a measured peak may exceed the predicted one by so much."""
 NODES_FITTING = 1_000_000
-"""So many nodes are simulated in all, about."""
+"""About how many nodes are simulated in all."""
 FEWEST_FITTING = 40
 """Plans that are tried at least."""
 COUNTS = (8, 4, 16, 2, 6, 3, 1)
-"""Of micro-batches, in the order in which they are tried: with few, stages wait; with many, ops are small."""
+"""Numbers of micro-batches, in the order in which they are tried: with few, stages wait; with many, ops are small."""
 FOR_RECOMPUTATION = 0.25
 """The part of the plans that is left for recomputation, where a graph is so large that not all are tried."""
 LEAST, CHEAPEST = "sqrt", "save_matmuls"
-"""The policies that keep the least, and that compute the least again."""
+"""The policies that keep the least, and that recompute the least."""
 ATTEMPTS = 4
 """How often a budget is made smaller."""
 
 
 def _zero(stage: int) -> PerVariable:
-    """Return the builder that shares out the state of the optimizer (1), and the sums of gradients (2)."""
+    """Return the builder that shards the state of the optimizer (1), and the sums of gradients (2)."""
     return PerVariable(f"ZeRO {stage}", lambda one, replicas: over_replicas(one, replicas, stage=stage))
 
 
 SHARING: Mapping[str, StrategyBuilder] = {one.name: one for one in (_zero(1), _zero(2))}
-"""Builders beside those that have a name in configurations; FSDP is the third stage."""
+"""Builders without a name in configurations; FSDP is the third stage."""
 
 
 class Start(NamedTuple):
     """A plan from which a search may begin.
 
     Attributes:
-        config: what a user would have written for it.
-        candidate: the plan and what it takes.
+        config: the configuration that a user would write for it.
+        candidate: the plan with its time and memory.
     """
 
     config: Config
@@ -283,7 +282,7 @@ class Start(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Its description, for people."""
         config, mode = self.config, self.config.mode
         parts = [f"{self.builder} ({mode})"]
         if config.mesh is not None and config.model_size > 1:
@@ -315,8 +314,8 @@ class Starts:
         config: of the user.
         builders: by name.
         limit: the bytes that a predicted peak may have.
-        errors: why others could not be made.
-        faults: why annotations could not be tried, where that is a fault of this package.
+        errors: of plans that could not be made.
+        faults: why annotations could not be tried, where that is a bug of this package.
     """
 
     item: TrainingGraph
@@ -334,7 +333,7 @@ class Starts:
         """Return those that fit, the shortest step first.
 
         Raises:
-            PlanError: none does; it says the least memory that was found.
+            PlanError: none fits; it names the least memory that was found.
             RewriteError: there is no plan at all.
         """
         recomputes = "policy" not in self.config.remat.model_fields_set
@@ -351,7 +350,7 @@ class Starts:
         return sorted(fits, key=lambda start: start.candidate.key)
 
     def ranked(self) -> list[Compared]:
-        """Return the plans that were simulated: what fits by time, the rest by peak."""
+        """Return the plans that were simulated: those that fit by time, then the rest by peak."""
         room = self.limit
 
         def key(start: Start) -> tuple[bool, float, tuple[float, int, int]]:
@@ -364,7 +363,7 @@ class Starts:
     def _layouts(self) -> None:
         """Try every builder, then micro-batches and stages with those that no other beats."""
         self._annotate()
-        idle = wants_annotations(self.item, self.config) and bool(self.found)  # a mesh on which nothing is cut
+        idle = wants_annotations(self.item, self.config) and bool(self.found)  # without cuts, the mesh would be idle
         for mode in () if idle else modes_of(self.config):
             for builder in self._builders if mode == "mirrored" else self.builders:
                 self._try(in_mode(self.config, mode), builder)
@@ -384,8 +383,8 @@ class Starts:
         """Yield stages with whole layers on each device, and with the best annotations of each mesh.
 
         Args:
-            front: the plans without stages that no other beats. Where their replicas have variables of their own, those
-                of stages are tried with such, too.
+            front: the plans without stages that no other beats. If their variables are mirrored, stages are tried with
+                mirrored variables, too.
         """
         devices, chosen = len(self.config.devices or ()), self.config.strategy.variables
         by_size: dict[int, list[Start]] = {}
@@ -406,7 +405,7 @@ class Starts:
                     yield _Layout(count, config, builder)
 
     def _annotate(self) -> None:
-        """Try model axes, with what a search finds to cut on them."""
+        """Try model axes, with the cuts that a search finds."""
         meshes = meshes_of(self.item, self.config)
         if not meshes:
             return
@@ -420,9 +419,9 @@ class Starts:
         self.faults += search.faults
 
     def _recompute(self) -> None:
-        """Let what does not fit compute activations again, if it takes less time than what does."""
+        """Try recomputation with plans that do not fit, if they take less time than those that fit."""
         kinds = [[start for start in self.found if (start.config.pipeline is None) is plain] for plain in (False, True)]
-        for start in [start for kind in kinds for start in _front(kind)]:  # what helps one need not help the other
+        for start in [start for kind in kinds for start in _front(kind)]:  # without stages, then with stages
             if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
                 continue
             if self._by_policy(start, LEAST):
@@ -430,9 +429,9 @@ class Starts:
                 self._budget(start)
 
     def _by_policy(self, start: Start, policy: str) -> bool:
-        """Compute again by a policy; return whether that fits.
+        """Recompute by a policy; return whether that fits.
 
-        With stages, do so in as few as fit: the first of them keep the most micro-batches.
+        With stages, recompute in as few as fit, from the first on: these keep the most micro-batches.
         """
 
         def fits(stages: Sequence[int] | None) -> bool:
@@ -441,13 +440,13 @@ class Starts:
             return made is not None and made.candidate.fits(self.limit)
 
         if not fits(None):
-            return False  # in fewer stages it would keep more
+            return False  # with fewer stages that recompute, more would be kept
         stages = start.config.pipeline.stages if start.config.pipeline is not None else 1
         bisect_left(range(1, stages), True, key=lambda count: fits(range(count)))
         return True
 
     def _budget(self, start: Start) -> None:
-        """Look for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
+        """Search for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
         room = self.limit
         for _ in range(ATTEMPTS):
             section = Remat(policy=f"budget:{room}")
@@ -467,7 +466,7 @@ class Starts:
         return min((candidate.found.step_seconds for candidate in fits), default=float("inf"))
 
     def _try(self, config: Config, builder: str) -> Start | None:
-        """Simulate one plan; None where there is no such plan, it is known, or enough has been tried."""
+        """Simulate one plan; None where it cannot be made, is known, or enough plans were tried."""
         from autograph_rewrite.cost.search import Candidate
 
         most = max(FEWEST_FITTING, NODES_FITTING // max(1, len(self.item.graph)))
@@ -494,7 +493,7 @@ class Starts:
         return [count for count in COUNTS if count > 1 and all(size >= count for size in known)]
 
     def _stages(self) -> Iterator[int]:
-        """Yield how many stages the devices of this process can hold, if nothing speaks against any."""
+        """Yield how many stages the devices of this process can hold, if the configuration leaves that open."""
         config, count = self.config, len(self.config.devices or ())
         is_open = config.pipeline is None and config.mesh is None and config.workers == 1 and config.microbatches == 1
         if is_open and len(set(config.devices or ())) == count:
@@ -519,7 +518,7 @@ def room_of(config: Config) -> int | None:
 
 
 def _front(starts: list[Start]) -> Iterator[Start]:
-    """Yield those that no other beats both in time and in memory."""
+    """Yield the starts that no other beats both in time and in memory."""
     least = float("inf")
     for start in sorted(starts, key=lambda start: start.candidate.key):
         if start.candidate.found.peak_bytes < least:
@@ -534,17 +533,17 @@ def _front(starts: list[Start]) -> Iterator[Start]:
 #     joined        + query (1), key (1), value (1), output (0)     where a step is better with them
 #     without       what a step is better without, once it fits
 #
-# Seeds that propagation completes are PartIR's and automap's way (Schaarschmidt et al., 2021); alpa (Zheng et al.,
-# 2022) and Unity (Unger et al., 2022) choose a sharding per op. How many plans are tried is limited by their nodes, and
-# nothing is random, so every process finds the same.
+# PartIR and automap (Schaarschmidt et al., 2021) complete seeds by propagation, too; alpa (Zheng et al., 2022) and
+# Unity (Unger et al., 2022) choose a sharding per op. The number of nodes limits that of plans, and nothing is random,
+# so every process finds the same.
 
 
 NODES_ON_AXES = 120_000
-"""So many nodes are partitioned in all, about."""
+"""About how many nodes are partitioned in all."""
 COMPLETIONS = 4
-"""How often what is read in blocks is cut, too."""
+"""How often the variables that are read in blocks are cut, too."""
 JOINS = 10
-"""So many plans are left for joining what was found."""
+"""How many plans are left for joining useful cuts."""
 BETTER = 0.999
 Cuts = Mapping[str, int]
 """The dimension that is cut, by variable."""
@@ -553,7 +552,7 @@ T = TypeVar("T")
 
 
 class Priced(NamedTuple):
-    """Cuts, and what a step takes with them."""
+    """Cuts, and the simulation of a step with them."""
 
     cuts: Cuts
     found: Simulation
@@ -561,16 +560,16 @@ class Priced(NamedTuple):
 
 @dataclass
 class MeshSearch:
-    """What to cut on one mesh.
+    """A search for the variables to cut on one mesh.
 
     Attributes:
         item: normalised.
         config: of the user, with the mesh.
         build: makes the request of a configuration.
         limit: the bytes that a predicted peak may have; None: only time counts.
-        path: what was the best, one after another; the first cuts nothing.
-        faults: why cuts could not be tried, where that is a fault of this package.
-        left: how many plans may still be made.
+        path: the successive best cuts; the first cuts nothing.
+        faults: why cuts could not be tried, where that is a bug of this package.
+        left: how many more plans may be made.
     """
 
     item: TrainingGraph
@@ -585,7 +584,7 @@ class MeshSearch:
     _trained: frozenset[str] = frozenset()
 
     def run(self) -> list[Priced]:
-        """Return what was the best, one after another, the best last; nothing where no plan can be made."""
+        """Return the successive best cuts, the best last; empty where no plan can be made."""
         self._trained = frozenset(trained_variables(self.item))
         self.left = max(FEWEST, min(MOST, NODES_ON_AXES // max(1, len(self.item.graph))))
         base = self._price({})
@@ -599,7 +598,7 @@ class MeshSearch:
             if fits_beside and self._offer({**self.best.cuts, **one.cuts}):
                 joined.append(one.cuts)
         if self.limit is not None and self.best.found.peak_bytes <= self.limit:
-            for cuts in joined[:-1]:  # the last one was needed
+            for cuts in joined[:-1]:  # the last one is needed
                 self._offer({name: dim for name, dim in self.best.cuts.items() if name not in cuts})
         return self.path
 
@@ -609,7 +608,7 @@ class MeshSearch:
         return self.path[-1]
 
     def _completed(self) -> list[Priced]:
-        """Return the seeds that no earlier one has led to, each with what is read in blocks because of it."""
+        """Return the seeds that no earlier seed led to, each with the cuts that follow from it."""
         found: list[Priced] = []
         known: list[Cuts] = []
         for seed in seeds_of(self.item, self._devices):
@@ -622,7 +621,7 @@ class MeshSearch:
         return found
 
     def _complete(self, seed: Seed, known: Iterable[Cuts]) -> Cuts | None:
-        """Return a seed with what follows from it; None where that is known, or there is no such plan."""
+        """Return a seed with the cuts that follow from it; None where these are known, or no plan can be made."""
         cuts: dict[str, int] = seed.cuts
         for _ in range(COMPLETIONS):
             if any(cuts.items() <= one.items() for one in known):
@@ -631,12 +630,12 @@ class MeshSearch:
             if not more:
                 return None if more is None else cuts
             if any(more.items() <= one.items() for one in known) and len(seed.dims) == 1:
-                return None  # it leads where another one has led
+                return None  # it leads to the cuts of an earlier seed
             cuts |= more
         return cuts
 
     def _follows(self, cuts: Cuts) -> Cuts | None:
-        """Return which other matrices the pass cuts, too, and of which others a reader takes blocks."""
+        """Return the other matrices that the pass cuts, and those of which a reader takes blocks."""
         made = self._tried_with(cuts, self.evaluator.cut)
         if made is None:
             return None
@@ -657,7 +656,7 @@ class MeshSearch:
         self.path.append(priced)
         return True
 
-    # What a plan takes.
+    # The time and memory of a plan.
 
     @property
     def _devices(self) -> int:
@@ -671,15 +670,15 @@ class MeshSearch:
         return self.tried[-1]
 
     def _tried_with(self, cuts: Cuts, run: Callable[[Plan], T]) -> T | None:
-        """Return what is found of the plan with some cuts; None where there is none, or enough has been tried."""
+        """Return the result of `run` on the plan with some cuts; None where it fails, or enough plans were tried."""
         if self.left <= 0:
             return None
         self.left -= 1
         try:
             return run(self.build(annotated(self.config, self.item, cuts)))
-        except RewriteError:  # nobody has asked for these cuts
+        except RewriteError:  # no error: the user did not ask for these cuts
             return None
-        except Exception as error:  # told, since it must not happen
+        except Exception as error:  # a bug: noted in the plan
             self.faults.append(f"cuts of {', '.join(sorted(cuts))} were not tried: {type(error).__name__}: {error}")
             return None
 
@@ -725,20 +724,19 @@ def on_mesh(config: Config, data: int, model: int) -> Config:
 #     dense/kernel [64, 64], dense_1/kernel, dense_2/kernel      and in turn: (1) (0) (1), (0) (1) (0)
 #     conv/kernel [3, 3, 16, 64]                                 seeds (3) and (2): channels
 #
-# Layers that repeat have names that differ in numbers. Grouping them is what alpa (Zheng et al., 2022) does by
-# clustering layers and Unity (Unger et al., 2022) by substitutions that apply everywhere. A dimension counts if the
-# devices divide it.
+# Repeated layers have names that differ in numbers. alpa (Zheng et al., 2022) groups them by clustering layers, Unity
+# (Unger et al., 2022) by substitutions that apply everywhere. A dimension counts if the devices divide it.
 
 _NUMBERS, _NUMBERED = re.compile(r"\d+"), re.compile(r"_?\d+")
 _CONVOLUTION = re.compile(r".*Conv\d?D.*")
 
 
 class Seed(NamedTuple):
-    """Variables to cut along one dimension.
+    """Variables to cut along one dimension, or alternately along two.
 
     Attributes:
         names: of variables that are alike.
-        dims: that are cut, in turn.
+        dims: the dimension to cut, cyclically over the names.
     """
 
     names: tuple[str, ...]
@@ -756,7 +754,7 @@ def pattern_of(name: str) -> str:
 
 
 def seeds_of(item: TrainingGraph, devices: int) -> Iterator[Seed]:
-    """Yield what may be cut into so many blocks, the largest group first; what is cut in turn comes last.
+    """Yield seeds that can be cut into a block for each device, the largest group first; alternating cuts come last.
 
     Args:
         item: normalised.
@@ -814,24 +812,24 @@ def _dimensions(item: TrainingGraph, one: TrainedVariable) -> list[int]:
     return list(range(rank - 1, rank - 3 if is_filter else -1, -1))
 
 
-# Annotations for a configuration: which meshes its devices can be, and what to cut on each.
+# Annotations for a configuration: the possible meshes of its devices, and the cuts on each.
 #
 #     4 devices     2 x 2: searched     1 x 4: what was found for 2, as far as 4 devices divide it
 #
 # A mesh or a `sharding` that the user has written stays as it is.
 
 KEPT = 4
-"""So many of what was the best, one after another, are tried on other meshes, and with recomputation."""
+"""How many of the successive best cuts are tried on other meshes, and with recomputation."""
 
 
 def wants_annotations(item: TrainingGraph, config: Config) -> bool:
-    """Return whether there is a model axis, and nobody has said what to cut on it."""
+    """Return whether there is a model axis, and neither configuration nor graph places a tensor on it."""
     is_open = config.model_size > 1 and config.mesh is not None and len(config.mesh.model_axes) == 1
     return is_open and not config.sharding and not any(mark_of(name) for name in item.graph.nodes)
 
 
 def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
-    """Return the configurations of meshes with a model axis, the smallest first; none where the user rules it out."""
+    """Return the configurations of meshes with a model axis, the smallest first; empty where the user rules it out."""
     if config.mesh is not None:
         return [config] if wants_annotations(item, config) else []
     devices, count = config.devices or (), len(config.devices or ())
@@ -843,7 +841,7 @@ def meshes_of(item: TrainingGraph, config: Config) -> list[Config]:
 
 
 def annotated_configs(search: MeshSearch, others: list[Config]) -> Iterator[Config]:
-    """Yield configurations with annotations: of the searched mesh what was the best, then the same on others."""
+    """Yield configurations with annotations: the best cuts on the searched mesh, then the same on others."""
     found = [one.cuts for one in search.run() if one.cuts][-KEPT:]
     for cuts in found:
         yield annotated(search.config, search.item, cuts)

@@ -1,4 +1,4 @@
-"""The choice of a builder for one variable: how its gradient is reduced, and into how many shards it is split."""
+"""Define a builder's choice for one variable: how its gradient is reduced, and into how many shards it is split."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class TrainedVariable:
     """A trained variable, as builders see it.
 
     Attributes:
-        role: what it is in the step.
-        digest: of the graph: what a choice that shall look random is made from.
+        digest: of the graph, from which choices that look random are made.
         obstacle: why it cannot be split; empty where it can.
     """
 
@@ -38,7 +37,7 @@ class TrainedVariable:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Its static shape; none where it is unknown."""
+        """Its static shape; empty where it is unknown."""
         return self.variable.shape or ()
 
 
@@ -57,8 +56,8 @@ class Choice:
     Attributes:
         synchronizer: "all_reduce" (every replica holds it) or "ps" (servers do).
         parts: how it is split; None leaves it whole.
-        stage: 1, 2 or 3 where its parts are those of the replicas (`messages.VariableRequest.stage`).
-        because: why it is not split, or not on servers, where the builder has a reason; `why-not` says it.
+        stage: 1, 2 or 3 where it is split over the replicas (`messages.VariableRequest.stage`).
+        because: why it is not split, or not on servers, where the builder has a reason; `why-not` prints it.
     """
 
     synchronizer: str = "all_reduce"
@@ -67,11 +66,11 @@ class Choice:
     because: str = field(default="", compare=False)
 
 
-# What a strategy builder is: a pure function from a graph item and a configuration to a request.
+# A strategy builder is a pure function from a graph item and a configuration to a request.
 
 
 class StrategyBuilder(Protocol):
-    """Decides where variables live and how their gradients meet.
+    """Decides where variables live and how their gradients are reduced.
 
     The same item and configuration give the same plan in every process: workers build theirs independently.
     """
@@ -80,7 +79,7 @@ class StrategyBuilder(Protocol):
         """The request: devices, placements and options. Its edges follow from propagation, later.
 
         Raises:
-            ConfigError: when the configuration asks for what this version or this item does not have.
+            ConfigError: when the configuration asks for something that this version or this item does not have.
         """
         ...
 
@@ -95,7 +94,7 @@ def over_replicas(trained: TrainedVariable, replicas: int, *, stage: int, axis: 
     """Return the choice that splits a variable over the replicas; it stays whole where it is too small.
 
     Args:
-        stage: what is split (`messages.VariableRequest.stage`).
+        stage: of ZeRO (`messages.VariableRequest.stage`).
         axis: the axis; left out, the first that the replicas divide evenly, else the first that is long enough.
     """
     sizes = [size or 0 for size in trained.shape]
@@ -116,8 +115,8 @@ def over_replicas(trained: TrainedVariable, replicas: int, *, stage: int, axis: 
 
 # The devices of parameter servers, and load balancing between them.
 #
-# The servers are the parameter servers of the cluster, each with its CPU:0. Where it names none, every worker serves:
-# with those CPUs that its replicas run on, else with its CPU:0.
+# The servers are the parameter servers of the cluster, each with its CPU:0. Without any, every worker is a server: with
+# the CPUs that its replicas run on, else with its CPU:0.
 
 
 HOST = "/device:CPU:0"
@@ -158,7 +157,7 @@ class Load:
         self.bytes: dict[str, float] = dict.fromkeys(names, 0.0)
 
     def take(self, nbytes: float, among: Collection[str] = ()) -> str:
-        """Return which server (of `among`, if it names some) holds least, the first of several; it holds more then."""
+        """Add bytes to the server (of `among`, if it names some) that holds least; return it, the first of several."""
         least = min(among or self.bytes, key=lambda name: self.bytes.get(name, 0.0))
         self.bytes[least] = self.bytes.get(least, 0.0) + nbytes
         return least
@@ -178,7 +177,7 @@ class Load:
 
 
 MOST = 256
-"""More parts than that cost more in ops than they spread: a variable whose size has no smaller divisor stays whole."""
+"""Most parts of a variable: more cost more in ops than they spread, so a size without a smaller divisor stays whole."""
 
 
 def smallest_divisor(size: int) -> int:

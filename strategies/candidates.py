@@ -1,4 +1,4 @@
-"""Candidates of a search: the plan of every builder, with shared and with mirrored variables where that is open."""
+"""Make the candidates of a search: every builder's plan, with shared and with mirrored variables where that is open."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Compared(NamedTuple):
     """A plan that was simulated.
 
     Attributes:
-        name: what it is, for people.
-        found: what it takes.
-        fits: whether there is room for it; None where nobody says how much there is.
+        name: for people.
+        found: its simulation.
+        fits: whether it fits the memory limit; None without a limit.
     """
 
     name: str
@@ -35,7 +35,7 @@ def rows(compared: Sequence[Compared], chosen: str) -> list[str]:
 
     Args:
         compared: the best first.
-        chosen: the name of the one that was taken.
+        chosen: the name of the chosen plan.
     """
     best = next(one.found.step_seconds for one in compared if one.name == chosen)
     return [
@@ -66,11 +66,11 @@ def _verdict(one: Compared, best: float, chosen: str) -> str:
 
 
 PLAIN = "AllReduce"
-"""The builder of plans in which single variables are nowhere in particular."""
+"""The builder that places no single variable."""
 
 
 def with_settings(config: Config, **settings: Any) -> Config:
-    """Return a configuration with other settings, which knows where it was read."""
+    """Return a configuration with other settings and the same source."""
     changed = config.model_copy(update=settings)
     changed._source = config._source
     return changed
@@ -97,7 +97,7 @@ def plans_of(
     errors: dict[str, RewriteError] = {}
     modes = modes_of(config)
     if config.model_size > 1 and config.workers == 1 and len(config.replicas) == 1:
-        builders = {PLAIN: builders[PLAIN]}  # one replica has everything, whatever a builder says
+        builders = {PLAIN: builders[PLAIN]}  # one replica has everything, so builders do not differ
     for mode in modes:
         chosen = in_mode(config, mode)
         for builder, made in builders.items():

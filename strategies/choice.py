@@ -1,4 +1,4 @@
-"""The documented import path of what a strategy builder returns for each variable (docs/strategy/choosing.md)."""
+"""Export the choice of a builder for each variable under its documented path (docs/strategy/choosing.md)."""
 
 from autograph_rewrite.strategies.builder import Choice, Parts, TrainedVariable
 

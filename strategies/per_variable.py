@@ -1,13 +1,13 @@
-"""Builders that choose for each trained variable by itself, one row each; what all of them share is in `assemble`.
+"""Define the builders that choose for each trained variable by itself, one row each, with `assemble` in common.
 
 AllReduce               every variable replicated, as one copy or as one per device; each gradient all-reduced
 PS                      all on the first parameter server, or on the first worker's CPU:0 where the cluster has none
 PSLoadBalancing         each on the server that holds least so far
-PartitionedPS           as many shards as the smallest divisor of the first axis says, taking turns on the servers
+PartitionedPS           as many shards as the smallest divisor of the first axis, cyclically on the servers
 UnevenPartitionedPS     as many as the smallest number that does not divide it: sizes differ by one row
 PartitionedAR           shards as of PartitionedPS, each replicated, and its gradient all-reduced by itself
 RandomAxisPartitionAR   ... along an axis that looks random and is the same in every process
-Parallax                what is only looked up by row lives on the servers, balanced by size; all others are replicated
+Parallax                variables that are only looked up by row on servers, balanced by size; all others replicated
 FSDP                    each replica holds one shard of a variable, of its gradient and of its slots (stage 3)
 
 PS: Li et al., Scaling Distributed Machine Learning with the Parameter Server (2014). Parallax: Kim et al. (2019).
@@ -63,7 +63,7 @@ class PerVariable:
     """A builder that chooses for each trained variable by itself.
 
     Attributes:
-        choose: where a variable lives, if there are so many replicas.
+        choose: decides where a variable lives, for a number of replicas.
         pool: the devices of variables that are not split; None: all servers.
     """
 
@@ -72,7 +72,7 @@ class PerVariable:
     pool: Callable[[Config], tuple[str, ...]] | None = None
 
     def build(self, item: TrainingGraph, config: Config) -> Plan:
-        """Return the request in which every trained variable lives where it is chosen to.
+        """Return the request in which every trained variable lives as `choose` decides.
 
         Raises:
             ConfigError: with every setting that this item does not have, or that its variables cannot follow.
@@ -82,13 +82,13 @@ class PerVariable:
         return assemble(item, config, lambda one: self.choose(one, replicas), strategy=self.name, pool=pool)
 
     def choices(self, item: TrainingGraph, config: Config) -> Mapping[str, builder.Choice]:
-        """Return what is chosen for each trained variable, overrides included, with the reasons against more."""
+        """Return the choice for each trained variable, overrides included, with the reasons against splits."""
         plan = request(item, config, strategy=self.name)
         return decide(item, config, plan, lambda one: self.choose(one, plan.replicas)).choices
 
 
 def _along_some_axis(trained: builder.TrainedVariable, replicas: int) -> builder.Choice:
-    """Split along an axis drawn from the graph's digest and the variable's name; 0 where its gradient is of rows."""
+    """Split along an axis drawn from the graph's digest and the variable's name; 0 where its gradient has rows only."""
     axes = [0] if trained.role.sparse else [axis for axis, size in enumerate(trained.shape) if (size or 0) > 1]
     if not axes:
         return builder.Choice(because="it has no axis of more than 1")

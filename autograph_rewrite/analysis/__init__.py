@@ -1,1 +1,1 @@
-"""What is known about each value before anything is rewritten: sizes, placements, where reductions go."""
+"""Analyses before any edit: sizes and placements of values, where sums are taken, how variables are used."""

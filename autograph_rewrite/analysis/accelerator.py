@@ -1,12 +1,12 @@
-"""Which device each node gets: the one that it asks for, or the host where a GPU has no kernel for it.
+"""Choose the device of each node: the one that it asks for, or the host where a GPU has no kernel for it.
 
     global_step: int64 @GPU:0          stays
     words = AsString(loss) @GPU:0      CPU:0: no kernel
     table @GPU:0 ── LookupTableFind    CPU:0, both: what reads a resource is beside it
 
-As TensorFlow's placer does it with soft placement: nodes that share a resource, or ask to be together, are one group,
-which goes where all its members have a kernel. Of nodes that ask for nothing, those without inputs go to their readers,
-and sizes are taken where the value is.
+This follows TensorFlow's placer with soft placement: nodes that share a resource, or ask for colocation, form a group,
+which is placed where all members have a kernel. Of nodes that ask for no device, those without inputs follow their
+readers, and those that measure a value follow the value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from autograph_rewrite.ops.traits import has
 ACCELERATOR = "GPU"
 """The kind of device whose kernels are known."""
 DEFAULT = "/device:GPU:0"
-"""Where TensorFlow puts what asks for no device."""
+"""Where TensorFlow puts nodes that ask for no device."""
 HOST = "/device:CPU:0"
 _OF_DATA = re.compile(r"Dataset|Iterator")
 """Ops that may use a resource of another device."""
@@ -40,7 +40,7 @@ class Placed:
     """Where a node runs.
 
     Attributes:
-        kernel: what an accelerator runs it with; None on the host.
+        kernel: the accelerator's kernel for it; None on the host.
     """
 
     device: str
@@ -51,7 +51,7 @@ class Placed:
         return self.kernel is None or self.kernel.outputs[index]
 
     def takes_on_host(self, index: int) -> bool:
-        """Return whether an operand is wanted in the memory of the host."""
+        """Return whether an operand is read from the memory of the host."""
         return self.kernel is None or self.kernel.inputs[index]
 
 
@@ -62,22 +62,20 @@ def is_accelerator(device: str) -> bool:
 
 
 def host_of(device: str) -> str:
-    """Return the CPU beside a device."""
+    """Return the CPU in the process of a device."""
     return device_specs.process(device) + HOST
 
 
 def kernel_of(node: Node) -> Kernel | None:
-    """Return what an accelerator runs a node with."""
+    """Return the accelerator's kernel for a node."""
     return find_kernel(node.op, node.attrs)
 
 
 def has_kernel(devices: Iterable[str], op: str, **types: int) -> bool:
-    """Return whether all of some devices can run an op; what a kind of device other than GPUs can is not known.
+    """Return whether all of some devices can run an op; devices other than GPUs are taken to have every kernel.
 
     Args:
-        devices: their names.
-        op: type of the op.
-        types: those of its attributes that are no default.
+        types: the op's type attributes that differ from the defaults.
     """
     attrs = {name: encode("type", dtype) for name, dtype in types.items()}
     return not any(map(is_accelerator, devices)) or find_kernel(op, attrs) is not None
@@ -91,7 +89,7 @@ def place(
     Args:
         nodes: producers first.
         requested: the device that a node asks for; empty for none.
-        elsewhere: nodes that have been found to be on the host, such as inputs and captured integers.
+        elsewhere: nodes that are known to be on the host, such as inputs and captured integers.
     """
     groups = _groups(nodes)
     grouped = {node for group in groups for node in group}
@@ -119,7 +117,7 @@ def _at(node: Node, device: str) -> Placed | None:
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
-    """Return the nodes that must be on one device, as lists; those that are bound to no other are left out."""
+    """Return groups of nodes that must share a device; nodes that are bound to no other are left out."""
     known = {node.name: node for node in nodes}
     bound: dict[tuple[Node, Node], None] = {}
     for node in known.values():
@@ -148,14 +146,13 @@ def _together(
     return {node: Placed(wanted, kernel) for node, kernel in kernels.items()}
 
 
-# What runs on the host though the replicas run on accelerators: what has no kernel there, sizes, cuts of inputs.
+# Nodes that run on the host although replicas run on accelerators: ops without a kernel there, sizes, cuts of inputs.
 #
 #     x (fed) ─► StridedSlice ═► replica's device             each device gets its block, not the whole batch
 #     Shape(h) ─► GatherV2 ─► Prod ─► Reshape's shape         sizes are in host memory, and stay there
 #     Const(int64) ─► SplitV's sizes                          a constant is where its readers want it
 #
-# Nothing here decides what is computed. A size that an accelerator computed would go there and come back, and the step
-# would wait for it.
+# A size that an accelerator computed would be copied there and back, and the step would wait for it.
 
 
 _DISCRETE = dtypes.INTEGER | {dtypes.BOOL}
@@ -166,13 +163,13 @@ _SMALL = 64
 def host_nodes(
     order: Sequence[Node], requested: Callable[[Node], str], fed: Collection[Node], inside: Collection[Node]
 ) -> set[Node]:
-    """Return the nodes that run on the host beside the accelerator that they ask for.
+    """Return the nodes that run on the host instead of on the accelerator that they ask for.
 
     Args:
         order: the folded graph, producers first.
         requested: the device of a node, or of its first instance.
-        fed: inputs that a program hands over.
-        inside: nodes of loops, which stay together; but what is on the host already is measured there.
+        fed: inputs that the program feeds.
+        inside: nodes of loops, which stay together, except that values on the host are measured on the host.
     """
     if not any(is_accelerator(requested(node)) for node in order):
         return set()
@@ -186,7 +183,7 @@ def host_nodes(
 
 
 def _cuts(free: Iterable[Node], host: Collection[Node]) -> set[Node]:
-    """Return what passes cut out of inputs, and what is measured of those."""
+    """Return the nodes by which passes cut blocks out of inputs, and the nodes that measure these blocks."""
     found: set[Node] = set()
     for node in free:
         made = PASS_ATTR in node.attrs and (has(node.op, "cuts") or node.op == "Identity")
@@ -197,7 +194,7 @@ def _cuts(free: Iterable[Node], host: Collection[Node]) -> set[Node]:
 
 
 def _sizes(free: Iterable[Node], placed: dict[Node, Placed], host: Collection[Node]) -> set[Node]:
-    """Return integers made of integers in host memory: arithmetic of sizes, and what passes work out of indices."""
+    """Return nodes that make integers of integers in host memory: arithmetic on sizes, and indices that passes make."""
     sizes: set[Node] = set()
     moved: set[Node] = set()
     for node in free:
@@ -230,7 +227,10 @@ def _is_small(node: Node) -> bool:
 
 
 def _constants(free: Iterable[Node], placed: dict[Node, Placed], host: Collection[Node]) -> set[Node]:
-    """Return the constants that all readers want in host memory; of 32-bit integers, those of readers on the host."""
+    """Return the constants that all readers read from host memory.
+
+    A constant of 32-bit integers is in host memory also on a GPU: it counts only if all its readers are on the host.
+    """
     found = set()
     for node in free:
         kernel = placed[node].kernel
@@ -251,8 +251,8 @@ def _constants(free: Iterable[Node], placed: dict[Node, Placed], host: Collectio
 #     dims: int32 ─────► Reshape @GPU:0               host memory on both ends: nothing moves
 #     Prod: int32 @GPU:0 ═════► Reshape's shape       a size that was computed on the device
 #
-# A tensor moves once to each memory where it is read, as TensorFlow sends it. What goes from one accelerator to
-# another, or to another process, is communication, and not counted here.
+# TensorFlow sends a tensor once to each memory where it is read. Transfers between accelerators, or between processes,
+# are communication, and not counted here.
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,7 @@ class Crossing:
 
     Attributes:
         device: the accelerator at one end.
-        to_host: which way it goes.
-        readers: who reads it there; none: the program that runs the step.
+        readers: the nodes that read it at the other end; empty: only the program that runs the step does.
     """
 
     value: Value
@@ -274,13 +273,12 @@ class Crossing:
 def crossings(
     step: Collection[Node], placed: Mapping[Node, Placed], fed: Collection[Node], fetched: Iterable[Value]
 ) -> list[Crossing]:
-    """Return what crosses in each step, in the order of the nodes.
+    """Return the tensors that cross in each step, in the order of the nodes.
 
     Args:
         step: the nodes that a step runs.
-        placed: where they do.
-        fed: inputs, which the program hands over in host memory.
-        fetched: what it wants back there.
+        fed: inputs, which the program feeds from host memory.
+        fetched: values that the program gets back in host memory.
     """
     wanted = set(fetched)
     found: dict[tuple[Value, str], list[Node]] = {}
@@ -303,7 +301,7 @@ def _crossing(value: Value, target: str, readers: list[Node], placed: Mapping[No
 def _readers(
     value: Value, step: Collection[Node], placed: Mapping[Node, Placed], fetched: bool
 ) -> Iterator[tuple[Node | None, str]]:
-    """Yield who reads a value, and in which memory; empty: in that of the host beside it."""
+    """Yield each reader of a value (None: the program), and its memory; empty: the host of the value's device."""
     if value.dtype in ALWAYS_ON_HOST or value.dtype > dtypes.REF_OFFSET:
         return
     for use in value.uses:
@@ -314,7 +312,7 @@ def _readers(
 
 
 def _memory(placed: Placed, on_host: bool) -> str:
-    """Return a memory by the name of its device; the host's, by that of the CPU."""
+    """Return the name of the device whose memory is meant: the host's CPU, or the device itself."""
     return host_of(placed.device) if on_host else placed.device
 
 

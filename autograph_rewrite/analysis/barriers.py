@@ -1,4 +1,4 @@
-"""Barriers between micro-batches: which nodes need a result of all of them, and which results need no variable.
+"""Find the barriers between micro-batches: nodes that need a result of all of them, and results that need no variable.
 
 %x each ──► Sum ──► AddN(all) ──► %x - mean       level 1: no micro-batch gets there before all have come so far
 %mask each ──► Sum ──► AddN(all) ──► divisor      level 0: no variable is needed, so it is counted beforehand
@@ -19,21 +19,20 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, READS, has
 
 
 def predecessors(node: Node) -> list[Node]:
-    """Return what a node reads or waits for."""
+    """Return the nodes that a node reads or waits for."""
     return [*[value.node for value in node.inputs], *node.controls]
 
 
 def successors(node: Node) -> list[Node]:
-    """Return what reads a node or waits for it."""
+    """Return the nodes that read a node or wait for it."""
     return [*[use.node for value in node.read_outputs for use in value.uses], *node.control_users]
 
 
 def parameter_free_nodes(order: Iterable[Node]) -> set[Node]:
-    """Return what a value that all micro-batches share needs, and that can be had before any of them.
+    """Return the nodes that compute values shared by all micro-batches, and that can run before any micro-batch.
 
-    The number of examples that a mask keeps is such a value, which all make together; the length of the sentences is
-    another, for which one is asked. What waits for a variable is not, even if it reads none: it comes when the graph
-    says.
+    Examples: the number of examples that a mask keeps, to which all contribute; the length of the sentences, which is
+    taken from one. A node that waits for a variable is left out, even if it reads none: the graph fixes when it runs.
     """
     nodes = list(order)
     late = late_nodes(nodes)
@@ -41,7 +40,7 @@ def parameter_free_nodes(order: Iterable[Node]) -> set[Node]:
 
 
 def shared_by_all(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that read all micro-batches, or the first of them for what all need."""
+    """Return the nodes that read all micro-batches, or that read the first one for a value that every one needs."""
     needed = ancestors(node for node in nodes if node.span == EACH)
     return [
         node
@@ -51,18 +50,18 @@ def shared_by_all(nodes: Sequence[Node]) -> list[Node]:
 
 
 def late_nodes(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes that are computed from a variable, or wait for what is, or for what touches one."""
+    """Return the nodes that touch a variable, and all nodes that read them or wait for them."""
     return descendants(touching_nodes(nodes))
 
 
 def barrier_depths(order: Sequence[Node], early: Collection[Node]) -> dict[Node, int]:
-    """Return how many times all instances have met before each node: in one that reads all of them, or in a loop.
+    """Return how many barriers precede each node: nodes that read all instances, and loops that instances share.
 
-    All of a loop is as deep as the deepest of it, also where each instance has the loop for itself.
+    All nodes of a loop are as deep as its deepest, also where each instance runs the loop by itself.
 
     Args:
-        order: all nodes of a folded graph, in topological order but for loops' back edges.
-        early: nodes that need no variable: they run ahead of all micro-batches.
+        order: all nodes of a folded graph, in topological order except for loops' back edges.
+        early: nodes that need no variable: they run before all micro-batches.
     """
     levels: dict[Node, int] = dict.fromkeys(order, 0)
     depths: dict[str, int] = {}
@@ -86,7 +85,7 @@ def barrier_depths(order: Sequence[Node], early: Collection[Node]) -> dict[Node,
 
 
 def _depths_before(node: Node, levels: Mapping[Node, int], loops: Mapping[Node, str]) -> Iterator[int]:
-    """Yield how deep a node is because of each that comes before it, outside of its loop."""
+    """Yield the depth that each predecessor outside of a node's loop gives it."""
     loop = loops.get(node)
     for index, value in enumerate(node.inputs):
         producer = value.node
@@ -98,9 +97,9 @@ def _depths_before(node: Node, levels: Mapping[Node, int], loops: Mapping[Node, 
 
 
 def needed_of_all(node: Node, levels: Mapping[Node, int]) -> str:
-    """Say what a node needs of all micro-batches: the name of the value in the original graph, or of what it awaits."""
+    """Say what a node needs of all micro-batches: a value, or a node that it waits for, by its original name."""
     met = next((producer for producer in predecessors(node) if levels.get(producer, 0)), None)
-    if met is None:  # all of a loop is as deep as the deepest of it
+    if met is None:  # all nodes of a loop are as deep as its deepest
         return "is in a loop that needs something of the whole batch"
     read = met.inputs[0].node if met.op == "Identity" else met
     if read.op in READS:

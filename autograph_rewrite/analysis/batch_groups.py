@@ -1,11 +1,11 @@
-"""Groups of batch inputs that must have equal batch sizes, because the graph combines their rows.
+"""Group the batch inputs that must have equal batch sizes, because the graph combines their rows.
 
     mean(square(x w)) + mean(abs(u w))      x: 2 rows, u: 6      two groups: their sizes never meet
     mean(square(x w - y))                   x, y                 one group: the subtraction takes rows of both
 
-Propagation knows one block size `b`, whatever input it comes from. That is a claim about two inputs only where an op
-reads blocks, or sizes, that come from both; everywhere else each goes by its own. So after propagation the inputs are
-joined where they meet, and what belongs to different groups is cut by limits of its own.
+Propagation uses one block size `b` for all inputs. Two inputs need equal sizes only where an op reads blocks, or
+sizes, that come from both. So after propagation the inputs are joined where they meet, and each group is cut by
+separate limits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class BatchGroups:
     """The batch inputs in groups of one size.
 
     Attributes:
-        inputs: all of them.
-        masks: of each value whose size is that of a batch, the inputs that it comes from, as bits.
-        at: of each node that reads blocks or sizes, the inputs that these come from.
+        masks: for each value with the size of a batch, the inputs that it comes from, as bits.
+        at: for each node that reads blocks or sizes, the inputs that these come from, as bits.
     """
 
     inputs: tuple[Value, ...]
@@ -50,7 +49,7 @@ class BatchGroups:
         return tuple(value for i, value in enumerate(self.inputs) if mask >> i & 1)
 
     def joined(self, mask: int) -> int:
-        """The inputs of a mask with all that are in their groups."""
+        """The mask of the inputs of a mask and of all others in their groups."""
         for i, group in enumerate(self._group):
             if mask >> i & 1:
                 mask |= group
@@ -62,7 +61,7 @@ class BatchGroups:
         self._group = [whole if whole >> i & 1 else group for i, group in enumerate(self._group)]
 
     def of(self, node: Node) -> tuple[Value, ...]:
-        """The inputs, all of one size, by which a node's blocks and sizes go; none where it has none."""
+        """The inputs, all of one size, that a node's blocks and sizes come from; empty where it has no blocks."""
         mask = self.at.get(node, 0)
         for value in () if mask else node.outputs:
             mask |= self.masks.get(value, 0)
@@ -80,7 +79,7 @@ def batch_groups(state: Propagation) -> BatchGroups | None:
     found = BatchGroups(inputs, masks, {}, list(masks.values()))
     cells: dict[str, int] = {}
     changed = True
-    while changed and not found.is_one:  # once, but for loops, in which a mask may come back
+    while changed and not found.is_one:  # once, except for loops, whose back edges may carry a mask
         changed = _walk(state, found, cells) and (state.loops or bool(state.cells))
     return None if found.is_one else found
 
@@ -111,7 +110,7 @@ def _walk(state: Propagation, found: BatchGroups, cells: dict[str, int]) -> bool
             together = everything
         if together:
             found.join(together)
-            if found.is_one:  # as in most graphs, soon
+            if found.is_one:  # most graphs end here early
                 return False
             found.at[node] = together
         for index, fact in enumerate(transferred.outputs):
@@ -136,7 +135,7 @@ def _carries(fact: Fact) -> bool:
 
 
 def _is_of_whole(fact: Fact) -> bool:
-    """Return whether a size of a whole batch is in it, which may come from what was read whole."""
+    """Return whether a value has the size of a whole batch, perhaps from an operand that was read whole."""
     return _any_of_batch(fact.shape, (BATCH,)) or _any_of_batch(fact.value, (BATCH,))
 
 

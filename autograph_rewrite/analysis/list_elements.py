@@ -1,4 +1,4 @@
-"""What lists and arrays of tensors will hold: of an empty list that is known only from later writes."""
+"""Find what lists and arrays of tensors will hold: for an empty list, only later writes tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autograph_rewrite.ops.facts.placement import ANY
 
 
 def future_splits(state: Propagation) -> dict[Value, int]:
-    """Return the empty lists (and what only passes them on) that will hold blocks, with the dimension that is cut."""
+    """Return the empty lists that will hold blocks, and values that forward them, with the dimension that is cut."""
     empty = [value for value, fact in state.facts.items() if fact.dtype == dtypes.VARIANT and fact.placement == ANY]
     found: dict[Value, int] = {}
     changed = bool(empty)

@@ -1,4 +1,4 @@
-"""Liveness: how many bytes are alive when. One sweep for all who price memory; they differ in the schedule they play.
+"""Compute how many bytes are alive when. All memory prices share one sweep; they differ in the schedule.
 
 schedule                        a buffer is born                  and freed
 tasks that are played           when its maker has its inputs     at the end of its last reader     `cost.tasks`
@@ -28,9 +28,9 @@ from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import SWITCHES, has
 
 POINTS = 400
-"""To so many points a line of memory over time is drawn."""
+"""Most points of a line of memory over time."""
 HOLDERS = 20
-"""So many of those that hold memory at the peak are named."""
+"""Most holders of memory at the peak that are named."""
 Holders = tuple[tuple[str, int], ...]
 """Names and bytes, the most first."""
 Line = tuple[tuple[float, int], ...]
@@ -43,9 +43,9 @@ class Lives:
 
     Attributes:
         born: when each is made.
-        freed: when nobody needs it any more; infinity where that is after the step.
-        nbytes: less than nothing where a part gives back in its middle what is counted to its end.
-        kept: bytes that are always there.
+        freed: after its last use; infinity where that is after the step.
+        nbytes: negative where a part frees in its middle memory that is counted to its end.
+        kept: bytes that are always alive.
     """
 
     born: Any
@@ -55,16 +55,16 @@ class Lives:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[float, float, int]], kept: int = 0) -> Lives:
-        """Return the lives of buffers, each a row."""
+        """Return the lives of buffers, each a row of (born, freed, bytes)."""
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         return cls(np.array(columns[0], float), np.array(columns[1], float), np.array(columns[2], np.int64), kept)
 
     @cached_property
     def _sweep(self) -> tuple[Any, Any]:
-        """When something changes, and what is alive then."""
+        """The times of changes, and the bytes that are alive from then on."""
         times = np.concatenate([self.born, self.freed])
         changes = np.concatenate([self.nbytes, np.negative(self.nbytes)])
-        order = np.lexsort((changes, times))  # of what happens at one time, memory is given back first
+        order = np.lexsort((changes, times))  # at equal times, memory is freed before it is allocated
         return times[order], np.cumsum(changes[order]) + self.kept
 
     @property
@@ -74,7 +74,7 @@ class Lives:
 
     @property
     def top(self) -> float:
-        """When that is so for the first time."""
+        """The first time of the peak."""
         times, alive = self._sweep
         return float(times[alive.argmax()]) if alive.size else 0.0
 
@@ -87,7 +87,7 @@ class Lives:
         width, most, last = found[-1][0] / POINTS or 1.0, list[int](), self.kept
         for at, nbytes in found:
             part = min(POINTS - 1, int(at / width))
-            while len(most) <= part:  # nothing changes in a part: it has what the one before ended with
+            while len(most) <= part:  # a part without a change has the bytes of the one before
                 most.append(last)
             most[part] = max(most[part], nbytes)
             last = nbytes
@@ -95,7 +95,7 @@ class Lives:
 
 
 def first_holders(held: Counter[str]) -> Holders:
-    """Return those that hold most; all others together."""
+    """Return the largest holders, and all others as one entry."""
     first = held.most_common(HOLDERS)
     others = sum(held.values()) - sum(nbytes for _, nbytes in first)
     return (*first, (f"{len(held) - len(first)} others", others)) if others else tuple(first)
@@ -108,14 +108,14 @@ def first_holders(held: Counter[str]) -> Holders:
 #     MatMul   makes a new one                             alive until its last reader has ended
 #     Merge    hands on what the larger branch made        nothing runs in the other branch
 #
-# A step takes one branch of a condition. Nobody knows which before it runs, so the one that makes more bytes is
-# counted, its gradients included, and of the other one neither memory nor work.
+# A step takes one branch of a condition, unknown before it runs. So the branch that makes more bytes is counted, with
+# its gradients; the other counts for neither memory nor work.
 #
-# One model for whoever prices memory: the simulation of a step, and the choice of what is computed again.
+# The simulation of a step and rematerialisation share this model.
 
 
 REUSING = families("elementwise", "layout")
-"""Families of ops that put their result into an input's memory where nobody else needs that."""
+"""Families of ops that put their result into an input's memory if no other op needs it."""
 
 
 class Buffers(NamedTuple):
@@ -123,9 +123,9 @@ class Buffers(NamedTuple):
 
     Attributes:
         nbytes: of each output.
-        hands_on: they are the memory of its first input; of a `Merge`, of the first that has any.
+        hands_on: the outputs share the memory of the first input; of a `Merge`, of the first input that has any.
         reuses: an output may take the place of an input.
-        runs: it is not in a branch that is taken not to run; what is has no outputs.
+        runs: false for a node of the branch that does not count; it has no outputs.
     """
 
     nbytes: tuple[int, ...]
@@ -137,7 +137,7 @@ class Buffers(NamedTuple):
 def buffers_of(
     state: Propagation, order: Collection[Node], frames: dict[Node, Frame], sizes: Sizes
 ) -> dict[Node, Buffers]:
-    """Return what memory each node makes; of a batch input, the share of one replica.
+    """Return the memory that each node makes; for a batch input, the share of one replica.
 
     Args:
         order: the nodes of a step, producers first.
@@ -162,7 +162,7 @@ def buffers_of(
 
 
 def _in_smaller_branches(made: Mapping[Node, Buffers], frames: dict[Node, Frame]) -> set[Node]:
-    """Return the nodes of the branch of each condition that makes fewer bytes; of two alike, of the false one."""
+    """Return the nodes of the branch of each condition that makes fewer bytes; of equal ones, the false branch."""
     behind = grouped((guard, node) for node, guards in guards_of(made, frames).items() for guard in guards)
     switches = [node for node in made if node.op in SWITCHES] if behind else []
     conditions = dict.fromkeys((predicate_of(node), frames.get(node, ())) for node in switches)
@@ -171,7 +171,7 @@ def _in_smaller_branches(made: Mapping[Node, Buffers], frames: dict[Node, Frame]
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(sum(made[one].nbytes) for one in nodes if one not in left_out and not made[one].hands_on)
 
-    # inner conditions first: of a branch with a condition in it, one of its branches alone counts
+    # inner conditions first: of a condition within a branch, only one branch counts
     for predicate, frame in reversed(conditions):
         sides = (behind.get(Guard(predicate, taken, frame), []) for taken in (False, True))
         left_out.update(min(sides, key=nbytes))
@@ -179,7 +179,7 @@ def _in_smaller_branches(made: Mapping[Node, Buffers], frames: dict[Node, Frame]
 
 
 def _copied(order: Iterable[Node]) -> set[Node]:
-    """Return the handles of variables that TensorFlow copies when they are read: those of which rows are used alone.
+    """Return the handles of variables that TensorFlow copies at every read: those that an op accesses by row.
 
     Its kernels for rows call EnsureSparseVariableAccess.
     """

@@ -1,4 +1,4 @@
-"""Reachability, groups and minimum cuts of networks.
+"""Compute reachability, connected groups and minimum cuts of networks.
 
 A maximum flow gives the cut (Ford and Fulkerson 1956); it is found along shortest paths, all of one length together
 (Dinic 1970): paths here are short.
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 Item = TypeVar("Item", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)
 Residual = dict[Any, dict[Any, float]]
-"""What may still flow from one node to another."""
+"""The capacity that is left from one node to another."""
 
 
 def reachable(starts: Iterable[Item], following: Callable[[Item], Iterable[Item]]) -> dict[Item, None]:
-    """Return the starts and all that follows, one from another, the nearest first."""
+    """Return the starts and all items that follow from them, the nearest first."""
     found = dict.fromkeys(starts)
     pending = list(found)
     for item in pending:
@@ -37,7 +37,7 @@ def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def groups(items: Iterable[Item], pairs: Iterable[tuple[Item, Item]]) -> list[list[Item]]:
-    """Return what pairs connect in groups, each in the order of the items."""
+    """Return the items in groups that pairs connect, each in the order of the items."""
     parent = {item: item for item in items}
 
     def root(item: Item) -> Item:
@@ -57,8 +57,6 @@ def minimum_cut(edges: Mapping[tuple[Any, Any], float], source: Any, sink: Any) 
 
     Args:
         edges: capacities by tail and head.
-        source: a node.
-        sink: another one.
     """
     left: Residual = {source: {}, sink: {}}
     for (tail, head), capacity in edges.items():
@@ -75,7 +73,7 @@ def minimum_cut(edges: Mapping[tuple[Any, Any], float], source: Any, sink: Any) 
 
 
 def _levels(left: Residual, source: Any) -> dict[Any, int]:
-    """Return how far from the source each node is to which something may still flow."""
+    """Return the distance from the source of each node that flow can still reach."""
     level, nodes = {source: 0}, [source]
     for node in nodes:
         for head, capacity in left[node].items():
@@ -86,7 +84,7 @@ def _levels(left: Residual, source: Any) -> dict[Any, int]:
 
 
 def _sent(left: Residual, level: dict[Any, int], source: Any, sink: Any) -> float:
-    """Send what can be sent along shortest paths; return how much."""
+    """Send as much flow as shortest paths allow; return the amount."""
     heads = {node: iter(left[node]) for node in level}
     sent: float = 0
     path = [source]

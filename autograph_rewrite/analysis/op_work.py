@@ -1,7 +1,7 @@
-"""The work of one instance of an op: its family, FLOPs, bytes read and bytes written.
+"""Estimate the work of one instance of an op: its family, FLOPs, bytes read and bytes written.
 
-Contractions are counted from shapes. Everything else is counted by the elements that it touches, a few operations for
-each. Views (Identity, Reshape, reads of variables) do nothing: their output is their input's memory.
+Contractions are counted from shapes, other ops by the elements that they touch, a few operations for each. Views
+(Identity, Reshape, reads of variables) do no work: their output is their input's memory.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from autograph_rewrite.ops.rules.table import families, rule_of
 from autograph_rewrite.ops.traits import has, operands
 
 ROW_BYTES = 512
-"""Fetching a row of a table that no cache holds takes as long as reading so many bytes in sequence: 0.1 us."""
+"""Bytes that can be read in sequence while one row of a table that no cache holds is fetched: 0.1 us."""
 _OF_RULE = {
     **dict.fromkeys(families("reduce", "pooling", "segment"), "reduce"),
     **dict.fromkeys(families("gather_scatter", "slicing"), "gather"),
     **dict.fromkeys(families("random"), "random"),
 }
 _COUNTED = {**dict.fromkeys(families("convolutions"), "conv"), REGISTERED: "elementwise"}
-"""What work that a rule states counts as; products where nothing stands here."""
+"""The kind of the work that a rule states, by the rule's family; matrix products for all other families."""
 
 
 class Work(NamedTuple):
-    """What one instance does.
+    """The work of one instance.
 
     Attributes:
-        family: of `machine.FAMILIES`.
-        flops: its arithmetic.
-        nbytes: what it reads and writes.
+        nbytes: read and written.
     """
 
     family: str
@@ -54,11 +52,7 @@ NOTHING = Work("elementwise", 0.0, 0.0)
 def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
     """Return whether a node aliases the memory of its first input.
 
-    So do a transposition that changes nothing, and a sum over no axis: TensorFlow sees that before it copies.
-
-    Args:
-        inputs: shapes of its operands, in numbers.
-        outputs: and of its results.
+    A transposition that changes nothing and a sum over no axis are views, too: TensorFlow copies nothing there.
     """
     if has(node.op, "views"):
         return True
@@ -69,21 +63,21 @@ def is_view(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bo
 
 
 def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbytes: float) -> Work:
-    """Return what one instance of a node does.
+    """Return the work of one instance of a node.
 
     Args:
         inputs: the shapes that one instance reads.
         outputs: the shapes that it makes.
         nbytes: of all of them together.
     """
-    if has(node.op, "free") or node.op in OWN or is_view(node, inputs, outputs):  # what conversions cost, edges tell
+    if has(node.op, "free") or node.op in OWN or is_view(node, inputs, outputs):  # edges count the cost of conversions
         return NOTHING
     rule = rule_of(node.op)
     if rule is not None and rule.work is not None:
         try:
             return Work(_COUNTED.get(rule.family, "matmul"), rule.work(node.attr, inputs, outputs), nbytes)
         except (IndexError, ValueError):
-            pass  # of a shape that was not known, so it counts by elements
+            pass  # a shape is not known: count elements
     if updates_rows(node):
         return _rows_updated(node, inputs)
     elements = max((math.prod(shape) for shape in (*inputs, *outputs)), default=0)
@@ -99,7 +93,7 @@ def work_of(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape], nbyte
 
 
 def _rows_updated(node: Node, inputs: Sequence[Shape]) -> Work:
-    """Return the work of an update of some rows: of the table and of each slot, all are read and written."""
+    """Return the work of an update of some rows: it reads and writes them in the table and in each slot."""
     _, rows = rows_given(node, inputs)
     tables = sum(map(is_handle, node.inputs))
     count = rows[0] if rows else 1
@@ -108,13 +102,13 @@ def _rows_updated(node: Node, inputs: Sequence[Shape]) -> Work:
 
 
 def rows_given(node: Node, inputs: Sequence[Shape]) -> tuple[Value, Shape]:
-    """Return the rows that an update of some rows is given, the largest of its operands, and their shape."""
+    """Return the rows that an update of some rows reads (its largest operand), and their shape."""
     given = [(value, shape) for value, shape in zip(node.inputs, inputs, strict=True) if not is_handle(value)]
     return max(given, key=lambda one: math.prod(one[1]))
 
 
 def _row_bytes(shape: Shape, count: int) -> float:
-    """Return the bytes that could be read in sequence while so many rows, in one shape together, are fetched."""
+    """Return the extra cost of fetching `count` rows, of one shape together, in bytes read in sequence."""
     return float(count) * max(0.0, ROW_BYTES - 4.0 * math.prod(shape) / max(count, 1))
 
 
@@ -127,11 +121,10 @@ def _row_bytes(shape: Shape, count: int) -> float:
 def trips_of(
     order: Iterable[Node], frames: Mapping[Node, Frame], number: Callable[[Value], int] = lambda value: 0
 ) -> dict[Frame, int]:
-    """Return how often loops run: those that count to a known number, and those that take what these put into lists.
+    """Return how often loops run: those that count to a known number, and those that take elements which these put.
 
     Args:
-        order: of the nodes.
-        number: tells what a value is that is no constant; 0 where that is not known.
+        number: gives the number in a value that is no constant; 0 where it is not known.
     """
     nodes = list(order)
     conditions = [node for node in nodes if node.op == "LoopCond"]
@@ -144,7 +137,7 @@ def trips_of(
 
 
 def runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
-    """Return how often what is in a loop runs, as far as that is known."""
+    """Return how often the nodes of a frame run, as far as trip counts are known."""
     count = 1
     for depth in range(1, len(frame) + 1):
         count *= trips.get(frame[:depth], 1)
@@ -154,7 +147,7 @@ def runs(frame: Frame, trips: Mapping[Frame, int]) -> int:
 def held_in_lists(
     state: Propagation, frames: Mapping[Node, Frame], trips: Mapping[Frame, int], sizes: Sizes
 ) -> dict[Node, int]:
-    """Return the most bytes that each list holds, by the node that makes it; a value in two lists is in the first."""
+    """Return the most bytes that each list holds, by its maker; a value in two lists counts in the first."""
     found: dict[Node, int] = {}
     seen: set[Value] = set()
     for node in state.order:
@@ -187,7 +180,7 @@ def _bound(condition: Node, number: Callable[[Value], int]) -> int:
 
 
 def _made(node: Node) -> Node:
-    """Return the node that makes the list which a node is given."""
+    """Return the node that made the list that a node reads."""
     node = node.inputs[0].node
     while node.inputs and has(node.op, "views", "lists"):
         node = node.inputs[0].node
@@ -195,24 +188,24 @@ def _made(node: Node) -> Node:
 
 
 def _origin(value: Value) -> Value:
-    """Return the value whose memory a value shares; a state has that of the iteration before."""
+    """Return the value whose memory a value shares; a loop state shares that of the iteration before."""
     value = _viewed(value)
     back = [one.node for one in value.node.inputs if one.node.op == "NextIteration"] if value.node.op == "Merge" else ()
     return _viewed(back[0].inputs[0]) if back else value
 
 
 def _viewed(value: Value) -> Value:
-    """Return what a value is a view of, in one iteration."""
+    """Return the value that a value is a view of, in one iteration."""
     while has(value.node.op, "views") and value.node.inputs and value.node.op not in ("ReadVariableOp", "Merge"):
         value = value.node.inputs[0]
     return value
 
 
-# What a step really executes: gradients that somebody merely waits for are left out, as TensorFlow leaves them out.
+# The nodes that a step executes. Like TensorFlow, they leave out gradients that are only waited for.
 
 
 def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
-    """Return the nodes that serve an update, an effect or an output by data; its dependency optimizer drops others.
+    """Return the nodes that serve an update, effect or output by data; TensorFlow's dependency optimizer drops others.
 
     Args:
         order: the nodes that are to run, producers first.
@@ -223,7 +216,7 @@ def executed(order: Iterable[Node], outputs: Iterable[Value]) -> list[Node]:
     return [node for node in nodes if node in kept or has(node.op, "orders")]
 
 
-# What a node does, and a value takes, of one example, for balancing stages and for what is computed again; unknown
+# The work of a node, and the bytes of a value, for one example: to balance stages, and for rematerialisation. Unknown
 # sizes count as one.
 
 
@@ -234,7 +227,7 @@ def value_bytes(state: Propagation, value: Value) -> int:
 
 
 def cost_of(state: Propagation, node: Node) -> float:
-    """Return the floating-point operations of a node; of most, one for each element that it makes."""
+    """Return the floating-point operations of a node; for most, one for each element that it makes."""
     facts = [state.facts.get(value) for value in node.inputs]
     made = sum(static_elements(fact) for fact in state.transfers[node].outputs)
     if has(node.op, "matmuls") and facts[0] is not None:
@@ -246,6 +239,7 @@ def cost_of(state: Propagation, node: Node) -> float:
         return 2.0 * made * math.prod(_size(dim) for dim in kernel[:-1])
     if node.op == "Einsum":
         sizes = [static_elements(fact) for fact in facts if fact is not None]
+        # [m, k] x [k, n]: the square root of mn * mk * kn is mnk
         return 2.0 * math.sqrt(made * math.prod(sizes)) if len(sizes) == 2 else float(made)
     return float(made)
 

@@ -3,9 +3,9 @@
     x: split(0)  w: replicated            MatMul(x, w): split(0)
     MatMul(x^T, dy): partial(sum)   ──►   ResourceApplyAdam wants it replicated: one reshard edge
 
-Loops are walked until nothing changes, each before what comes behind it is looked at: a first guess about what a loop
-hands out could confirm itself in the next one. Values that arise as contributions are summed where `place_reductions`
-says; the walk is then repeated with those values seen as replicated. Equal nodes share one answer (`cache`, by facts).
+Each loop is walked until nothing changes, before the nodes after it are visited: a first guess about a loop's results
+could confirm itself in the next loop. `place_reductions` decides where contributions are summed; the walk is then
+repeated with these sums seen as replicated. Equal nodes share one answer (`cache`, by facts).
 
 Propagation of placements from a few annotations to all values follows Lepikhin et al., GShard (2020), and Xu et al.,
 GSPMD (2021); here the only annotation is the batch, and `partial` is a placement, as in PyTorch's DTensor.
@@ -39,10 +39,10 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, MERGES, has
 Stated = Mapping[Value, Placement | Fact]
 NOTHING_GIVEN: Stated = MappingProxyType({})
 NOTHING_REDUCED: Mapping[Value, Reshard] = MappingProxyType({})
-MAX_ROUNDS = 24
-RESTARTS = 4
+MAX_ROUNDS = 24  # walks, of all nodes or of one loop, before placements count as not settled
+RESTARTS = 4  # walks from empty containers, at most
 FALLBACKS = 64
-"""How often more of a graph is marked to be whole, before it is given up."""
+"""How often more of a graph is marked to be whole before propagation gives up."""
 
 
 @dataclass
@@ -52,13 +52,12 @@ class Propagation:
     Attributes:
         order: its nodes, producers first.
         facts: what readers see of each value.
-        raw: what each value in `whole_inputs` and `reduced` is before its conversion.
-        transfers: of each node, its placements and the conversions of its inputs.
-        reduced: contributions that are summed, and rows that are gathered, once for all readers: what these see, the
-            whole or a block of it.
-        whole_inputs: batch inputs: whole in the graph, split for their readers.
-        given: placements or facts that somebody states, in the place of those that rules find.
-        semantics: the choices that it was made under.
+        raw: the fact before the conversion of each value in `whole_inputs` and `reduced`.
+        transfers: the placements of each node and the conversions of its inputs.
+        reduced: contributions that are summed, and rows that are gathered, once for all readers; these see the whole or
+            a block of it.
+        whole_inputs: batch inputs, whole in the graph, with the dimension that is split for their readers.
+        given: placements or facts that the caller states; they replace those that rules find.
     """
 
     graph: Graph
@@ -73,12 +72,12 @@ class Propagation:
     cells: dict[str, Fact] = field(default_factory=dict)
     puts: dict[str, dict[Node, Fact]] = field(default_factory=dict)
     cache: dict[Any, NodeTransfer] = field(default_factory=dict)
-    visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # what each answer was given for
+    visited: dict[Node, tuple[object, object]] = field(default_factory=dict)  # inputs and attributes of each answer
     loops: bool = False
-    looped: frozenset[Node] = frozenset()  # what runs in a loop
+    looped: frozenset[Node] = frozenset()  # the nodes in loops
     runs: list[list[Node]] = field(default_factory=list)  # the order, with the nodes of each loop together
     edits: int = 0  # of the graph when `order` was made
-    moving: list[Node] = field(default_factory=list)  # what changed in the last walk, if placements did not settle
+    moving: list[Node] = field(default_factory=list)  # nodes that changed in the last walk, if they did not settle
 
     @cached_property
     def behind(self) -> Mapping[Node, int]:
@@ -86,7 +85,7 @@ class Propagation:
         return marks_before(self.order, {value.node: 1 << i for i, value in enumerate(self.whole_inputs)})
 
     def source(self, value: Value) -> Fact:
-        """Return what a value is where it is produced."""
+        """Return the fact of a value before any conversion."""
         return self.raw.get(value) or self.facts[value]
 
 
@@ -104,8 +103,8 @@ def propagate(
     Args:
         graph: a flat graph (function calls inlined).
         batch_inputs: the values that are cut into blocks, with the dimension to cut.
-        reduced: contributions that are summed where they arise, with what readers see of the sum.
-        given: placements or facts that are taken as given, whatever the rules find.
+        reduced: contributions that are summed where they arise, with the placement of the sum that readers see.
+        given: placements or facts that replace those that the rules find.
         cache: answers of an earlier walk over the same kind of nodes.
 
     Raises:
@@ -125,12 +124,12 @@ def propagate(
 
 
 def _find(state: Propagation) -> None:
-    """Find the placements with what is marked now; where `moving` is not empty, they do not settle."""
+    """Find the placements under the present marks; they do not settle where `moving` is not empty."""
     loops = state.loops = any(node.op in BACK_EDGES for node in state.order)
     state.looped = frozenset(frames_of(state.order)) if loops else frozenset()
     state.runs = by_loops(state.order) if loops else [state.order]
     settled = _settle(state, optimistic=True)
-    for _ in range(RESTARTS if loops and settled else 0):  # what has not settled is marked by what it was last
+    for _ in range(RESTARTS if loops and settled else 0):  # if not settled, the nodes in `moving` have to be marked
         before = dict(state.facts)
         _forget_containers(state)
         settled = _settle(state, optimistic=True)
@@ -144,7 +143,7 @@ def _find(state: Propagation) -> None:
 
 
 def revise(state: Propagation, *, reduced: Iterable[Value] = ()) -> Propagation:
-    """Propagate again after nodes were replaced, or values are to be reduced; visit only what that affects.
+    """Propagate again after nodes were replaced, or with more values to reduce; visit only affected nodes.
 
     Args:
         state: placements of the graph as it was; its contents are reused.
@@ -162,13 +161,13 @@ def restate(
     given: Stated,
     reduced: Mapping[Value, Reshard] = NOTHING_REDUCED,
 ) -> Propagation:
-    """Propagate again where other things are stated, also after nodes were replaced; visit only what that affects.
+    """Propagate again with other statements, also after nodes were replaced; visit only affected nodes.
 
     Args:
         state: placements of the graph as it was; its contents are reused.
-        batch_inputs: the values that are cut into blocks, in the place of those that were.
-        given: placements or facts that are taken as given, likewise.
-        reduced: contributions that are summed where they arise, likewise.
+        batch_inputs: replaces the values that are cut into blocks.
+        given: replaces the given placements or facts.
+        reduced: replaces the contributions that are summed where they arise.
     """
     if state.loops or state.cells:
         return propagate(state.graph, batch_inputs, state.semantics, reduced=reduced, given=given, cache=state.cache)
@@ -181,7 +180,7 @@ def restate(
     )  # fmt: skip
     for before, after in changed:
         differ |= {value for value in (*before, *after) if before.get(value) != after.get(value)}
-    # An edit replaces a node's inputs or its attributes.
+    # An edit replaces the list of a node's inputs or attributes, so identity shows it.
     asked = ((node, *new.visited.get(node, (None, None))) for node in new.order)
     dirty = {node for node, inputs, attrs in asked if inputs is not node._inputs or attrs is not node._attrs}
     dirty |= {value.node for value in differ}
@@ -193,7 +192,7 @@ def restate(
 
 
 def _without_erased(state: Propagation) -> Propagation:
-    """Return what still holds after nodes were added and erased."""
+    """Return the state for a graph in which nodes were added and erased, without the answers for erased ones."""
     alive = set(order := topological_order(state.graph))
     transfers = {node: transferred for node, transferred in state.transfers.items() if node in alive}
     facts = {value: fact for value, fact in state.facts.items() if value.node in alive}
@@ -201,7 +200,7 @@ def _without_erased(state: Propagation) -> Propagation:
 
 
 def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[Value]:
-    """Keep an answer; return the values about which it says something new."""
+    """Keep an answer; return the values whose facts it changes."""
     state.transfers[node] = transferred
     state.visited[node] = node._inputs, node._attrs
     changed = []
@@ -215,7 +214,7 @@ def _record(state: Propagation, node: Node, transferred: NodeTransfer) -> list[V
 
 
 def _settle(state: Propagation, *, optimistic: bool) -> bool:
-    """Walk until nothing changes; return whether it came to that. What still changes is `moving`."""
+    """Walk until nothing changes; return whether it came to that. `moving` keeps the nodes that still change."""
     for _ in range(MAX_ROUNDS):
         state.moving.clear()
         changed = _walk(state, optimistic=optimistic)
@@ -226,7 +225,7 @@ def _settle(state: Propagation, *, optimistic: bool) -> bool:
 
 
 def _forget_containers(state: Propagation) -> None:
-    """Forget what containers hold: a first guess about an element would confirm itself around the loop."""
+    """Forget the contents of containers: a first guess about an element would confirm itself around the loop."""
     state.cells.clear()
     state.puts.clear()
     for value, fact in list(state.facts.items()):
@@ -238,9 +237,9 @@ def _forget_containers(state: Propagation) -> None:
 
 
 def _forget_totals(state: Propagation) -> None:
-    """Forget what loops add up, beginning at zero.
+    """Forget the totals that loops add up from zero.
 
-    Where the first guess about a term was made before containers were known, the total has confirmed itself: a gradient
+    If the first guess about a term was made before containers were known, the total has confirmed itself: a gradient
     would be reduced in every iteration.
     """
     for node in state.order:
@@ -278,7 +277,7 @@ def _walk_once(state: Propagation, nodes: Iterable[Node], optimistic: bool) -> b
 
 
 def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
-    """Return what readers see: a batch input as its blocks, a reduced value as its sum."""
+    """Return the fact that readers see: a batch input as its blocks, a reduced value as its sum."""
     axis = state.whole_inputs.get(value)
     if state.given and value in state.given:
         stated = state.given[value]
@@ -298,8 +297,8 @@ def _presented(state: Propagation, value: Value, fact: Fact) -> Fact:
 def _named(value: Value, shape: Shape, batch_axis: int | None) -> Shape:
     """Return a shape with a symbol for each open dimension but the batch's.
 
-    That is for values outside of loops, where a size is what it is: in a loop, what an iteration hands to a later one
-    may have another size under the same symbol.
+    Only for values outside of loops: in a loop, the value of a later iteration may have another size under the same
+    symbol.
     """
     return tuple(
         [common_symbol(f"{value.name}/{i}") if dim is None and i != batch_axis else dim for i, dim in enumerate(shape)]
@@ -311,7 +310,6 @@ def _batch_fact(fact: Fact, axis: int, batch: int | None) -> Fact:
 
     Args:
         fact: of the global batch.
-        axis: that of the examples.
         batch: examples of the global batch, where it is static; each may have several rows of the input.
     """
     shape = fact.shape
@@ -323,12 +321,12 @@ def _batch_fact(fact: Fact, axis: int, batch: int | None) -> Fact:
 
 
 _UNKNOWN_FACT = Fact(UNKNOWN, 0)
-_NAMES = ("shared_name", "container", "debug_name")  # which of many equal resources is meant
+_NAMES = ("shared_name", "container", "debug_name")  # they tell equal resources apart
 
 
 @cache
 def _decides(attr: str) -> bool:
-    """Return whether an answer may depend on an attribute: on an op's own, or on what a pass knows of it."""
+    """Return whether an answer may depend on an attribute: one that the op declares, or the mark of a pass."""
     return attr == MARK if attr.startswith("_") else attr not in _NAMES
 
 
@@ -353,7 +351,7 @@ def _visit(state: Propagation, node: Node, optimistic: bool) -> NodeTransfer:
 
 
 def _without_own_size(node: Node, inputs: tuple[Fact, ...]) -> tuple[Fact, ...]:
-    """Return what meets, where a block size that went around a loop as it came in is that of what came in."""
+    """Return the facts that meet; a block size that went around the loop unchanged becomes the size that entered."""
     own = local_symbol(f"{node.name}:0")
     sizes = [fact.split_size for fact in inputs]
     entered = next((size for size in sizes if size is not None and size != own), None)
@@ -374,12 +372,12 @@ def _is_fresh(fact: Fact) -> bool:
 
 
 def notes(state: Propagation) -> list[tuple[Node, str]]:
-    """Return the nodes that run whole for want of a rule, with the reason."""
+    """Return the nodes that run whole because no rule divides them, with the reason."""
     return [(node, transferred.note) for node, transferred in state.transfers.items() if transferred.note]
 
 
 def is_pinned(node: Node) -> bool:
-    """Return whether a node runs once even where replicas hold their own variables.
+    """Return whether a node runs once even where each replica holds a copy of the variables.
 
     Randomness, inputs and side effects must happen as often as on one device. An op that touches a variable is not
     pinned: every mirror of the variable needs it.

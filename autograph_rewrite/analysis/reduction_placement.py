@@ -1,13 +1,14 @@
-"""Where to sum contributions: a minimum cut over each connected region of partial values.
+"""Decide where to sum contributions: a minimum cut over each connected region of partial values.
 
     dW ──► (1 - b1) * dW ──► m + ...        one reduction at dW, not one at each reader
        └─► dW * dW ────────► v + ...
 
-A sum may slide along linear ops. Each region (partial values joined by linear ops) has sources, where contributions
-arise, and demands, where somebody needs the whole sum. Cutting all paths between them at the fewest bytes, as early as
-possible, gives one reduction of the raw gradient for every optimizer, and one of the sum for tied weights.
+A sum may move along linear ops. Each region (partial values joined by linear ops) has sources, where contributions
+arise, and demands, where a reader needs the whole sum. Cutting all paths between them at the fewest bytes gives one
+reduction of the raw gradient for every optimizer, and one of the sum for tied weights.
 
-Capacities are bytes. Of several minimum cuts, the one closest to the demands is taken.
+Capacities are bytes. A single source that no value is smaller than is the cut; otherwise, of several minimum cuts, the
+one closest to the demands is taken.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from autograph_rewrite.ops.rules.table import families, family_of
 from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 
 Cuts = dict[Hashable, set[Value]]
-"""Minimum cuts by all that decides them."""
+"""Minimum cuts, by everything that they depend on."""
 UNKNOWN_SIZE = 1024
-"""Stands in for a dimension that nothing is known about; only the comparison of sizes matters."""
+"""The size of an unknown dimension; only the comparison of sizes matters."""
 
 
 def size_of(dim: Dim) -> int:
@@ -43,7 +44,7 @@ def size_of(dim: Dim) -> int:
 
 
 def bytes_of(fact: Fact) -> int:
-    """Return the (typical) bytes of one instance; half-precision sums travel as float32."""
+    """Return the (typical) bytes of one instance; half-precision sums are sent as float32."""
     elements = math.prod(size_of(dim) for dim in fact.shape) if fact.shape is not None else UNKNOWN_SIZE
     return elements * max(4, dtypes.width(fact.dtype))
 
@@ -54,7 +55,7 @@ def _is_sum(state: Propagation, value: Value) -> bool:
 
 
 def _linear_readers(state: Propagation, value: Value) -> tuple[list[Value], bool]:
-    """Return the partial values made from `value` as it is, and whether some reader wants it whole."""
+    """Return the partial values made from `value` without a sum, and whether some reader needs it whole."""
     made: list[Value] = []
     demanded = False
     for node, index in value._uses:
@@ -77,8 +78,8 @@ def place_reductions(
 
     Args:
         state: a propagation in which they are not reduced yet.
-        unconditionally: rather reduce behind branches than in them.
-        cuts: those found before, which is where those found now are kept.
+        unconditionally: prefer reductions after branches to reductions in them.
+        cuts: cuts that were found before; new ones are added.
     """
     cuts = {} if cuts is None else cuts
     unconditional = unconditional_nodes(state.order) if unconditionally else None
@@ -101,10 +102,10 @@ def place_reductions(
 
 
 def _handed_on(value: Value, readers: Mapping[Value, list[Value]], wanted: set[Value]) -> Value:
-    """Follow a value to where it is used: ops that only hand it on need not wait for the sum.
+    """Follow a value through ops that only forward it: they need not wait for the sum.
 
-    `tf.gradients` lets the gradient of a layer's input wait for that of its weight, and would let the backward pass
-    wait for every exchange.
+    `tf.gradients` makes the gradient of a layer's input wait for that of its weight: the backward pass would wait for
+    every exchange.
     """
     while value not in wanted and len(value._uses) == 1 and len(readers[value]) == 1:
         (node, _), (copy,) = next(iter(value._uses)), readers[value]
@@ -132,14 +133,14 @@ def _cut(
     cost = {value: bytes_of(state.facts[value]) for value in region}
     looped = _loop_values(region)
     if unconditional is not None:
-        # A Switch runs always, and what it gives is there in its branch only.
+        # A Switch always runs, but its output exists in its branch only.
         looped |= {value for value in region if value.node not in unconditional or value.node.op in SWITCHES}
     containers = {value for value in region if dtypes.base(value.dtype) == dtypes.VARIANT}
     if len(sources) == 1 and cost[sources[0]] <= min(cost.values()) and sources[0] not in looped | containers:
-        return set(sources)  # by far the usual case: the raw gradient is the smallest and the first
-    expensive = 1 + sum(cost.values())
+        return set(sources)  # the usual case: the raw gradient is the smallest and the first
+    expensive = 1 + sum(cost.values())  # a cut with one value in a loop or branch costs more than any without
     prices = {value: bytes_ + (expensive if value in looped else 0) for value, bytes_ in cost.items()}
-    # A list of contributions cannot be summed: its elements are, before they are put in or after they are taken out.
+    # A list cannot be summed: its elements are, before they are put in or after they are taken out.
     impossible = 1 + sum(prices.values())
     prices |= dict.fromkeys(containers, impossible)
     key = tuple(prices.items()), tuple([tuple(readers[value]) for value in region]), tuple(ends)
@@ -166,7 +167,7 @@ def _minimum_cut(
         edges[(value, "in"), (value, "out")] = price
         for other in readers[value]:
             edges[(value, "out"), (other, "in")] = math.inf
-            edges[(other, "in"), (value, "out")] = math.inf  # what is partial reads only partial terms
+            edges[(other, "in"), (value, "out")] = math.inf  # a partial value is made of partial terms only
     for value in sources:
         edges["source", (value, "in")] = math.inf
     for value in ends:
@@ -175,21 +176,21 @@ def _minimum_cut(
     return {value for value in prices if (value, "in") in source_side and (value, "out") not in source_side}
 
 
-# Where to gather the rows of a sparse gradient: once, unprocessed, and not after each op of the optimizer.
+# Where to gather the rows of a sparse gradient: once, before the optimizer's ops, not after each of them.
 #
 #     rows ──► rows * rows ──► scatter into the accumulator        one gather of rows, one of indices,
 #       └────► rows / root ──► scatter into the table              not one at each scatter
 #
-# Only rows that serve nothing but such readers, through cheap ops, are looked at; among those the cut that costs
-# least wins, as late as possible, since what comes after a gather is computed whole.
+# Only rows that lead to these readers alone, through cheap ops, are considered. The cheapest cut wins; of equal ones,
+# the one nearest to the rows.
 
 
 REDUCE, SEGMENT = families("reduce"), families("segment")
 CHEAP = families("elementwise", "layout", "concat_split", "slicing", "sizes", "control", "segment", "gather_scatter")
 SIZE_BYTES = 8
-"""What it costs to make a size global: next to nothing."""
+"""The price of making a size global: next to nothing."""
 EXCHANGE_BYTES = 256 * 1024
-"""What starting an exchange costs, in bytes that could be sent meanwhile (50 us at 40 Gb/s); indices travel along."""
+"""The price of starting an exchange, in bytes sent meanwhile (50 us at 40 Gb/s); indices are sent along with rows."""
 
 
 def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Value]:
@@ -208,7 +209,7 @@ def choose_gathers(state: Propagation, outputs: Iterable[Value] = ()) -> set[Val
 
 
 def _around_rows(serving: Mapping[Value, list[Value]], demanded: set[Value]) -> dict[Value, list[Value]]:
-    """Return the regions where rows are gathered, or summed into a table: mere sums over examples are best reduced."""
+    """Return the regions that gather rows, or sum them into a table; mere sums over examples are better reduced."""
     kept: set[Value] = set()
     for region in _regions(serving):
         if any(value in demanded and family_of(value.node.op) not in REDUCE for value in region):
@@ -227,9 +228,9 @@ def _made(state: Propagation, node: Node) -> list[Value]:
 
 
 def _serving_gathers(state: Propagation, outputs: set[Value]) -> tuple[dict[Value, list[Value]], set[Value]]:
-    """Return the values that serve only gathers, with what is made from each, and those that are gathered now.
+    """Return the values that lead only to gathers, with the values made from each, and those that are gathered now.
 
-    Nodes are visited readers first, beginning at the gathers: what does not lead to one is not looked at.
+    Nodes are visited readers first, from the gathers on: nodes that lead to none are not visited.
     """
     serving: dict[Value, list[Value]] = {}
     demanded: set[Value] = set()
@@ -251,7 +252,7 @@ def _gathered_from(state: Propagation) -> set[Node]:
     """Return the nodes whose values are gathered, or are sums of rows that are reduced."""
     found = {value.node for value in state.reduced if value.node in state.transfers and _is_summed(state, value)}
     for node, transferred in state.transfers.items():
-        if is_over(node, REPLICA):  # a gather that a pass has asked for stays where that has put it
+        if is_over(node, REPLICA):  # a gather that a pass inserted stays in its place
             continue
         for index, reshard in transferred.operand_reshards.items():
             if reshard == REPLICATED and _is_local(state, node.inputs[index]):
@@ -262,7 +263,7 @@ def _gathered_from(state: Propagation) -> set[Node]:
 def _serves(
     state: Propagation, node: Node, outputs: set[Value], serving: dict[Value, list[Value]], demanded: set[Value]
 ) -> bool:
-    """Note which outputs of a node serve only gathers; return whether there is one whose inputs may, too."""
+    """Note which outputs of a node lead only to gathers; return whether there is one, so that its inputs may, too."""
     found = False
     for value in _made(state, node):
         if value in outputs:
@@ -286,7 +287,7 @@ def _serves(
 def _is_summed(state: Propagation, value: Value) -> bool:
     """Return whether a value is reduced where it arises as a sum of rows: a table, or the norm of an update.
 
-    It could be computed of the whole rows instead.
+    It could be computed from the gathered rows instead.
     """
     if value not in state.reduced:
         return False
@@ -325,14 +326,14 @@ def _price(state: Propagation, value: Value) -> int:
 def _cut_rows(state: Propagation, serving: Mapping[Value, list[Value]], demanded: set[Value]) -> set[Value]:
     edges: dict[tuple[object, object], float] = {}
     for value, made in serving.items():
-        # Reversed: the minimum cut that is returned is the one nearest to the rows.
+        # Reversed: the cut that `minimum_cut` returns is the one nearest to its sink, the rows.
         edges[(value, "out"), (value, "in")] = _price(state, value)
         for other in made:
             edges[(other, "in"), (value, "out")] = math.inf
-            edges[(value, "out"), (other, "in")] = math.inf  # what is split reads no whole terms of the region
+            edges[(value, "out"), (other, "in")] = math.inf  # a split value reads no whole terms of the region
         sources = [source for source in value.node.inputs if state.facts[source].placement.differs]
         if not sources or any(source not in serving for source in sources):
-            edges[(value, "in"), "rows"] = math.inf  # blocks that cannot be had whole come in here
+            edges[(value, "in"), "rows"] = math.inf  # blocks that cannot be gathered earlier enter here
     for value in demanded:
         edges["readers", (value, "out")] = math.inf
     # Without a finite cut, rows reach a reader without passing a place where they could be gathered.

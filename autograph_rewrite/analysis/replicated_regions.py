@@ -1,9 +1,9 @@
-"""Regions that must be replicated: containers that cannot be resharded, loops whose placements reach no fixpoint.
+"""Mark regions that must be replicated: containers that cannot be resharded, loops whose placements do not settle.
 
     blocks ──► list ──► TensorListConcat wants it whole          a list cannot be converted once it is there,
     whole  ──► list ──► TensorListConcat                         so what is put in is whole from the start
 
-What is marked here is computed whole, once, with a note; then everything is propagated anew.
+Marked nodes are computed whole, once, with a note; then propagation starts again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNSETTLED = "what goes around the loop cannot be cut into blocks alike in every 
 
 
 def mark_containers(state: Propagation) -> int:
-    """Mark the containers that somebody wants whole although they hold blocks; return how many nodes are new."""
+    """Mark the containers that hold blocks but have a reader of the whole; return how many nodes are newly marked."""
     lists: list[Value] = []
     chosen: dict[Node, None] = {}
     for node, transferred in state.transfers.items():
@@ -47,7 +47,7 @@ def mark_containers(state: Propagation) -> int:
 
 
 def mark_loops(state: Propagation) -> int:
-    """Mark where values meet that were still changing, and containers; return how many nodes are new."""
+    """Mark the merges and containers that were still changing; return how many nodes are newly marked."""
     chosen = {node: None for node in state.moving if node.op in MERGES}
     for node in state.moving:
         holds = state.transfers[node].holds
@@ -67,7 +67,7 @@ def _is_misfit(state: Propagation, node: Node) -> bool:
 
 
 def _connected(lists: Iterable[Value]) -> dict[Node, None]:
-    """Return all that makes, changes, forwards or reads these lists or others that are made of them."""
+    """Return the nodes that make, change, forward or read these lists, or lists made of them or into them."""
 
     def around(value: Value) -> list[Node]:
         return [value.node, *(node for node, _ in value._uses)]
@@ -87,22 +87,21 @@ def _mark(nodes: Iterable[Node], reason: str) -> int:
 #
 #     x: split(0) ──► TensorArray        dx: of unknown size ──► TensorArrayGrad        blocks, as x
 #
-# TensorFlow makes an array of gradients with the element shape of the array that they belong to, and refuses another.
-# So both hold blocks, or both whole values; and a gradient has a block for each replica, whatever is known about its
-# size.
+# TensorFlow gives an array of gradients the element shape of its source array, and refuses any other. So both hold
+# blocks, or both hold whole values, whatever is known about the size of a gradient.
 
 
 def content(state: Propagation, cell: str) -> Fact:
-    """Return what a container holds, as far as that is known."""
+    """Return the content of a container, as far as it is known."""
     return state.cells.get(cell) or _tied(state, cell, EMPTY)
 
 
 def put(state: Propagation, node: Node, transferred: NodeTransfer) -> bool:
-    """Record what a write puts into its container; return whether some container's content changed.
+    """Record the element that a write puts into its container; return whether some container's content changed.
 
     Args:
         state: facts so far; the container's content is updated in it.
-        transferred: its transfer, which names the operands that are container and element.
+        transferred: the write's transfer, which tells the operands that are container and element.
     """
     assert transferred.holds is not None
     container, index = transferred.holds
@@ -111,7 +110,7 @@ def put(state: Propagation, node: Node, transferred: NodeTransfer) -> bool:
         return False
     fact = state.facts[node.inputs[index]]
     if fact.is_segmented:
-        fact = _whole(state, fact)  # as it is read
+        fact = _whole(state, fact)  # writes read blocks with segments whole
     state.puts.setdefault(cell, {})[node] = element(node.op, fact)
     return _update(state, cell)
 
@@ -132,12 +131,12 @@ def _update(state: Propagation, cell: str) -> bool:
 
 
 def _values_of(cell: str) -> str:
-    """Return the array of whose elements a container holds the gradients; empty for any other container."""
+    """Return the array whose gradients a container holds; empty for any other container."""
     return cell.rpartition("@")[0]
 
 
 def _tied(state: Propagation, cell: str, fact: Fact) -> Fact:
-    """Return what a container holds, given what is put in."""
+    """Return a container's content from the fact of its elements and, if it holds gradients, from its source array."""
     if is_whole(maker(state, cell)):
         return _whole(state, fact)
     values = _values_of(cell)

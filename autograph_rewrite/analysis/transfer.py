@@ -1,8 +1,8 @@
-"""The transfer function of propagation: a node's placements and reshards from the facts of its operands.
+"""Compute the transfer function of propagation: a node's placements and reshards from the facts of its operands.
 
     facts of the inputs ──measure or place──► conversions, facts of the outputs
 
-A pure function of op, attributes, facts and semantics, so that equal nodes share one answer.
+It is a pure function of op, attributes, facts and semantics, so that equal nodes share one answer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MEASURES = ops_with("measures")
 
 
 class NodeTransfer(NamedTuple):
-    """What propagation says about one node."""
+    """The answer of propagation for one node."""
 
     outputs: tuple[Fact, ...]
     operand_reshards: Mapping[int, Reshard] = {}
@@ -85,7 +85,7 @@ class NodeTransfer(NamedTuple):
     holds: tuple[int, int] | None = None
     constant: bool = False  # its outputs are plain integers although its inputs differ between replicas
     inputs: tuple[Fact, ...] = ()  # as propagation saw them
-    more: Mapping[str, Mapping[int, Reshard]] = {}  # conversions along axes besides the batch's
+    more: Mapping[str, Mapping[int, Reshard]] = {}  # conversions along axes other than the batch's
 
 
 def _static_shapes(node: Node, count: int) -> tuple[Shape | None, ...]:
@@ -97,7 +97,7 @@ def transferred(node: Node, inputs: tuple[Fact, ...], cells: Mapping[int, Fact],
     """Return placements, conversions and facts for one node.
 
     Args:
-        cells: facts of what containers hold, by operand that is a handle.
+        cells: facts of the contents of containers, by the operand that is the handle.
         semantics: what the configuration lets rules assume.
     """
     dtypes_out = node.output_dtypes
@@ -116,8 +116,8 @@ def _on_every_axis(node: Node, n: Op) -> NodeTransfer:
         on replica     split(0), [b, 64]                sizes that later axes cut are whole
         on model       split(1), [T:@replica/b, b]      those that earlier axes cut are those of a block
 
-    A conversion applies before the next axis is asked. Blocks of blocks of one dimension lie next to each other only
-    within a block of the major axis: what converts that one reads the whole along the minor axes first.
+    A conversion applies before the next axis is asked. Blocks of blocks of one dimension are adjacent only within a
+    block of the major axis: before a conversion on the major axis, the value is made whole along the minor axes.
     """
     axes, inputs = (n.semantics.extent, *n.semantics.more), list(n.inputs)
     wanted: dict[str, dict[int, Reshard]] = {extent.axis: {} for extent in axes}
@@ -162,7 +162,7 @@ def _seen_on(fact: Fact, extent: Extent, later: Iterable[Extent]) -> Fact:
 
 
 def _whole_on(fact: Fact, extent: Extent) -> Fact:
-    """Return the fact of what is whole along an axis."""
+    """Return a fact with the value whole along an axis."""
     if not fact.placement_on(extent.axis).differs:
         return fact
     seen = convert(fact.on(extent.axis), REPLICATED, extent.units)._replace(placement=fact.placement)
@@ -177,7 +177,7 @@ def _converted_on(
     wanted: dict[str, dict[int, Reshard]],
     at: int,
 ) -> Fact:
-    """Return the fact of an operand after its conversion along an axis; note what has to be whole before that."""
+    """Return the fact of an operand after its conversion along an axis; note the gathers that it needs before that."""
     before = fact.placement_on(extent.axis)
     touched = {before.dim} if before.is_split else set()
     if isinstance(reshard, Slice):
@@ -197,7 +197,7 @@ def _of(placement: Placement, extent: Extent) -> Placement:
 
 
 def _settled(fact: Fact, earlier: Fact, extent: Extent) -> Fact:
-    """Return a result with its placement along an axis, besides those along earlier axes."""
+    """Return a result with its placement along an axis, in addition to those along earlier axes."""
     told = fact.on(REPLICA, extent.axis)._replace(placement=earlier.placement, others=earlier.others)
     return told.placed(extent.axis, _of(fact.placement, extent))
 
@@ -241,7 +241,7 @@ def _answer(node: Node, n: Op, rule: Rule | None) -> NodeTransfer:
 
 
 def _of_block(node: Node, n: Op, rule: Rule | None, mark: str) -> NodeTransfer:
-    """Answer for a node that takes its block for the whole batch: a block's own values are all there is of them."""
+    """Answer for a node that takes its block for the whole batch: partial operands and sizes in casts are complete."""
     seen = n._replace(inputs=tuple(_as_all_there_is(fact, n.op) for fact in n.inputs))
     if mark not in BLOCK_MARKS:
         return NodeTransfer((let_out_as(mark, n.inputs[0]),), inputs=n.inputs)
@@ -269,7 +269,7 @@ def _measured(n: Op, rule: Rule) -> NodeTransfer | None:
         return None
     differs = n.op in MEASURES and any(f.placement.differs for f in n.inputs)
     local = any(f.is_local for f in n.inputs)
-    # Of open sizes the kernel also names dimensions that happen to be 1 on both sides; a block may have no row there.
+    # For open sizes the kernel also names dimensions that are 1 on both sides by chance; a block may have no row there.
     names = rule.axes is not None and any(n.ints(i) is None for i in range(len(n.inputs)))
     if not (differs or local or names):
         return None
@@ -312,7 +312,7 @@ def _place(n: Op, rule: Rule | None) -> tuple[Placed, str]:
 
 
 def convert(fact: Fact, reshard: Reshard, batch: int | None) -> Fact:
-    """Return the fact of an input after its conversion, of a batch of so many examples where it is static."""
+    """Return the fact of an input after its conversion; `batch`: examples of the global batch, where it is static."""
     if isinstance(reshard, LocalEntry):
         value = list(fact.value or ())
         value[reshard.position] = reshard.size
@@ -341,10 +341,10 @@ def _converted(facts: tuple[Fact, ...], reshards: Mapping[int, Reshard], batch: 
 
 
 def stated_as(fact: Fact, placement: Placement, batch: int | None) -> Fact:
-    """Return the fact of a value whose placement somebody states.
+    """Return the fact of a value whose placement the caller states.
 
     Args:
-        fact: what its rule says.
+        fact: from its rule.
         batch: examples of the global batch, where it is static.
     """
     if fact.placement == placement:
@@ -388,10 +388,10 @@ def _conclude(node: Node, n: Op, rule: Rule | None, placed: Placed, note: str) -
 
 
 def _output(n: Op, node: Node, index: int, placed: Placed, shape: Shape | None, value: tuple[Dim, ...] | None) -> Fact:
-    """Return the fact of one output, of which a rule has said the placement, shape and contents."""
+    """Return the fact of one output, from the placement, shape and contents that the rule gives."""
     placement, dtype, static = placed.outputs[index], n.output_dtypes[index], n.static[index]
     if dtypes.base(dtype) in (dtypes.VARIANT, dtypes.RESOURCE):
-        static = None  # the handle's own shape; its fact tells that of what it stands for
+        static = None  # this is the handle's shape; a handle's fact has the shape of its contents
     if shape is None:
         shape = static
     elif static is not None and len(static) == len(shape) and None in shape:
@@ -407,7 +407,7 @@ def _output(n: Op, node: Node, index: int, placed: Placed, shape: Shape | None, 
 def _check_blocks(placement: Placement, shape: Shape | None) -> None:
     """Refuse an answer that contradicts itself: a block has the examples of one replica along its split dimension only.
 
-    Of two dimensions that count examples, one would be that of another replica, and a block of one row would stretch.
+    If two dimensions counted examples, one would be another replica's, and a block of one row would be broadcast.
     """
     counted = [i for i, dim in enumerate(shape or ()) if is_local(dim) and placement not in (split(i), OWN_VALUE)]
     if counted:
@@ -441,17 +441,16 @@ def _carry_cells(node: Node, inputs: tuple[Fact, ...], outputs: tuple[Fact, ...]
 #     whole   a0 a1 a2 b0 b1 b2        concat([a, b], 0)
 #     blocks  a0 a1 b0 b1 | a2 b2      each replica has its rows of a, then its rows of b
 #
-# What does not ask for the order of rows works on such blocks as on any others: the size of the cut dimension,
-# `b[1,1]`, keeps what has other rows from lining up with them. Only the op families named here see them. Every other op
-# reads the whole, in the order of the original, and so does one of theirs that would hand on rows without their
-# segments.
+# An op that does not depend on the order of rows works on these blocks as on any others: the size of the cut dimension,
+# `b[1,1]`, keeps blocks of other rows from lining up with them. Only the op families below read them. Every other op
+# reads the whole, in the order of the original; so does an op of these families whose results would lose the segments.
 
 
 FAMILIES = families(
     "elementwise", "reduce", "contraction", "layout", "layers", "convolutions", "normalization", "pooling",
     "concat_split", "slicing", "sizes", "ensure_shape",
 )  # fmt: skip
-"""Rules that follow rows wherever they stand, and line blocks up by their sizes only."""
+"""Rules that do not depend on the order of rows, and line blocks up by their sizes only."""
 
 
 def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
@@ -465,7 +464,7 @@ def read_whole(n: Op, rule: Rule | None) -> tuple[int, ...]:
 
 
 def are_lost(op: str, inputs: Sequence[Fact], outputs: Iterable[Fact]) -> bool:
-    """Return whether nobody can tell the segments of what is made of blocks with segments."""
+    """Return whether a result that is made of blocks with segments has none that are known."""
     had = any(fact.placement.is_split and is_segmented(fact.split_size) for fact in inputs)
     for fact in outputs:
         size = fact.split_size

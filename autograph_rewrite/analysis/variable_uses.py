@@ -1,10 +1,10 @@
-"""How a step uses each variable: what reads and writes it, the slots of its optimizer, what serves its update only.
+"""Find how a step uses each variable: reads and writes, slots of its optimizer, nodes that serve its update only.
 
     ResourceApplyAdam(w, m, v, ...)                       m and v are written together with w
     m := b m + dw;  w := w - rate m                       m has w's shape, and serves no variable but w
     r := mean(dw dw, 0);  w := w - rate dw / sqrt(r)      r is computed from w's gradient, and serves no variable but w
 
-Nothing here goes by names or by kinds of optimizers. Shards, servers, stages, the simulator and `inspect` ask here.
+Nothing here depends on names or kinds of optimizers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, SWITCHES, has
 from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 _PASSES = families("elementwise", "gather_scatter", "control", "layout", "concat_split", "slicing", "segment")
-"""The families of rules through which contents of a slot come to an update, also row by row."""
+"""The families of rules through which the contents of a slot reach an update, also row by row."""
 MAX_REACH = 400
-"""How many values to look at for the slots behind one update."""
+"""How many values to search for the slots of one update."""
 
 
 @dataclass(frozen=True)
 class VariableUse:
-    """What a step does with one variable.
+    """The use of one variable in a step.
 
     Attributes:
         readers: of all variables of the graph.
@@ -66,7 +66,7 @@ class VariableUse:
 
     @cached_property
     def reads(self) -> tuple[Use, ...]:
-        """What reads its contents, by its handle or as the value that was read."""
+        """The uses that read its contents, through its handle or through a value read from it."""
         return reads_of(self.handle)
 
     @cached_property
@@ -76,7 +76,7 @@ class VariableUse:
 
     @cached_property
     def trained(self) -> bool:
-        """Whether the step updates it by a gradient; where nothing says so, as far as the graph shows it."""
+        """Whether the step updates it by a gradient; where nothing declares that, as far as the graph shows it."""
         return self.owner is None and self.readers.is_trained(self.variable, self.reads)
 
 
@@ -92,8 +92,8 @@ def variable_uses(
 
     Args:
         step: the nodes of the step, None for all.
-        owners: the variables whose slots are wanted; None: those that are trained, as far as anybody knows.
-        gradients: the owners of gradients, by value, where they are known. Slots of other shapes are found by them.
+        owners: the variables whose slots are wanted; None: those declared as trained, or all where none are declared.
+        gradients: the owners of gradients, by value, where they are known. They reveal slots of other shapes.
     """
     nodes = state.order if step is None else [node for node in state.order if node in step]
     uses = plain_uses(nodes, variables, state.graph, [value.node for value in state.graph.anchors.values()])
@@ -106,7 +106,7 @@ def variable_uses(
     settled = {handle for handle, name in handles.items() if name in wanted or name in trained or name in found}
     for handle, name in handles.items():
         if not is_known and (name in found or not _is_written_first(handle, by_handle)):
-            continue  # it is written beside another variable, or read for the update of another one only
+            continue  # it is written together with another variable, or read only for another's update
         if name in wanted or name in found:
             for slot in _slots_by_shape(state, handle, handles, variables, by_handle, settled if is_known else ()):
                 found.setdefault(handles[slot], found.get(name, name))
@@ -128,7 +128,7 @@ def _updates(nodes: Iterable[Node], handles: Collection[Node]) -> dict[Node, lis
 def plain_uses(
     nodes: Collection[Node], variables: Mapping[str, Variable], graph: Graph, outputs: Collection[Node] = ()
 ) -> dict[str, VariableUse]:
-    """Return how each variable is used in a graph that was not analysed: its slots are not known.
+    """Return how each variable is used in a graph without a propagation: its slots are not known.
 
     Args:
         nodes: of the step.
@@ -155,9 +155,10 @@ def _slots_by_shape(
     by_handle: Mapping[Node, Sequence[Node]],
     settled: Collection[Node],
 ) -> list[Node]:
-    """Return the variables of one's shape that are written together with it, or that serve its update only.
+    """Return the variables of an owner's shape that are written together with it, or that serve its update only.
 
-    What an op writes beside a variable is a slot of it whatever is declared: an op has all its variables on one device.
+    A variable that an op writes together with the owner is a slot whatever is declared: an op has all its variables on
+    one device.
     """
     shape = variables[handles[owner]].shape
     group = {owner: None}
@@ -198,7 +199,7 @@ def _read_by(state: Propagation, update: Node) -> Iterable[Node]:
 
 
 def _serves_only(handle: Node, group: Collection[Node]) -> bool:
-    """Return whether what is read from a variable decides about the contents of a group of variables only."""
+    """Return whether the contents of a variable reach no variable outside of a group."""
     pending = [handle]
     seen = {handle}
     while pending:
@@ -214,7 +215,7 @@ def _serves_only(handle: Node, group: Collection[Node]) -> bool:
 
 
 def converted_uses(state: Propagation, value: Value) -> Iterator[Node]:
-    """Yield the readers that want the whole of a value."""
+    """Yield the readers that read the whole of a value."""
     for node, index in value.uses:
         reshard = state.transfers[node].operand_reshards.get(index)
         if reshard == REPLICATED or (reshard is None and value in state.reduced):
@@ -233,7 +234,7 @@ def _slots_by_gradient(
     bits = {name: 1 << i for i, name in enumerate(variables)}
     grads = 1 << len(bits)
     sources = {node for value in gradients for node in converted_uses(state, value)}
-    marks: dict[Node, int] = {}  # which variables, and whether a gradient, a node's values come from
+    marks: dict[Node, int] = {}  # the variables that a node's values come from, and a bit for gradients
     learnt: dict[str, int] = dict.fromkeys(variables, 0)
     for node in state.order:
         mask = grads if node in sources else 0
@@ -258,7 +259,7 @@ def _slots_by_gradient(
         if not new:
             return found
         found |= new
-        for name in new:  # what holds gradients back hands them on
+        for name in new:  # a variable that accumulates gradients is a source of them, too
             grads |= bits[name]
 
 
@@ -268,12 +269,11 @@ def update_regions(
     gradients: Mapping[str, Collection[Node]],
     outputs: Iterable[Node],
 ) -> dict[Node, str]:
-    """Return the nodes that come after a variable's gradient, or beside it, and serve nothing but its update.
+    """Return the nodes that serve only one variable's update and that its gradient does not need, with the variable.
 
     Args:
         order: the nodes, producers first.
-        uses: of the variables.
-        gradients: what makes the gradients of each variable.
+        gradients: the nodes that make the gradients of each variable.
     """
     bit = {name: 1 << i for i, name in enumerate(gradients)}
     other = 1 << len(bit)
@@ -305,18 +305,18 @@ def _leading_to(order: Collection[Node], marks: Mapping[Node, int]) -> dict[Node
                 known = found.get(value.node, 0)
                 if mask & ~known:
                     found[value.node] = known | mask
-                    again = again or value.node.op in BACK_EDGES  # it stands later in the order
+                    again = again or value.node.op in BACK_EDGES  # it is later in the order
     return found
 
 
 # The role of a variable in a training step: trained, sparse (its gradient has indexed rows).
 #
-# Read off the graph alone, before any plan: strategy builders decide by it where a variable lives.
+# Found from the graph alone, before any plan: strategy builders use it to decide where a variable lives.
 
 
 @dataclass(frozen=True)
 class Role:
-    """What one variable is.
+    """The role of one variable.
 
     Attributes:
         trained: a step updates it by a gradient.
@@ -335,7 +335,7 @@ class Role:
 def roles(item: TrainingGraph) -> dict[str, Role]:
     """Return the role of every variable of an item.
 
-    Where nothing says what is trained, it is what a step updates and an output depends on.
+    Where nothing is declared as trained, a variable is if a step updates it and an output depends on it.
     """
     return dict(item.graph.remembered("roles", lambda: _roles(item), of=item))
 
@@ -350,7 +350,7 @@ def _roles(item: TrainingGraph) -> dict[str, Role]:
     return absent | {name: Role(use.trained, use) for name, use in uses.items()}
 
 
-# Whether a variable can be sharded: the uses of it that need the full value, as reasons against.
+# Whether a variable can be sharded: a use that needs the full value is an obstacle.
 #
 # ReadVariableOp, ResourceGather, ResourceApplyAdam, AssignVariableOp      each shard has its own
 # Enter, ReadVariableOp                                                    a loop reads it: it is read before the loop
@@ -363,7 +363,7 @@ WRITE_ELEMENTS = {
     "ResourceStridedSliceAssign": "TensorStridedSliceUpdate",
     **{f"ResourceScatterNd{how}": f"TensorScatter{how}" for how in ("Update", "Add", "Sub", "Min", "Max")},
 }
-"""What writes some elements of a variable, and the op that makes the whole value that it leaves."""
+"""Ops that write some elements of a variable, with the op that makes the whole new value."""
 
 
 class Obstacle(NamedTuple):
@@ -374,11 +374,11 @@ class Obstacle(NamedTuple):
 
 
 def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bool = False) -> Obstacle | None:
-    """Return a use of a variable that no shard could serve, None where it can be cut.
+    """Return a use that needs the whole variable, None where it can be cut.
 
     Args:
         cut: the handles of all variables that are cut the same way; None where that is not known yet.
-        rewritten: uses that `passes.canonicalize.whole_uses` turns into uses of all of it do not count.
+        rewritten: ignore uses that `passes.canonicalize.whole_uses` turns into uses of all of it.
     """
     loops = reads_in_loops(handle) if rewritten else ()
     settled = {node for loop in loops for node in (*loop.carriers, *loop.reads, *loop.lookups, *loop.shapes)}
@@ -393,7 +393,7 @@ def obstacle(handle: Node, cut: Collection[Node] | None = None, *, rewritten: bo
 
 
 def require_cuttable(name: str, handle: Node, cut: Collection[Node]) -> None:
-    """Refuse a variable that is used in a way that no shard of it could be.
+    """Refuse a variable with a use that needs the whole of it.
 
     Raises:
         GraphError: a loop captures it, or an op reads or writes it that works on whole variables only.
@@ -408,10 +408,10 @@ class ReadInLoop(NamedTuple):
 
     Attributes:
         enter: where its handle enters.
-        carriers: what hands it on in the loop.
+        carriers: nodes that forward the handle in the loop.
         reads: of all of it.
         lookups: of rows of it.
-        shapes: what asks for its shape.
+        shapes: nodes that ask for its shape.
     """
 
     enter: Node
@@ -462,22 +462,22 @@ def _is_known(node: Node, index: int, cut: Collection[Node] | None) -> bool:
     return has(node.op, "writes_blocks") and (cut is None or all(handle in cut for handle in handles))
 
 
-# Who reads each variable, and for what: its own update, or something else.
+# The readers of each variable: its update, and others.
 #
 #     table ──► ResourceGather ──► loss        sparse: only looked up, so its gradient consists of rows
 #     table ──► MatMul ──────────► loss        dense
 #     moment ──► Mul ──► AssignVariableOp      serves an update only, as the state of an optimizer does
 #
-# Read off the graph alone. What costs a walk over all of it is found when it is first asked for.
+# Found from the graph alone. Walks over all of it are done when their results are first needed.
 
 
 def declared_trained(variables: Mapping[str, Variable]) -> set[str]:
-    """Return the names of the variables that are said to be trained; none where nobody says anything."""
+    """Return the names of the variables that are declared as trained; empty where nothing is declared."""
     return {name for name, variable in variables.items() if variable.trainable}
 
 
 def reads_of(handle: Node) -> tuple[Use, ...]:
-    """Return what reads a variable's contents, by its handle or as the value that was read; no update is a read."""
+    """Return the uses that read a variable's contents, through its handle or a value read from it, without updates."""
     others = [use for use in _uses_of(handle) if not is_update(use.node)]
     return tuple(use for use in others if not has(use.node.op, "measures", "inspects"))
 
@@ -529,7 +529,7 @@ class Readers:
     def is_trained(self, variable: Variable, reads: Iterable[Use]) -> bool:
         """Return whether a step updates a variable by a gradient.
 
-        Where nothing says what is trained, it is what a step updates and an output depends on.
+        Where nothing is declared as trained, a variable is if a step updates it and an output depends on it.
         """
         if self._declared:
             trained = bool(variable.trainable)
@@ -541,6 +541,7 @@ class Readers:
 
     def is_sparse(self, variable: Variable, reads: Iterable[Use]) -> bool:
         """Return whether a variable is only looked up by row, so that its gradient consists of rows."""
+        # reads for the update of the variable, or of a possible slot, do not count
         own = self._bits[variable.handle] | self._state_bits.get(variable.shape, 0)
         others = [use for use in reads if self._serves.get(use.node, 0) & ~own]
         return bool(others) and all(looks_up(use) for use in others)
@@ -567,7 +568,7 @@ class Readers:
 
     @cached_property
     def _state_bits(self) -> dict[Shape | None, int]:
-        """By shape, the bits of what may be an optimizer's state."""
+        """By shape, the bits of the variables that may be an optimizer's state."""
         found: dict[Shape | None, int] = {}
         for variable in self.variables.values():
             if not variable.trainable:
@@ -596,22 +597,22 @@ def updates_behind(
     return found
 
 
-# Where an access to a variable is complete: itself, or, in a loop or a branch, the first nodes behind that.
+# Where an access to a variable is complete: at its node, or, in a loop or a branch, at the first nodes after that.
 #
 #     Enter ─► Merge ─► Switch ─► body: read(w) ─► ...        read(w) is complete at each Exit that follows from it
 #                         └─► Exit ─► ...
 #
-# What is behind one of those nodes only may run while the loop still reads: its counter can be iterations ahead.
+# A node after only one of those Exits may run while the loop still reads: the loop's counter can be iterations ahead.
 
 
 def completions(
     order: Sequence[Node], unconditional: Collection[Node], accesses: Iterable[Node]
 ) -> dict[Node, list[Node]]:
-    """Return the nodes that run in any case and that together say that an access has happened, if it does at all.
+    """Return, for each access, the unconditional nodes after all of which it has happened, if it happens at all.
 
     Args:
         order: the nodes, producers first.
-        accesses: what reads or writes variables.
+        accesses: nodes that read or write variables.
     """
     found = {node: [node] if node in unconditional else [] for node in accesses}
     marks = {node: 1 << i for i, node in enumerate(node for node, ends in found.items() if not ends)}

@@ -1,4 +1,4 @@
-"""Values of `compressor`: a codec of this package, one that is registered, or `path/to/file.py:Class` of the user.
+"""Define the values of `compressor`: a codec of this package, a registered one, or a user's `path/to/file.py:Class`.
 
 register_compressor("sign", Sign())          compressor: sign
 compressor: path/to/sign.py:Sign      runs only where that is allowed
@@ -22,10 +22,10 @@ _REGISTERED: dict[str, Codec] = {}
 
 
 def register_compressor(name: str, codec: object) -> None:
-    """Let configurations name a codec from now on; one of the same name takes its place.
+    """Let configurations name a codec from now on; replace a codec of the same name.
 
     Raises:
-        ConfigError: the name is no name or one of this package's, or this is no codec.
+        ConfigError: the name is invalid or one of this package's, or the object is no codec.
     """
     if not _NAME.fullmatch(name) or name in KNOWN:
         problem = "a compressor of this package" if name in KNOWN else "no name of a compressor"
@@ -37,12 +37,12 @@ def register_compressor(name: str, codec: object) -> None:
 
 
 def unregister_compressor(name: str) -> None:
-    """Know a codec no more; nothing happens if there is none of this name."""
+    """Forget a codec; do nothing if there is none of this name."""
     _REGISTERED.pop(name, None)
 
 
 def registered_codec(name: str) -> Codec | None:
-    """Return a codec that was registered."""
+    """Return a registered codec; None if there is none of this name."""
     return _REGISTERED.get(name)
 
 

@@ -1,8 +1,8 @@
-"""The configuration that a user writes: one model, read from a file or a dict, all mistakes reported together.
+"""Read the configuration that a user writes: one model, from a file or a dict, all mistakes reported together.
 
     Config.load("configs/all_reduce.yaml")          Config.of({"devices": ["CPU:0", "CPU:1"]})
 
-A `Config` says what is wanted. What follows from it for a graph is the plan, made by a strategy builder.
+A strategy builder makes a plan from a `Config` and a graph.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from autograph_rewrite.notebook import text
 
 
 class Config(Section):
-    """How to distribute a training graph. Make one with `load` or `of`, which explain what is wrong."""
+    """How to distribute a training graph. Make one with `load` or `of`, which explain all mistakes."""
 
     devices: tuple[DeviceName, ...] | None = None
     """The devices of this process's replicas, in order; left out: its accelerators."""
@@ -57,9 +57,10 @@ class Config(Section):
     strategy: Strategy = Strategy()
     """Which builder makes the plan."""
     variables: tuple[Override, ...] = ()
-    """What is different for some variables; the first match wins."""
+    """Different settings for some variables; the first match wins."""
     variable_policies: tuple[VariablePolicy, ...] = ()
-    """How replicas' own values become one in variables that no gradient trains (docs/replicas.md); left out: exact."""
+    """How replicas' different values of a variable that no gradient trains become one (docs/replicas.md); left out:
+    exact."""
     pipeline: Pipeline | None = None
     """Cut the model into stages."""
     microbatches: Count = 1
@@ -72,32 +73,33 @@ class Config(Section):
     remat: Remat = Remat()
     """Recompute activations instead of keeping them."""
     memory_limit: Size | None = None
-    """The memory of a device (4GiB, or a number), for the strategy Auto: its plan fits, or an error says what would."""
+    """The memory of a device (4GiB, or a number), for the strategy Auto: its plan fits, or an error names the least
+    memory that would do."""
     passes: tuple[PassSection, ...] = ()
-    """Passes of one's own, which edit the graph before it is distributed (docs/writing_passes.md)."""
+    """Your passes, which edit the graph before it is distributed (docs/writing_passes.md)."""
     ops: tuple[OpsSection, ...] = ()
-    """Files that say how custom ops divide (docs/writing_rules.md)."""
+    """Files that tell how custom ops divide (docs/writing_rules.md)."""
     mesh: Mesh | None = None
     """The sizes of the device axes; left out: all devices are replicas."""
     device_assignment: DeviceAssignment | None = None
-    """Another way to say `mesh`: where replicas lie in a topology of the devices."""
+    """Another way to write `mesh`: where replicas are in a topology of the devices."""
     sharding: tuple[Sharding, ...] = ()
-    """Where tensors lie on the model axis."""
+    """How tensors are sharded on the model axis."""
     steps_per_run: Count = 1
     """How many steps one run does, inside the graph."""
     semantics: Semantics = Semantics()
-    """What must come out exactly as on one device."""
+    """Which results must be exactly those of one device."""
     input: Literal["global", "per_worker"] = "global"
-    """In a cluster, what a Keras model is given and what iterators inside a graph give: the same to every worker, which
-    takes its part (global), or its own part (per_worker)."""
+    """In a cluster, the data of a Keras model and of iterators inside a graph: every worker is given the whole batch,
+    and takes its part (global), or is given its part only (per_worker)."""
     padding: Literal["auto", "power_of_two", "none"] = "auto"
-    """In a cluster, of outputs whose lengths differ between workers, as those of sequences do: padded with zeros to the
-    longest (auto) or the next power of two; none: workers with other lengths are an error."""
+    """In a cluster, outputs whose lengths differ between workers, as those of sequences do, are padded with zeros to
+    the longest (auto) or to the next power of two; none: different lengths are an error."""
     timeout_seconds: Positive = 60.0
-    """How long anything waits for a device or process before it says who is missing."""
+    """How long to wait for a device or process before an error names the missing one."""
     snapshot_steps: Count = 10
-    """In an elastic job, how many steps there are from one snapshot in memory to the next: as many are repeated at most
-    when a worker is lost (docs/elastic.md)."""
+    """In an elastic job, the number of steps between snapshots in memory, which is the most that are repeated when a
+    worker is lost (docs/elastic.md)."""
 
     _source: Source = PrivateAttr(default_factory=Source)
     _idle: tuple[str, ...] | None = PrivateAttr(default=None)
@@ -107,7 +109,7 @@ class Config(Section):
         """Read a configuration file, or the shipped one of that name (`fsdp`).
 
         Raises:
-            ConfigError: with everything that is wrong in the file, each at its line.
+            ConfigError: with all mistakes in the file, each at its line.
         """
         file = presets.found(path)
         if not os.path.exists(file) and not os.path.splitext(file)[1]:
@@ -120,7 +122,7 @@ class Config(Section):
         """The configuration that `config` is, holds, or is the path of.
 
         Raises:
-            ConfigError: with everything that is wrong in it.
+            ConfigError: with all its mistakes.
         """
         if isinstance(config, Config):
             return config
@@ -132,7 +134,7 @@ class Config(Section):
         return cls._read(Located(dict(config), Source()))
 
     def _repr_html_(self) -> str:
-        """Show in a notebook what is not the default."""
+        """Show the settings that are no defaults in a notebook."""
         given = {"strategy": {"name": self.strategy.name}, **self.model_dump(mode="json", exclude_defaults=True)}
         return text(yaml.safe_dump(given, sort_keys=False))
 
@@ -158,9 +160,9 @@ class Config(Section):
 
     @property
     def mode(self) -> Mode:
-        """Where variables live: as `strategy.variables` says, else by the number of processes.
+        """Where variables live: by `strategy.variables`, else by the number of processes.
 
-        Micro-batches and stages share them.
+        Micro-batches and stages share variables.
         """
         several = self.workers > 1 and self.microbatches == 1 and self.pipeline is None
         several = several or self.local_sgd is not None
@@ -171,7 +173,7 @@ class Config(Section):
         """The first device of each of this process's replicas; with stages or a model axis, each has several in a row.
 
         Raises:
-            ConfigError: they are left to be filled in.
+            ConfigError: the devices are not filled in yet.
         """
         devices = self.replica_devices()
         if len(devices) % self.model_size == 0:
@@ -182,7 +184,7 @@ class Config(Section):
 
     @property
     def model_size(self) -> int:
-        """How many devices share the tensors of a replica; 1 where those of the job do not come out even."""
+        """How many devices share the tensors of a replica; 1 where the number of devices is no multiple."""
         devices = len(self.devices or ()) * self.workers
         return self._model_size if devices % self._model_size == 0 else 1
 
@@ -192,7 +194,7 @@ class Config(Section):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether the devices stand in the order of `device_assignment`, and the mesh is what follows from it."""
+        """Whether devices are in the order of `device_assignment`, and the mesh follows from it."""
         return self._idle is not None
 
     @property
@@ -202,33 +204,33 @@ class Config(Section):
 
     @property
     def stages_in_a_row(self) -> int:
-        """How many of a replica's devices hold its stages, where these have no devices of their own."""
+        """How many of a replica's devices hold its stages, where `pipeline.devices` does not name these."""
         return self.pipeline.stages if self.pipeline is not None and self.pipeline.devices is None else 1
 
     @property
     def file(self) -> str:
-        """The file that it was read from; "config" for one that was made of a dict."""
+        """The file that it was read from; "config" for a configuration from a dict."""
         return self._source.name
 
     def where(self, *path: str | int) -> str:
-        """The place of a key, as `file:line`; "config" for one that was made of a dict."""
+        """The place of a key, as `file:line`; "config" for a configuration from a dict."""
         return self._source.at(path)
 
     def fault(self, path: KeyPath, message: str, hint: str | None = None) -> FileFault:
-        """Something that is wrong with the setting at `path`.
+        """A fault of the setting at `path`.
 
         Args:
             path: keys and indices from the top of the file.
-            message: what is wrong, as a sentence without its end.
-            hint: what to write instead.
+            message: a sentence without its end.
+            hint: a correction.
         """
         return self._source.fault(path, message, hint)
 
     def with_devices(self, logical: Sequence[str]) -> Config:
-        """This configuration with its devices filled in from those that the process has.
+        """This configuration, with devices filled in from those of the process if it names none.
 
         Raises:
-            ConfigError: when it names none, and there is no accelerator to choose.
+            ConfigError: when it names none, and the process has no accelerator.
         """
         if self.devices is not None:
             return self
@@ -259,7 +261,7 @@ class Config(Section):
         """The canonical devices of the replicas.
 
         Raises:
-            ConfigError: when they are left to be filled in; `with_devices` does that.
+            ConfigError: when they are not filled in; `with_devices` does that.
         """
         if self.devices is None:
             fault = self.fault((), "devices is missing", _NAME_DEVICES)
@@ -267,10 +269,10 @@ class Config(Section):
         return self.devices or ()
 
     def require_usable(self) -> None:
-        """Refuse what this version cannot do, and combinations that nothing can, now that the job is known.
+        """Refuse settings that this version does not support, and impossible combinations in the known job.
 
         Raises:
-            ConfigError: with every such setting, at its line.
+            ConfigError: with each of them, at its line.
         """
         faults = [*_clashes(self, broken=())]
         if not faults:
@@ -289,7 +291,7 @@ class Config(Section):
 
     @classmethod
     def _validated(cls, data: object, source: Source) -> tuple[Config | None, list[FileFault]]:
-        """The configuration as far as its keys are right, and what is wrong with it."""
+        """The configuration made of the valid keys, and the faults."""
         broken: set[str] = set()
         faults: list[FileFault] = []
         try:
@@ -311,26 +313,26 @@ _NAME_DEVICES = "name one device per replica, as in devices: [CPU:0, CPU:1]"
 
 
 def _clashes(config: Config, *, broken: Collection[str]) -> Iterator[FileFault]:
-    """The impossible combinations among settings that are right by themselves."""
+    """The impossible combinations of settings that are valid by themselves."""
     for keys, check in CHECKS:
         if keys.isdisjoint(broken):
             for clash in check(config):
                 yield config.fault(*clash)
 
 
-# What the fields of sections mean: the strings behind them, read from their source when somebody asks for a schema.
+# Descriptions of the fields of sections: the strings after them, read from the source when a schema is made.
 #
 #     timeout_seconds: Positive = 300.0
 #     "How long ..."                            ──►   schema["properties"]["timeout_seconds"]["description"]
 #
-# Pydantic can read them when a class is made, and searches all modules of the process for each: a third of a second.
+# Pydantic could read them when a class is made, but searches all modules of the process for each: a third of a second.
 
 
 def add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Return a JSON schema with the descriptions of all fields.
 
     Args:
-        model: its sections stand in modules of this package.
+        model: its sections are classes in modules of this package.
     """
     schemas = {model.__name__: schema, **schema.get("$defs", {})}
     for _, section in _named_sections(model):
@@ -342,7 +344,7 @@ def add_descriptions(schema: dict[str, Any], model: type[BaseModel]) -> dict[str
 
 
 def _descriptions(section: type[BaseModel]) -> dict[str, str]:
-    """Return the texts that stand behind the fields of a section, by field."""
+    """Return the strings after the fields of a section, by field."""
     (definition,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(definition, ast.ClassDef)
     found = {}
@@ -354,7 +356,7 @@ def _descriptions(section: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-# pydantic's findings in the user's words: the key, what it must be, what it is, what was meant.
+# pydantic's findings in plain words: the key, its valid values, its value, the probable intention.
 
 
 _MUST_BE = {
@@ -380,9 +382,9 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
     known: dict[tuple[str, ...], str] = {}
 
     def meant(path: KeyPath) -> str | None:
-        keys = tuple(key for key in path if isinstance(key, str))  # a mistake in one item of a list is one in all
+        keys = tuple(key for key in path if isinstance(key, str))  # all items of a list have the same keys
         if keys not in known and len(known) > SHOWN:
-            return None  # nobody will see it, and looking takes time
+            return None  # it would not be shown, and the search takes time
         if keys not in known:
             known[keys] = _meant(path, model)
         return known[keys]
@@ -391,7 +393,7 @@ def faults_of(error: ValidationError, model: type[BaseModel], source: Source) ->
 
 
 def _fault(finding: dict[str, Any], meant: Callable[[KeyPath], str | None], source: Source) -> FileFault:
-    """Translate a finding; pydantic's are dicts of many shapes, hence Any."""
+    """Translate a finding of pydantic, a dict of many possible shapes."""
     path: KeyPath = tuple(finding["loc"])
     kind, context, given = finding["type"], finding.get("ctx", {}), _quoted(finding["input"])
     name = dotted(path) or "the configuration"
@@ -438,7 +440,7 @@ def _quoted(value: object) -> str:
 
 
 def _meant(path: KeyPath, model: type[BaseModel]) -> str:
-    """The closest valid key, or the section to which a key that is right elsewhere belongs."""
+    """The closest valid key, or the section that has the key."""
     word = str(path[-1])
     here = _section(path[:-1], model)
     known = list(here.model_fields) if here else []

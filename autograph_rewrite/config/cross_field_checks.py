@@ -1,4 +1,4 @@
-"""Cross-field validation of the configuration: combinations of valid settings that cannot be, each with the reason."""
+"""Validate the configuration across fields: find impossible combinations of valid settings, each with the reason."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mirrored_devices_are_distinct(config: Config) -> Iterator[Finding]:
 
 
 def one_thing_says_where_replicas_are(config: Config) -> Iterator[Finding]:
-    """The mesh of a device assignment follows from it, and what it asks for fits the devices."""
+    """Only one of device_assignment and mesh is given, and an assignment fits the devices."""
     if config.device_assignment is None or config.is_assigned:
         return
     path = ("device_assignment",)
@@ -61,9 +61,9 @@ def one_thing_says_where_replicas_are(config: Config) -> Iterator[Finding]:
 
 
 def mesh_may_cover_the_devices(config: Config) -> Iterator[Finding]:
-    """The axes of the mesh multiply to the number of devices; where no workers are named, to that of a job of any size.
+    """The axes of the mesh multiply to the number of devices; without named workers, to that of a job of some size.
 
-    How many workers there are is for TF_CONFIG to say, when the configuration is used.
+    TF_CONFIG tells the number of workers later, when the configuration is used.
     """
     if config.mesh is None or not config.devices:
         return
@@ -74,7 +74,7 @@ def mesh_may_cover_the_devices(config: Config) -> Iterator[Finding]:
 
 
 def mesh_covers_the_devices(config: Config) -> Iterator[Finding]:
-    """The axes of the mesh, and the stages, multiply to the number of devices, of all workers together."""
+    """The axes of the mesh, and the stages, multiply to the number of devices of all workers together."""
     if config.mesh is None or not config.devices:
         return
     if config.mesh.stage not in (None, config.pipeline.stages if config.pipeline is not None else 1):
@@ -103,7 +103,7 @@ def overrides_fit_their_synchronizer(config: Config) -> Iterator[Finding]:
 
 
 def partitions_count_their_parts(config: Config) -> Iterator[Finding]:
-    """Over `data` the replicas say how many parts there are; otherwise the configuration does."""
+    """Over `data` there are as many parts as replicas; otherwise `shards` gives their number."""
     for i, override in enumerate(config.variables):
         partition, path = override.partition, ("variables", i, "partition")
         if partition is None:
@@ -132,7 +132,7 @@ def shardings_say_one_thing(config: Config) -> Iterator[Finding]:
 
 
 def remat_names_go_with_their_policy(config: Config) -> Iterator[Finding]:
-    """`names` and `scopes` are read by one policy each, and `names` by `offload`, too."""
+    """One policy each reads `names` and `scopes`; `offload` reads `names`, too."""
     if config.remat.offload == "names" and not config.remat.names:
         yield Finding(("remat", "offload"), "remat.offload: names needs remat.names", "list patterns of tensors")
     for key, what in (("names", "tensors to keep"), ("scopes", "name scopes to compute again")):
@@ -145,7 +145,7 @@ def remat_names_go_with_their_policy(config: Config) -> Iterator[Finding]:
 
 
 def components_have_replicas_of_their_own(config: Config) -> Iterator[Finding]:
-    """A component of a variable belongs to one replica, which is one device and works on its block at once."""
+    """Where each replica has a component of a variable, replicas are single devices without micro-batches."""
     parts = [
         ("microbatches", config.microbatches > 1, "is cut into micro-batches"),
         ("pipeline", config.pipeline is not None, "is a pipeline of stages"),
@@ -161,7 +161,7 @@ def components_have_replicas_of_their_own(config: Config) -> Iterator[Finding]:
 
 
 def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Finding]:
-    """With `local_sgd` a replica is one device that has every variable, and averages are what crosses."""
+    """With `local_sgd` each replica is one device with every variable, and only averages cross."""
     if config.local_sgd is None:
         return
     asked: list[tuple[KeyPath, bool, str]] = [
@@ -187,7 +187,7 @@ def replicas_that_train_alone_have_all_of_it(config: Config) -> Iterator[Finding
             yield Finding(path, message, "leave one of them out")
 
 
-# Each with the keys that it reads: where one of them is wrong by itself, their combination means nothing.
+# Each with the keys that it reads: it is skipped if one of these is wrong by itself.
 CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...] = (
     (frozenset({"devices"}), replicas_have_a_device),
     (frozenset({"cluster"}), workers_are_there_once),
@@ -209,7 +209,7 @@ CHECKS: tuple[tuple[frozenset[str], Callable[[Config], Iterator[Finding]]], ...]
     (frozenset({"remat", "pipeline"}), pipeline_checks.remat_stages_are_there),
 )
 
-# What can be told only once the job is known.
+# Checks that need the known job.
 IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
     mesh_covers_the_devices,
     pipeline_checks.stages_fit_the_workers,
@@ -220,7 +220,7 @@ IN_JOB: tuple[Callable[[Config], Iterator[Finding]], ...] = (
 
 
 def unavailable(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Each setting of `config` that asks for a feature to come, with the words for it."""
+    """Each setting of `config` that asks for a future feature, with the name of the feature."""
     if (
         config.remat.policy.startswith("budget")
         and config.pipeline is not None

@@ -1,14 +1,14 @@
-"""Device assignment: which of the listed devices is logical device l of replica r, from their places in a topology.
+"""Assign devices: which of the listed devices is logical device l of replica r, from their places in a topology.
 
     topology [2, 2, 1]               devices 0 1 2 3 are at (0, 0, 0) (1, 0, 0) (0, 1, 0) (1, 1, 0)
     computation_shape [1, 2, 1]      replica 0: (0, 0, 0) (0, 1, 0)      devices 0 2
     num_replicas 2                   replica 1: (1, 0, 0) (1, 1, 0)      devices 1 3
 
-Devices are numbered as those of TPUs: the last dimension (the cores of a chip) counts fastest, then the first, the
-second and so on; replicas are, too, so that replica r of one device each is device r.
+Devices are numbered as on TPUs: the last dimension (the cores of a chip) counts fastest, then the first, the second and
+so on. Replicas are numbered in the same way, so that replica r of one device each is device r.
 
 The coordinates, and the checks in their order, are those of `tf.tpu.experimental.DeviceAssignment.build` with
-`DeviceOrderMode.MESH`; what comes out is a mesh, with the devices in the order of (replica, logical device).
+`DeviceOrderMode.MESH`; the result is a mesh, with the devices in the order of (replica, logical device).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Coordinates = tuple[int, ...]
 
 
 def problem_of(given: DeviceAssignment, own: int, stages: int) -> Finding | None:
-    """Return the first thing that is wrong with an assignment, None where nothing is.
+    """Return the first fault of an assignment, None where there is none.
 
     Args:
         own: how many devices each process has; 0 where that is not known.
@@ -37,7 +37,7 @@ def replicas_of(given: DeviceAssignment) -> list[list[Coordinates]]:
     """Return the coordinates of each replica's logical devices.
 
     Args:
-        given: an assignment with which nothing is wrong.
+        given: a valid assignment.
     """
     if given.core_assignment is not None:
         return [list(replica) for replica in given.core_assignment]
@@ -53,7 +53,7 @@ def replicas_of(given: DeviceAssignment) -> list[list[Coordinates]]:
 
 
 def shape_of(given: DeviceAssignment) -> Coordinates:
-    """Return the extents of a replica in the topology, one device where nothing is said."""
+    """Return the extents of a replica in the topology; by default, one device."""
     return given.computation_shape or (1,) * len(given.topology)
 
 
@@ -61,16 +61,16 @@ def numbered(given: DeviceAssignment) -> list[list[int]]:
     """Return devices[replica][logical], by their numbers.
 
     Args:
-        given: an assignment with which nothing is wrong.
+        given: a valid assignment.
     """
     return [[_number(given.topology, one) for one in replica] for replica in replicas_of(given)]
 
 
 def of_process(given: DeviceAssignment, own: int) -> list[int]:
-    """Return which of its own devices a process uses, in the order of (replica, logical device).
+    """Return which of its devices a process uses, in the order of (replica, logical device).
 
     Args:
-        given: an assignment with which nothing is wrong.
+        given: a valid assignment.
         own: how many devices each process has.
     """
     order = [device for replica in numbered(given) for device in replica]
@@ -78,10 +78,10 @@ def of_process(given: DeviceAssignment, own: int) -> list[int]:
 
 
 def mesh_of(given: DeviceAssignment, stages: int) -> Mesh:
-    """Return the mesh that follows; where there are stages, they are the major part of a replica's logical devices.
+    """Return the mesh of an assignment; stages are the major part of a replica's logical devices.
 
     Args:
-        given: an assignment with which nothing is wrong.
+        given: a valid assignment.
         stages: how many devices in a row hold the stages of a replica.
     """
     replicas = replicas_of(given)
@@ -109,7 +109,7 @@ def _replica_counts(given: DeviceAssignment) -> list[int]:
 
 
 def _arrangement(counts: Sequence[int], replicas: int) -> list[int]:
-    """Return how many replicas stand along each dimension: close to a cube, the most constrained dimension first."""
+    """Return the number of replicas along each dimension: close to a cube, the most constrained dimension first."""
     rank, found, left = len(counts), [1] * len(counts), replicas
     order = sorted(range(rank), key=lambda dim: (counts[dim], (dim + 1) % rank))
     for done, dim in enumerate(order):
@@ -163,7 +163,7 @@ def _layout(given: DeviceAssignment, own: int, stages: int) -> Iterator[Finding]
 
 
 def _given_coordinates(given: DeviceAssignment) -> Iterator[Finding]:
-    """Check coordinates that somebody states: [replica][logical device][dimension]."""
+    """Check stated coordinates: [replica][logical device][dimension]."""
     rank, replicas = len(given.topology), given.core_assignment or ()
     for key in ("computation_shape", "stride", "num_replicas"):
         if getattr(given, key) is not None:
@@ -187,7 +187,7 @@ def _given_coordinates(given: DeviceAssignment) -> Iterator[Finding]:
 
 
 def _shapes(given: DeviceAssignment) -> Iterator[Finding]:
-    """Check the shape of a replica, its stride, and how many of it there are; as TensorFlow does, in its order."""
+    """Check the shape of a replica, its stride, and the number of replicas, in TensorFlow's order."""
     rank = len(given.topology)
     stated = (("computation_shape", given.computation_shape), ("stride", given.stride))
     for key, value in stated:

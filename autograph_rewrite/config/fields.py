@@ -1,4 +1,4 @@
-"""The field types of a configuration, each with its validation."""
+"""Define the field types of a configuration, each with its validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMAT = re.compile(
     r"none|sqrt|hierarchical|names|collection|scopes|save_matmuls|every:[1-9][0-9]*|budget:(?P<size>.+)"
 )
 
-# `4m` could be either; asking costs one second, guessing may cost a night.
+# `4m` could mean MB or MiB, so it is an error.
 SIZE_HINT = "write a number of bytes, or a text like 512KiB, 4MiB or 4MB"
 
 
@@ -45,7 +45,7 @@ def _regular_expression(value: str) -> str:
 
 
 def read_address(value: str) -> str:
-    """Read where a process listens: host:port."""
+    """Read the address at which a process listens: host:port."""
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError(f"must be an address like 10.0.0.1:2222, not {value!r}")
@@ -69,7 +69,7 @@ def _parts(value: object) -> int:
     return found
 
 
-# pydantic would read True as 1 and "2" as 2: a configuration says what it means, so scalars are strict.
+# pydantic would read True as 1 and "2" as 2, so scalars are strict.
 Flag = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]

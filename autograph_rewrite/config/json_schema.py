@@ -1,4 +1,4 @@
-"""The published JSON schema of the configuration file, by which editors complete and check it.
+"""Print the published JSON schema of the configuration file, by which editors complete and check it.
 
 python -m autograph_rewrite.config.json_schema > docs/config.schema.json
 """

@@ -1,4 +1,4 @@
-"""Cross-field validation of pipelines: what stages, schedules and workers cannot be together, each with the reason."""
+"""Validate pipelines across fields: find impossible combinations of stages, schedules and workers, with the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def stages_share_variables(config: Config) -> Iterator[Finding]:
-    """Replicas of stages share their variables, unless each has its own and all of them are in one process."""
+    """Replicas of a pipeline share variables; in one process, without a loop, each may have a copy."""
     pipeline, is_mirrored = config.pipeline, config.mode == "mirrored"
     if pipeline is not None and is_mirrored and (config.workers > 1 or pipeline.form == "loop"):
         where = "in a job" if config.workers > 1 else "in a loop (pipeline.form)"

@@ -1,4 +1,4 @@
-"""Configurations that are installed with the package, accepted by name wherever a file is.
+"""Find configurations that are installed with the package, accepted by name wherever a file is.
 
 fsdp        configs/fsdp.yaml        ->  the installed file, unless there is one of that name here
 """
@@ -15,7 +15,7 @@ _SUFFIX = ".yaml"
 
 
 def found(path: str | os.PathLike[str]) -> str:
-    """The file that `path` names: one that is there, else the shipped one of that name, else `path` itself."""
+    """The file that `path` names: an existing one, else the shipped one of that name, else `path` itself."""
     shown = os.fspath(path)
     if os.path.exists(shown):
         return shown
@@ -28,7 +28,7 @@ def found(path: str | os.PathLike[str]) -> str:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all that are shipped."""
+    """The names of all shipped configurations."""
     folder = _folder()
     return tuple(sorted(path.stem for path in folder.glob(f"*{_SUFFIX}"))) if folder is not None else ()
 

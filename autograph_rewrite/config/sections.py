@@ -1,4 +1,4 @@
-"""The sections of a configuration file, one class each; the comment of a field is its documentation everywhere."""
+"""Define the sections of a configuration file, one class each; the string after a field is its documentation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Strategy(Section):
     """Which builder makes the plan, and how it synchronises by default."""
 
     name: BuilderName = "AllReduce"
-    """The builder: one of these, or a class of yours, as in path/to/file.py:Class."""
+    """The builder: one of these, or your class, as in path/to/file.py:Class."""
     variables: Mode | None = None
     """One copy of each variable per process (shared) or per device (mirrored); left out: shared in one
     process and with micro-batches, mirrored across processes."""
@@ -61,9 +61,9 @@ class Strategy(Section):
     """Gradients of one type are reduced together up to this size (4MiB, or a number); 0: each alone. Left out, where
     `cluster.network` is given: at most what a link carries in a millisecond."""
     compressor: CompressorName = "none"
-    """What makes dense gradients smaller on their way, so not exact (docs/compression.md): 16-bit types (fp16, bf16),
-    the same and bytes with error feedback (fp16_ef, bf16_ef, int8_ef), the largest hundredth (topk) or two thin factors
-    (powersgd); or a codec of yours, registered or as in path/to/file.py:Class."""
+    """Compresses dense gradients, so not exact (docs/compression.md): 16-bit types (fp16, bf16), the same and bytes
+    with error feedback (fp16_ef, bf16_ef, int8_ef), the largest hundredth (topk) or two thin factors (powersgd); or
+    your codec, registered or as in path/to/file.py:Class."""
     hint: Hint = "auto"
     """Which implementation TensorFlow's collectives use."""
 
@@ -76,18 +76,18 @@ class Partition(Section):
     shards: Annotated[int, Field(strict=True, ge=2)] | None = None
     """How many parts; at least 2. Over `data` there is one for each replica."""
     over: Literal["shard", "data"] = "shard"
-    """Parts of their own (shard), or one for each replica, which gathers the whole where it is used (data)."""
+    """Separate parts (shard), or one for each replica, which gathers the whole where it is used (data)."""
     stage: Annotated[int, Field(strict=True, ge=1, le=3)] | None = None
-    """Over `data`, what is split: optimizer state (1), gradients too (2), the variable too (3); left out: 3."""
+    """Over `data`, split the optimizer state (1), gradients too (2), the variable too (3); left out: 3."""
 
 
 class Override(Section):
-    """What is different for some variables; of several that match, the first counts."""
+    """Different settings for some variables; of several that match, the first counts."""
 
     match: fields.Pattern
     """Regular expression; it must match the whole name of a variable."""
     synchronizer: Literal["all_reduce", "ps"] | None = None
-    """How its gradients meet; left out: as the strategy says."""
+    """How its gradients are summed; left out: by the strategy."""
     partition: Partition | None = None
     """Split the variable."""
     sync: fields.Flag = True
@@ -105,7 +105,7 @@ class Override(Section):
 
     @property
     def server_settings(self) -> tuple[str, ...]:
-        """The keys that ask a parameter server for something."""
+        """The settings of a parameter server that are no defaults."""
         asked = {"sync": not self.sync, "staleness": self.staleness > 0, "proxy": self.proxy}
         return tuple(key for key, is_asked in asked.items() if is_asked)
 
@@ -118,21 +118,22 @@ class Pipeline(Section):
     microbatches: fields.Count | None = None
     """Into how many parts the batch is cut."""
     microbatch_size: fields.Count | None = None
-    """The other way to say it: examples in one micro-batch."""
+    """Instead of `microbatches`: examples in one micro-batch."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "circular"] = "1f1b"
     """In which order a device runs forwards and backwards: all forwards first (gpipe, circular), or alternating."""
     form: Literal["unrolled", "loop"] = "unrolled"
-    """A copy of each stage for each micro-batch (unrolled), or a loop in each iteration of which all stages work."""
+    """A copy of each stage for each micro-batch (unrolled), or a loop with all stages in each iteration."""
     circular_repeat: fields.Count = 1
     """How many stages each device holds, in rounds (interleaved, circular): the model has `stages` times as many."""
     boundaries: tuple[fields.Text, ...] | None = None
     """Tensors after which a new stage begins; left out: balanced by cost."""
     names: tuple[fields.Pattern, ...] | None = None
-    """Another way to say it: one regular expression per stage, which the whole names of its nodes match."""
+    """Instead of `boundaries`: one regular expression per stage, which the whole names of its nodes match."""
     assign: Literal["auto", "device"] = "auto"
-    """Where neither is given: balanced by cost (auto), or as the devices that the graph itself names (device)."""
+    """Without `boundaries` and `names`: balanced by cost (auto), or by the devices that the graph names (device)."""
     devices: tuple[fields.DeviceName, ...] | None = None
-    """The device of each stage; left out: those of the configuration if they are as many, else CPU:0, CPU:1, ..."""
+    """The device of each stage; left out: those of the configuration if they are a multiple of the stages, else CPU:0,
+    CPU:1, ..."""
     layout: Literal["contiguous", "interleaved"] = "contiguous"
     """Which rows of the batch make up a micro-batch."""
 
@@ -150,7 +151,7 @@ class Accumulation(Section):
     layout: Literal["contiguous", "interleaved"] = "contiguous"
     """Which rows make up micro-batch m of M: the m-th part of them, or rows m, m + M, m + 2M, ..."""
     uneven: Literal["allow", "error"] = "allow"
-    """What to do where the batch cannot be divided by M: let sizes differ by one, or refuse."""
+    """If M does not divide the batch: let sizes differ by one, or refuse."""
 
 
 class Remat(Section):
@@ -159,16 +160,16 @@ class Remat(Section):
     policy: fields.RematPolicy = "none"
     """none, sqrt (cut where least is kept), hierarchical (segments within segments), every:N (keep every N-th of the
     single values between layers), save_matmuls (keep products and convolutions), names, scopes, collection (keep the
-    graph's collection of checkpoints), or budget:SIZE (as little again as lets a step fit a device)."""
+    graph's collection of checkpoints), or budget:SIZE (recompute as little as lets a step fit a device)."""
     names: tuple[fields.Pattern, ...] = ()
     """Patterns of the tensors that are kept, for the policy `names`."""
     scopes: tuple[fields.Pattern, ...] = ()
-    """Patterns of the name scopes that are computed again, each by itself, for the policy `scopes`."""
+    """Patterns of the name scopes that are recomputed, each by itself, for the policy `scopes`."""
     stages: tuple[fields.Natural, ...] = ()
-    """With `pipeline`: the stages in which something is computed again; left out: all."""
+    """With `pipeline`: the stages that recompute; left out: all."""
     offload: Literal["none", "names", "auto"] = "none"
-    """What goes from an accelerator to the host's memory until gradients need it: nothing, what `names` match, or what
-    is kept for what is computed again (auto; with the policy none, what gradients read)."""
+    """Values that are in the host's memory, not an accelerator's, until gradients need them: none, those that `names`
+    match, or those that are kept for recomputation (auto; with the policy none, those that gradients read)."""
 
 
 After = Literal["eliminate-dead-code", "propagate", "split-draws", "decompose", "place-reductions"]
@@ -177,7 +178,7 @@ AFTER: tuple[str, ...] = get_args(After)
 
 
 class PassSection(Section):
-    """A pass of the user's own."""
+    """A pass of the user."""
 
     file: fields.FunctionName
     """`path/to/file.py:function`; it runs only where that is allowed (--allow-code, or ar.allow_code)."""
@@ -186,7 +187,7 @@ class PassSection(Section):
 
 
 class OpsSection(Section):
-    """Custom ops of the user's own."""
+    """Custom ops of the user."""
 
     file: fields.Text
     """A Python file that loads their library and calls `ar.register_op` for each; it runs only where that is allowed
@@ -197,7 +198,7 @@ class Mesh(Section):
     """The sizes of the device axes; devices are numbered data-major, then stage, then model."""
 
     data: fields.Count | None = None
-    """How many replicas; left out: what `devices` makes of it."""
+    """How many replicas; left out: as many as `devices` allows."""
     model: fields.Count | tuple[fields.Count, ...] = 1
     """How many devices share the tensors of a replica, or of a stage of one; [2, 2] for a mesh of two dimensions."""
     stage: fields.Count | None = None
@@ -218,10 +219,10 @@ Whole = Annotated[int, Field(strict=True)]
 
 
 class DeviceAssignment(Section):
-    """Another way to say `mesh`: where replicas lie in a topology of the devices, as TPUs have one.
+    """Another way to write `mesh`: where replicas are in a topology of the devices, as on TPUs.
 
-    Devices are numbered as those of TPUs: the last dimension (the cores of a chip) counts fastest, then the first, the
-    second and so on. In a job these are the devices of all workers, one worker after another.
+    Devices are numbered as on TPUs: the last dimension (the cores of a chip) counts fastest, then the first, the second
+    and so on. In a job these are the devices of all workers, one worker after another.
     """
 
     topology: tuple[Whole, ...]
@@ -233,11 +234,11 @@ class DeviceAssignment(Section):
     num_replicas: fields.Count | None = None
     """How many replicas; left out: as many as fit."""
     core_assignment: tuple[tuple[tuple[Whole, ...], ...], ...] | None = None
-    """The coordinates of each replica's logical devices themselves, instead of what follows from the three above."""
+    """The coordinates of each replica's logical devices, instead of the three settings above."""
 
 
 class Sharding(Section):
-    """Where the tensors of one name lie on the model axis."""
+    """How the tensors of one name are sharded on the model axis."""
 
     match: fields.Pattern
     """Regular expression; it must match the whole name of a tensor or variable."""
@@ -256,7 +257,7 @@ class Sharding(Section):
     strict: fields.Flag = False
     """Refuse a dimension that cannot be divided into equal parts, as `semantics.strict` does everywhere."""
     optional: fields.Flag = False
-    """Let it be where nothing has such a name, with a note."""
+    """Allow that nothing has a matching name, with a note."""
 
     @property
     def home(self) -> int | None:
@@ -265,13 +266,13 @@ class Sharding(Section):
 
 
 class VariablePolicy(Section):
-    """What an update of a variable means where each replica has a value of its own; the first match counts."""
+    """The meaning of a variable's update where each replica has a different value; the first match counts."""
 
     match: fields.Pattern
     """Regular expression; it must match the whole name of a variable."""
     synchronization: fields.Synchronization = "auto"
     """When replicas' values become one: at each write (on_write; auto, where an aggregation is given), or when the
-    variable is read from outside, each replica having a component of its own (on_read); none: there is one copy."""
+    variable is read from outside, so that each replica has a component (on_read); none: there is one copy."""
     aggregation: fields.Aggregation = "none"
     """How they become one: their sum, their mean, or that of replica 0; none: not at all."""
 
@@ -284,19 +285,19 @@ class LocalSgd(Section):
     warmup_steps: fields.Natural = 0
     """How many steps in the beginning are averaged one by one (post-local SGD)."""
     average_slots: fields.Flag = True
-    """Whether what the optimizer keeps for a variable (momentum, moments) is averaged, too; else each has its own."""
+    """Whether optimizer state (momentum, moments) is averaged, too; else it differs between replicas."""
 
 
 class Semantics(Section):
-    """What must come out exactly as on one device."""
+    """Which results must be exactly those of one device."""
 
     batch_norm: Literal["sync", "local"] = "sync"
     """Statistics over the whole batch (sync, exact), or those of batch normalisations over each replica's or
     micro-batch's part (local)."""
     random: Literal["exact", "independent"] = "exact"
-    """One random mask for the whole batch (exact), or one per replica with seeds of its own (independent)."""
+    """One random mask for the whole batch (exact), or one per replica with different seeds (independent)."""
     strict: fields.Flag = False
     """Refuse a graph with an op that no rule covers, which otherwise runs once on the whole batch."""
     min_coverage: fields.Share = 0.0
-    """Refuse a rewrite in which a smaller share of the step's floating-point work outside of updates is divided over
-    the devices."""
+    """Refuse a rewrite that divides a smaller share of the step's floating-point work outside of updates over the
+    devices."""

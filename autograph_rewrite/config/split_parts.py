@@ -1,4 +1,4 @@
-"""Numbers of parts into which a dimension is cut, as a user writes them and as a plan holds them.
+"""Read the number of parts into which a dimension is cut, from a user's form to that of plans.
 
 [1, 2]   [1, model]   [1, "?"]        (1, 2)   (1, MODEL)   (1, OPEN)
 """
@@ -15,7 +15,7 @@ HINT = "they begin at 1; 'model' stands for all devices of the model axis, and '
 
 
 def read_parts(given: object) -> int | None:
-    """Return a number of parts as a plan holds it; None for what is none.
+    """Return a number of parts in the form of plans; None for an invalid one.
 
     Args:
         given: a number, "model", or "?" or None for a dimension that is left open.

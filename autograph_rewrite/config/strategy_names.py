@@ -1,4 +1,4 @@
-"""Values of `strategy.name`: a builder of this package, or `path/to/file.py:Class` of the user."""
+"""Define the values of `strategy.name`: a builder of this package, or a user's `path/to/file.py:Class`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_builder(name: str) -> tuple[str, str] | None:
 
 
 def known_or_own(name: str, known: Sequence[str] = KNOWN) -> str:
-    """Return a name that is known, or that is a class of the user's own.
+    """Return a name that is known, or that names a class of the user.
 
     Raises:
         ValueError: it is neither.

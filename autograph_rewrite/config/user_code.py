@@ -1,9 +1,8 @@
-"""Permission to execute the Python files that a configuration names.
+"""Run the Python files that a configuration names, if that is allowed.
 
 A configuration is data, and may be a stranger's. Code that it names (`strategy: {name: file.py:Class}`, `passes`,
 `ops`) runs after `--allow-code` on the command line, which allows the files that the given configuration names, or
-`ar.allow_code(path)`.
-What is allowed stands in the environment, so that the processes of a job have it from the one that starts them.
+`ar.allow_code(path)`. The environment has the list of allowed files, so that the processes of a job inherit it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def allow_code(path: str | os.PathLike[str]) -> None:
 
 
 def require_allowed(path: Path, where: str) -> None:
-    """Refuse to run a file that nobody has allowed.
+    """Refuse to run a file that is not allowed.
 
     Raises:
         ConfigError: it is not allowed.
@@ -68,7 +67,7 @@ def named_files(config: Config) -> list[Path]:
 
 
 def load_module(path: Path, where: str) -> ModuleType:
-    """Run a file as a module of its own.
+    """Run a file as a separate module.
 
     Raises:
         ConfigError: it is no Python file, or it fails.
@@ -84,13 +83,13 @@ def load_module(path: Path, where: str) -> ModuleType:
 
 @contextmanager
 def blaming(what: str, kind: type[RewriteError]) -> Iterator[None]:
-    """Tell what a user's code raises as the user's mistake, at the line of the user's file.
+    """Report an exception of a user's code as the user's mistake, at the line of the user's file.
 
     Args:
-        what: has happened, for messages.
+        what: the beginning of the message.
 
     Raises:
-        RewriteError: the code did, or it raised anything else, which is told as one of `kind`.
+        RewriteError: the code raised one, or any other exception, which becomes one of `kind`.
     """
     try:
         yield
@@ -101,7 +100,7 @@ def blaming(what: str, kind: type[RewriteError]) -> Iterator[None]:
 
 
 def _place(error: Exception) -> str | None:
-    """Return the innermost line of the file that we called; what that file calls itself is not where to look."""
+    """Return the innermost line in the user's file; lines of modules that it calls are not the place of the mistake."""
     lines = [
         (frame.f_code.co_filename, line)
         for frame, line in walk_tb(error.__traceback__)
@@ -111,10 +110,10 @@ def _place(error: Exception) -> str | None:
 
 
 def find_file(file: str, where: str) -> Path:
-    """The file, which is named from the working directory, or from where the configuration stands.
+    """The path of a file that is named from the working directory, or from the configuration's folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     places = [Path(file), Path(where.rpartition(":")[0] or where).parent / file]
     for path in places:

@@ -1,9 +1,9 @@
-"""The codec that a plan names: one of this package, or of the user's own with a digest of its code.
+"""Find the codec that a plan names: one of this package, or a user's with a digest of its code.
 
     compressor: topk                                  `codecs.builtin`
     compressor: own, own_compressor: sign@3fa9c0d1e2f3     registered in this program, or named by its configuration
 
-A plan never runs code: who rewrites with it has registered the same codec.
+A plan never runs code: the program that rewrites with it has registered the same codec.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _AT = "@"
 
 
 def plan_name(config: Config, name: str, *path: str | int) -> str:
-    """Return what a plan calls a compressor of a configuration; a class that it names is known from now on.
+    """Return the name in a plan of a configuration's compressor; register it if it is a class in a file.
 
     Args:
         path: of the key, for messages.
 
     Raises:
-        ConfigError: its file or class is not there, or may not run.
+        ConfigError: its file or class does not exist, or may not run.
     """
     if name == NONE or name in BUILTIN:
         return name
@@ -45,7 +45,7 @@ def codec_of(name: str) -> Codec:
     """Return the codec that a plan names.
 
     Raises:
-        PlanError: nothing of this name is registered, or its code is another one than when the plan was made.
+        PlanError: no codec of this name is registered, or its code differs from when the plan was made.
     """
     if name in BUILTIN:
         return BUILTIN[name]
@@ -80,7 +80,7 @@ def _load(where: str, file: str, name: str) -> str:
     """Register the class that a configuration names; return its name.
 
     Raises:
-        ConfigError: it is not there, may not run, or is no codec.
+        ConfigError: it does not exist, may not run, or is no codec.
     """
     path = find_file(file, where)
     require_allowed(path, where)

@@ -1,4 +1,4 @@
-"""The files of a plan: protobuf, and YAML, its JSON form checked key by key so that mistakes have lines."""
+"""Read and write the files of a plan: protobuf, and YAML, checked key by key so that mistakes have lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31),
     FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63),
 }
-_FLOW_KEYS = 4  # mappings of so few scalars are written on one line
+_FLOW_KEYS = 4  # mappings of up to so many scalars are written on one line
 _WIDTH = 110
 _MOST_FAULTS = 1000
 
@@ -73,7 +73,7 @@ _Dumper.add_representer(
 )
 _Dumper.add_representer(
     str,
-    # In other styles, PyYAML writes some line separators so that they are read back as something else.
+    # In other styles, PyYAML writes some line separators in a form that reads back differently.
     lambda dumper, text: dumper.represent_scalar(
         "tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"'
     ),
@@ -99,7 +99,7 @@ def _readable(tree: dict[str, Any], kind: Descriptor) -> dict[str, Any]:
 
 
 def _faults(data: object, kind: Descriptor, source: Source, path: KeyPath) -> Iterator[FileFault]:
-    """What is wrong with `data` as a message of this kind."""
+    """The faults of `data` as a message of this kind."""
     if not isinstance(data, dict):
         yield source.fault(path, f"{dotted(path) or 'a plan'} must be a mapping (key: value)")
         return
@@ -119,7 +119,7 @@ def _faults(data: object, kind: Descriptor, source: Source, path: KeyPath) -> It
 
 
 def _faults_of_value(value: object, field: FieldDescriptor, source: Source, path: KeyPath) -> Iterator[FileFault]:
-    """What is wrong with one value of a field."""
+    """The faults of one value of a field."""
     if field.message_type is not None:
         yield from _faults(value, field.message_type, source, path)
         return
@@ -133,7 +133,7 @@ def _faults_of_value(value: object, field: FieldDescriptor, source: Source, path
 
 
 def _wanted(value: object, field: FieldDescriptor) -> str | None:
-    """What the field takes, if it does not take `value`."""
+    """The values that the field takes, in words, if it does not take `value`."""
     if field.enum_type is not None:
         return None if value in choices(field) else either(choices(field))
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
@@ -156,7 +156,7 @@ Part = TypeVar("Part")
 
 _PLAN = Path(__file__).with_name("plan.binpb")
 _OWN = "own_"
-"""Begins the name of a field with the name of what is the user's own, where the enumerated one says `own`."""
+"""Prefix of the field that holds a user's name, where the enumerated field is `own`."""
 
 
 def new(name: str) -> Any:  # its class is made at run time
@@ -218,12 +218,12 @@ def _attribute(field: FieldDescriptor) -> str:
 
 @cache
 def _fields(kind: Descriptor) -> tuple[FieldDescriptor, ...]:
-    """The fields of a message, without those that hold names of the user's own for enumerated ones."""
+    """The fields of a message, without those that hold users' names for enumerated fields."""
     return tuple(field for field in kind.fields if not field.name.startswith(_OWN))
 
 
 def _is_own(field: FieldDescriptor, value: object) -> bool:
-    """Whether an enumerated field says that a field beside it has the name."""
+    """Whether the value of an enumerated field means that the name is in the field with the prefix `own_`."""
     return field.enum_type is not None and value == _OWN.rstrip("_") and value in _numbers(field)
 
 

@@ -1,7 +1,7 @@
 """The plan: a frozen value that all workers agree on, with two file forms (.yaml and .pb).
 
 A builder makes the *request*: devices, placements, options. Propagation adds the *edges* that follow from it.
-Everything in it is data, so it can be reviewed, edited, shipped and compared.
+A plan is data only, so it can be reviewed, edited, shipped and compared.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ _BINARY = (".pb", ".binpb")
 
 @dataclass(frozen=True, repr=False)
 class Plan(NotebookView):
-    """How a graph is distributed; plan.proto says what each field means.
+    """How a graph is distributed; plan.proto defines each field.
 
     Attributes:
-        devices: one per replica, canonical, in order; those of one process stand together.
+        devices: one per replica, canonical, in order; those of one process are adjacent.
         mode: "shared" (one copy of each variable per process) or "mirrored" (one per device).
-        default: options of the step's own edges, and of variables not listed.
+        default: options of edges of the step, and of variables not listed.
         micro: how each replica's part is cut in time; None: not at all.
         pipeline: how the model is cut into stages; None: not at all.
-        remat: what is computed again for the gradients; None: nothing.
-        passes: those of the user's own.
+        remat: the activations that are recomputed for the gradients; None: none.
+        passes: passes of the user.
         ops: custom ops of the graph that the user has registered.
         model: the devices of a replica that share its tensors; None: one each.
-        batch: the examples of all replicas together that `bytes` of the edges count; 0: nobody has said.
+        batch: the examples of all replicas together that `bytes` of the edges count; 0: not known.
         steps_per_run: how many steps one run does in a loop inside the graph; 0: one, without a loop.
-        padding: how long outputs are of workers whose sequences have other lengths: "longest", "power_of_two"; "equal":
-            they have to have the same.
-        policies: of variables whose updates may differ between replicas; of all others an update is that of one device.
-        local_sgd: how replicas meet that train by themselves; None: every step has the gradient of the whole batch.
+        padding: the length of outputs of workers whose sequences differ in length: "longest", "power_of_two"; "equal":
+            lengths may not differ.
+        policies: of variables whose updates may differ between replicas; any other update is that of one device.
+        local_sgd: how the variables of replicas that train by themselves are averaged; None: every step has the
+            gradient of the whole batch.
         bucket_order: values in the order in which they were ready, where that was measured; buckets are filled in it.
         model_edges: conversions on the model axis, within each replica; found with `edges`.
         edges: empty in a request; resolved by propagation.
-        source: the file that it came from, for error messages; no part of its value.
+        source: the file that it came from, for error messages; not compared.
     """
 
     devices: tuple[str, ...]
@@ -105,9 +106,9 @@ class Plan(NotebookView):
 
     @cached_property
     def processes(self) -> tuple[str, ...]:
-        """The processes that train, in the order of their parts of the batch; one without a name where there is one.
+        """The processes that train, in the order of their parts of the batch; a single one may have no name.
 
-        Stages are no parts of the batch: however many processes hold them, one drives them all.
+        Processes that hold stages have no parts of the batch: one drives them all.
         """
         if self.pipeline is not None or self.stage_hosts:
             return tuple(process_of(device) for device in self.devices[:1])
@@ -115,7 +116,7 @@ class Plan(NotebookView):
 
     @cached_property
     def stage_hosts(self) -> tuple[str, ...]:
-        """The processes of a job that hold stages or logical devices of replicas, which the first drives; else none."""
+        """The processes that hold stages or logical devices of replicas, which the first drives; else empty."""
         parts = self.part_devices
         if not parts or not any(map(process_of, self.devices)):
             return ()
@@ -135,7 +136,7 @@ class Plan(NotebookView):
 
     @property
     def part_devices(self) -> tuple[str, ...]:
-        """The devices of all replicas' stages and logical devices, replica by replica; none if each has one."""
+        """The devices of all replicas' stages and logical devices, replica by replica; empty if each has one device."""
         if self.model is not None:
             return self.model.devices
         return self.pipeline.devices if self.pipeline is not None else ()
@@ -157,19 +158,19 @@ class Plan(NotebookView):
 
     @property
     def interleaved(self) -> bool:
-        """Whether of M micro-batches each has every M-th example."""
+        """Whether each of M micro-batches has every M-th example."""
         return self.micro is not None and self.micro.layout == "interleaved"
 
     @property
     def gathers_for_each(self) -> bool:
-        """Whether each micro-batch gathers for itself what the replicas share out, instead of once for all of them."""
+        """Whether each micro-batch gathers the shards of replicas by itself, instead of once for all of them."""
         return self.microbatches > 1 and not self.looped and len(self.processes) == 1 and self.mode == "mirrored"
 
     @cached_property
     def has_shards_of_replicas(self) -> bool:
         """Whether variables, or their slots or updates, are split over the replicas, which update their shards.
 
-        In a job with servers nothing crosses between workers but by them: there each shard is on a server, too.
+        In a job with servers all values cross between workers by way of servers, so each shard is on a server.
         """
         by_servers = len(self.processes) > 1 and bool(self.server_homes)
         return any(request.over_replicas for request in self.variables) and not by_servers
@@ -183,12 +184,12 @@ class Plan(NotebookView):
 
     @property
     def instances(self) -> int:
-        """How many instances all processes together run of what every replica runs for every micro-batch."""
+        """How many instances of a node all processes together run, if every replica runs it for every micro-batch."""
         return self.replicas * self.microbatches
 
     @property
     def instances_each(self) -> int:
-        """How many of them each process runs: the micro-batches of its first replica, then of its second, ..."""
+        """How many instances each process runs: the micro-batches of its first replica, then of its second, ..."""
         return self.replicas_each * self.microbatches
 
     def devices_of(self, task: int) -> tuple[str, ...]:
@@ -197,20 +198,20 @@ class Plan(NotebookView):
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """The devices of all replicas, of their stages, and of variables that live on one."""
+        """The devices of all replicas, of their stages, and of variables that live on a single device."""
         return tuple(dict.fromkeys((*self.devices, *self.part_devices, *self.homes.values())))
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The first device of each process: where it meets the others for what it has made of all its replicas."""
+        """The first device of each process, which exchanges the results of all its replicas with other processes."""
         return self.devices[:: max(1, self.replicas_each)]
 
     def members(self, crosses: bool, logical: int = 0) -> tuple[str, ...]:
         """The devices that a collective joins.
 
         Args:
-            crosses: one of each process, instead of one of each replica.
-            logical: which device of them, of all that a replica has.
+            crosses: one device of each process, instead of one of each replica.
+            logical: which of a replica's devices.
         """
         if not self.part_devices:
             return self.hosts if crosses else self.devices
@@ -223,7 +224,7 @@ class Plan(NotebookView):
         return max(1, len(self.part_devices) // max(1, len(self.devices)))
 
     def place(self, stage: int) -> int:
-        """Return which of a replica's devices is the first of a stage; stages have those of a replica in turn."""
+        """Return which of a replica's devices is the first of a stage; stages take a replica's devices cyclically."""
         return stage * (self.model.size if self.model is not None else 1) % self.devices_each
 
     def options_of(self, owner: str) -> messages.Options:
@@ -237,7 +238,7 @@ class Plan(NotebookView):
 
     @cached_property
     def homes(self) -> dict[str, str]:
-        """The device of each variable, or shard of one, that lives on one, by name."""
+        """The device of each variable or shard that lives on a single device, by name."""
         homes = {name: one.device for name, one in self.residences.items() if isinstance(one, OnServer)}
         for name, one in self.residences.items():
             if isinstance(one, Sharded):
@@ -246,12 +247,12 @@ class Plan(NotebookView):
 
     @cached_property
     def server_homes(self) -> dict[str, str]:
-        """The homes that are servers, and not the replicas over which a variable is split."""
+        """The homes without those of variables that are split over the replicas."""
         return replace(self, variables=tuple(one for one in self.variables if not one.over_replicas)).homes
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether each worker updates variables by itself, with the gradients of its own part of the batch."""
+        """Whether each worker updates variables by itself, with the gradients of its part of the batch."""
         servers = [request.server for request in self.variables if request.server is not None]
         return any(not server.sync or server.staleness for server in servers)
 
@@ -263,9 +264,9 @@ class Plan(NotebookView):
         return max(bounds) if bounds else None
 
     def alone(self, task: int) -> Plan:
-        """What one worker does by itself where workers do not wait for each other: the plan of its own replicas.
+        """The plan of one worker's replicas, where workers do not wait for each other.
 
-        They meet by ordinary ops: collectives of one name would meet those of the other workers.
+        Its replicas exchange values by ordinary ops: collectives of one name would meet those of the other workers.
         """
         own = self.devices_of(task)
         return replace(self, devices=own, mode="shared", mesh=(messages.Axis("data", len(own)),))
@@ -286,14 +287,14 @@ class Plan(NotebookView):
         return replace(whole, devices=tuple(firsts), mode="mirrored", mesh=mesh, model=None, edges=())
 
     def period_of(self, edge: messages.EdgePlan) -> int:
-        """Once in how many steps an edge is exchanged."""
+        """The number of steps from one exchange of an edge to the next."""
         if self.local_sgd is None or not edge.node.startswith(f"{AVERAGES}/"):
             return 1
         return self.local_sgd.period
 
     @property
     def compresses(self) -> bool:
-        """Whether gradients are to be made smaller on their way; then each replica has to make its contribution."""
+        """Whether gradients are compressed; then each replica has to make its contribution."""
         return any(o.compressor != "none" for o in (self.default, *self._options.values()))
 
     @cached_property
@@ -303,24 +304,24 @@ class Plan(NotebookView):
     def with_edges(
         self, edges: Iterable[messages.EdgePlan], *, graph_digest: str | None = None, notes: Iterable[str] = ()
     ) -> Plan:
-        """This request, resolved: with the edges that follow from it on one graph.
+        """This request, resolved: with its edges on one graph.
 
         Args:
             edges: in the order of the plan.
-            graph_digest: of the graph that they are about; None: as it is.
-            notes: added to those that there are.
+            graph_digest: of the graph of the edges; None: unchanged.
+            notes: added to the notes of the request.
         """
         digest = self.graph_digest if graph_digest is None else graph_digest
         return replace(self, edges=tuple(edges), graph_digest=digest, notes=(*self.notes, *notes))
 
     def digest(self) -> str:
-        """A hash of what workers must agree on: everything but the id, the notes, and how many bytes there will be."""
+        """A hash of all fields that workers must agree on: not the id, the notes, and the numbers of bytes."""
         edges = tuple(replace(edge, bytes=0) for edge in self.edges)
         common = replace(self, id="", notes=(), edges=edges, model_edges=(), batch=0)
         return hashlib.sha256(common.to_bytes()).hexdigest()
 
     def named(self) -> Plan:
-        """This plan under an id that says what is in it."""
+        """This plan under an id made of its strategy and digest."""
         return replace(self, id=f"{self.strategy}-{self.digest()[:12]}")
 
     def where(self, *path: str | int) -> str:
@@ -351,7 +352,7 @@ class Plan(NotebookView):
         if known.ByteSize() != message.ByteSize():
             problem = f"{source.name}: this plan has fields that are not known here"
             raise PlanError(problem, hint="build it anew with build_plan")
-        for request in known.variables:  # what its options leave out is as in `default`
+        for request in known.variables:  # options that it leaves out are those of `default`
             said = file_forms.new("Options")
             said.CopyFrom(known.default)
             said.MergeFrom(request.options)
@@ -368,7 +369,7 @@ class Plan(NotebookView):
 
     @classmethod
     def from_yaml(cls, text: str, *, name: str = "plan") -> Plan:
-        """Read the YAML form; `name` is what error messages call it."""
+        """Read the YAML form; error messages call it `name`."""
         return cls._parse(parse_yaml(text, file=name, error=PlanError))
 
     @classmethod
@@ -376,7 +377,7 @@ class Plan(NotebookView):
         """Read a plan file, .yaml or .pb.
 
         Raises:
-            PlanError: with everything that is wrong in the file, each at its line.
+            PlanError: with all mistakes in the file, each at its line.
         """
         if _suffix(path) in _TEXT:
             return cls._parse(load_yaml(path, error=PlanError))
@@ -388,7 +389,7 @@ class Plan(NotebookView):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, name: str = "plan") -> Plan:
-        """Read the binary form; `name` is what error messages call it."""
+        """Read the binary form; error messages call it `name`."""
         message = file_forms.new("Plan")
         try:
             message.ParseFromString(data)
@@ -400,7 +401,7 @@ class Plan(NotebookView):
         """Write a plan file, .yaml or .pb: whole, or not at all.
 
         Raises:
-            PlanError: when the file cannot be written, or its name says no known form.
+            PlanError: when the file cannot be written, or its suffix is not known.
         """
         data = self.to_yaml().encode("utf-8") if _suffix(path) in _TEXT else self.to_bytes()
         try:

@@ -1,4 +1,4 @@
-"""Devices of replicas: those that a process of a plan runs on, and those that must exist."""
+"""Find the devices of replicas: those that a process of a plan runs on, and those that must exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "/device:CPU:0"
 
 
 def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
-    """Return the devices that the replicas of one process really run on; with stages, those of the first one first."""
+    """Return the devices that the replicas of one process run on; with stages, those of the first replica first."""
     devices = plan.devices_of(task)
     if plan.model is not None:
         each = len(plan.model.devices) // len(plan.processes)
@@ -27,7 +27,7 @@ def run_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
 
 
 def devices_by_replica(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Return devices[replica][logical]: those of each replica, its stages first, of each its logical devices."""
+    """Return devices[replica][logical]: the devices of each replica, stage by stage, each with its logical devices."""
     parts, each = plan.part_devices or plan.devices, plan.devices_each
     return tuple(parts[first : first + each] for first in range(0, len(parts), each))
 
@@ -36,7 +36,7 @@ def first_devices(plan: Plan, task: int = 0, along: int = 1) -> tuple[str, ...]:
     """Return the first devices of each replica of one process, where it keeps the variables of a function.
 
     Args:
-        along: how many of them have copies.
+        along: how many devices of a replica have copies.
     """
     devices = run_devices(plan, task)
     each = max(1, len(devices) // plan.replicas_each)
@@ -55,7 +55,7 @@ def needed_devices(plan: Plan, task: int = 0) -> tuple[str, ...]:
 def within_reach(plan: Plan, task: int = 0) -> Plan:
     """Return the plan for a function: its variables are where its user made them, shards where a replica runs.
 
-    What a function captures is in this process; a device that no replica runs on may not even be there.
+    A function captures variables of this process; a device that no replica runs on may not exist.
     """
     devices = run_devices(plan, task)
 
@@ -68,7 +68,7 @@ def within_reach(plan: Plan, task: int = 0) -> Plan:
 
 
 def moved(plan: Plan, variables: Iterable[VariableRequest]) -> Plan:
-    """Return the plan with its variables elsewhere; edges that are given for where they were are resolved anew.
+    """Return the plan with other places of its variables; edges for the old places are dropped, to be resolved again.
 
     Args:
         plan: a request, or a plan with edges.

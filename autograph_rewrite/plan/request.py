@@ -1,4 +1,4 @@
-"""From a configuration to a request: the part of a plan that does not depend on the graph."""
+"""Make a request from a configuration: the part of a plan that comes before its edges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNUSED = "the sharding annotations of the graph place nothing: there is no model
 _GIGABIT, _BUCKET_SECONDS, _LEAST_BUCKET = 1e9 / 8, 1e-3, 64 * 1024
 
 _PADDINGS = {"auto": "longest", "power_of_two": "power_of_two", "none": "equal"}
-"""By configurations' names, those of plans."""
+"""The names in plans, by those in configurations."""
 
 
 def request(item: TrainingGraph, config: Config, *, strategy: str) -> Plan:
@@ -36,7 +36,7 @@ def request(item: TrainingGraph, config: Config, *, strategy: str) -> Plan:
     It has no id yet.
 
     Args:
-        strategy: name that the plan is to carry.
+        strategy: name for the plan.
 
     Raises:
         ConfigError: with every setting that this item does not have.
@@ -86,10 +86,10 @@ def _mesh(config: Config, replicas: int) -> tuple[messages.Axis, ...]:
 
 
 def _model(item: TrainingGraph, config: Config) -> tuple[messages.Model | None, list[str]]:
-    """The model axis, with the variables and tensors that are placed on it by hand, and what is to be said of them.
+    """The model axis, with the variables and tensors that are placed on it by hand, and notes on them.
 
     Raises:
-        ConfigError: with every entry of `sharding` that names nothing, and every placement that cannot be.
+        ConfigError: with every entry of `sharding` that names nothing, and every impossible placement.
     """
     if config.mesh is None or config.model_size == 1:
         said = next(annotations_of(item), None)
@@ -182,7 +182,7 @@ def job_devices(config: Config) -> tuple[str, ...]:
 
 
 def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
-    """Every so many of the devices of all workers, worker by worker."""
+    """Every `every`-th of the devices of all workers, worker by worker."""
     own = config.replica_devices()
     if config.workers > 1:
         own = tuple(on_task(device, "worker", task) for task in range(config.workers) for device in own)
@@ -192,8 +192,8 @@ def _of_all_workers(config: Config, every: int = 1) -> tuple[str, ...]:
 def _batch_axes(item: TrainingGraph, config: Config) -> dict[str, int]:
     """Return the axis of the examples of each batch input.
 
-    Where no input is known to be a batch, what an iterator draws is one: data that is batched with drop_remainder says
-    how many examples there are. Of several processes nobody knows whether that is the whole batch or the part of one.
+    Where no input is known to be a batch, the values that an iterator draws are: data that is batched with
+    drop_remainder has a static number of examples. With several processes, that could be the whole batch or a part.
     """
     axes = {name: tensor.batch_axis for name, tensor in item.inputs.items() if tensor.batch_axis is not None}
     if axes or config.workers > 1:
@@ -210,7 +210,7 @@ def _batch_axes(item: TrainingGraph, config: Config) -> dict[str, int]:
 
 
 def _is_made_alike(item: TrainingGraph, tensor: TensorInfo, config: Config) -> bool:
-    """Whether an input comes out of an iterator that each process's graph has itself; others are handed to it."""
+    """Whether an input comes from an iterator in the graph of each process; other inputs are fed."""
     if config.workers == 1 or config.input == "per_worker" or config.is_driven:
         return False
     nodes = item.graph.nodes
@@ -222,16 +222,16 @@ def _is_made_alike(item: TrainingGraph, tensor: TensorInfo, config: Config) -> b
 
 
 def default_options(config: Config) -> messages.Options:
-    """What the strategy section says of every reduction."""
+    """The options of every reduction, from the strategy section."""
     section = config.strategy
     compressor = plan_name(config, section.compressor, "strategy", "compressor")
     return messages.Options("all_reduce", section.hint, compressor, _bucket_bytes(config))
 
 
 def _bucket_bytes(config: Config) -> int:
-    """What the configuration says; else what the network that it tells of carries in a millisecond, up to the default.
+    """The configured size; else the bytes that the configured network carries in a millisecond, up to the default.
 
-    A collective takes about as long to start: on a slow link, what is ready early is to be on its way early.
+    A collective takes about as long to start: on a slow link, gradients that are ready early should be sent early.
     """
     section, network = config.strategy, config.cluster.network if config.cluster is not None else None
     if network is None or "bucket_bytes" in section.model_fields_set:
@@ -246,7 +246,7 @@ def override_of(variable: str, config: Config) -> Override | None:
 
 
 def _variable_requests(item: TrainingGraph, config: Config) -> Iterator[messages.VariableRequest]:
-    """One for each variable that is trained, as far as one knows, or that an override names."""
+    """One for each variable that an override names, or that is not declared as untrained."""
     default = default_options(config)
     for name, variable in item.variables.items():
         override = override_of(name, config)

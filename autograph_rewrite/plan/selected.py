@@ -1,7 +1,7 @@
-"""The configuration for a program that passes none, set by `run --config` or `launch --config`.
+"""Find the configuration for a program that passes none, set by `run --config` or `launch --config`.
 
-They name it in the environment. Whoever takes it from there says so, once; whoever passes another one is warned. That
-either has happened stands in the environment too, for `run` to see when the program has ended.
+These name it in the environment. A program that uses it prints so, once; a program that passes another one is warned.
+The environment records that either has happened, for `run` to see when the program has ended.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from autograph_rewrite.diagnostics.faults import warn_user
 from autograph_rewrite.errors import ConfigError
 from autograph_rewrite.plan.plan import Plan
 
-ANSWERED = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"  # tools/launcher/run_script.py reads it, by its name
+ANSWERED = "AUTOGRAPH_REWRITE_CONFIG_ANSWERED"  # tools/launcher/run_script.py reads it, and has a copy of the name
 
 
 def chosen(config: ConfigLike | Plan | None) -> Config | Plan:
-    """The configuration or plan that a program passes; where it passes none, the one of the command line.
+    """The configuration or plan that a program passes, or else the configuration of the command line.
 
     Raises:
         ConfigError: there is none, or it is wrong.
@@ -32,7 +32,7 @@ def chosen(config: ConfigLike | Plan | None) -> Config | Plan:
 
 
 def chosen_config(config: ConfigLike | None) -> Config:
-    """The same where a plan will not do, and nothing may mean the defaults.
+    """The configuration that a program passes, or else that of the command line, or else the defaults.
 
     Raises:
         ConfigError: it is wrong.
@@ -43,7 +43,7 @@ def chosen_config(config: ConfigLike | None) -> Config:
 
 
 def answered() -> None:
-    """Remember that the program has used the configuration of the command line, or was told why not."""
+    """Remember that the program has used the configuration of the command line, or was warned that it does not."""
     os.environ[ANSWERED] = "1"
 
 

@@ -1,4 +1,4 @@
-"""What a configuration or the graph itself places on the model axis: variables and tensors, cut or on one device."""
+"""Find the variables and tensors that a configuration or the graph places on the model axis: cut, or on one device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from autograph_rewrite.training_graph import TrainingGraph
 #     sharding: [{match: ".*/up/kernel", split: [1, 2]}]     layer_0/up/kernel: split (1, 2)
 #                                                            layer_1/up/kernel: split (1, 2)
 #
-# Of several entries that match a name the first counts; what the graph says itself has to agree
-# with it. The checks and their order are those of `xla_sharding`: the rank, divisibility where that is asked for, the
-# product of the parts. Parts need not be of one size, unless `strict` is set.
+# Of several entries that match a name the first counts; an annotation in the graph has to agree with it. The checks and
+# their order are those of `xla_sharding`: the rank, divisibility if `strict` is set, the product of the parts.
 
 
 Shape = tuple[int | None, ...] | None
@@ -36,12 +35,12 @@ Shape = tuple[int | None, ...] | None
 
 @dataclass(frozen=True)
 class Wish:
-    """A placement that somebody asks for.
+    """A placement that the configuration or the graph asks for.
 
     Attributes:
-        subject: of what: several wishes for one subject have to agree.
-        said: where.
-        path: of the configuration, to which a fault belongs.
+        subject: the placed variable or tensor; several wishes for one subject have to agree.
+        said: the place in the program or file that asks for it.
+        path: of the configuration, for faults.
         strict: whether parts have to be of one size.
     """
 
@@ -55,7 +54,7 @@ class Wish:
 def placed_by_hand(
     item: TrainingGraph, config: Config
 ) -> tuple[tuple[TensorSharding, ...], list[FileFault], list[str]]:
-    """Return what is placed, what is wrong with it, and what is to be said of it."""
+    """Return the placements, their faults, and notes on them."""
     found: dict[str, Wish] = {}
     faults: list[FileFault] = []
     notes: list[str] = []
@@ -75,7 +74,7 @@ def placed_by_hand(
 
 
 def _wishes(item: TrainingGraph, config: Config, faults: list[FileFault], notes: list[str]) -> Iterator[Wish]:
-    """Yield what is asked for: by the graph first, then by the configuration, entry by entry."""
+    """Yield the wishes of the graph, then those of the configuration, entry by entry."""
     assert config.mesh is not None
     count, strict = config.mesh.model_size, config.semantics.strict
     for one in annotations_of(item):
@@ -111,7 +110,7 @@ def _wishes(item: TrainingGraph, config: Config, faults: list[FileFault], notes:
 
 
 def _axes(one: VariableAnnotation, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the axes that XLA's tiles stand for; none where `split` says as much, or no axes do."""
+    """Return the axes that XLA's tiles stand for; empty where `split` alone tells them, or no axes fit."""
     devices, copies = one.tiles
     if not one.split or not devices or (copies == 1 and devices == tuple(range(len(devices)))):
         return ()
@@ -119,7 +118,7 @@ def _axes(one: VariableAnnotation, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _order_of_tiles(one: VariableAnnotation) -> str:
-    """Return a note where tiles are given to devices in another order than that of logical devices."""
+    """Return a note where the order of tiles differs from that of logical devices; else an empty text."""
     devices, copies = one.tiles
     if copies > 1 or not one.split or devices == tuple(range(len(devices))):
         return ""
@@ -127,7 +126,7 @@ def _order_of_tiles(one: VariableAnnotation) -> str:
 
 
 def _parts(entry: Sharding, config: Config) -> tuple[int, ...]:
-    """Return into how many parts an entry cuts each dimension, none where it cuts nothing."""
+    """Return the number of parts of each dimension, empty where an entry cuts nothing."""
     assert config.mesh is not None
     sizes = config.mesh.model_axes
     if entry.axes is None:
@@ -136,12 +135,12 @@ def _parts(entry: Sharding, config: Config) -> tuple[int, ...]:
 
 
 def _counted(split: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Return numbers of parts in which the devices of the model axis are counted."""
+    """Return the numbers of parts with `model` replaced by the number of devices of the model axis."""
     return tuple(count if parts == MODEL else parts for parts in split)
 
 
 def _placement(wish: Wish, config: Config) -> tuple[object, ...]:
-    """Return what is asked for, where nothing is cut as nothing, and of a single axis all is said by the parts."""
+    """Return a wish in a form that can be compared: without parts that are all 1, and without axes if there is one."""
     one = wish.sharding
     axes = one.axes if config.mesh is not None and len(config.mesh.model_axes) > 1 else ()
     return (one.split if any(parts != 1 for parts in one.split) else ()), one.device, axes
@@ -168,15 +167,15 @@ def _shape(item: TrainingGraph, name: str) -> Shape:
 
 
 def _named(item: TrainingGraph, entry: Sharding) -> Iterator[str]:
-    """Yield the names of what an entry means: variables, or else the first outputs of nodes."""
+    """Yield the names that an entry means: variables, or else the first outputs of nodes."""
     variables = [name for name in item.variables if matches(entry.match, name)]
     yield from _meant(item, entry, variables) or (name for name in item.graph.nodes if matches(entry.match, name))
 
 
 def _meant(item: TrainingGraph, entry: Sharding, names: list[str]) -> list[str]:
-    """Leave out what an optimizer keeps of another rank under the name of a variable (Adafactor: of rows, of columns).
+    """Leave out slots of another rank under the name of a variable (Adafactor: statistics of rows, of columns).
 
-    The pattern means the variable; nobody has said how its statistics are cut.
+    The pattern means the variable, and tells nothing about its statistics.
     """
     rank = len(entry.split or entry.axes or ())
     fitting = [name for name in names if rank and len(item.variables[name].shape or ()) == rank]
@@ -186,7 +185,7 @@ def _meant(item: TrainingGraph, entry: Sharding, names: list[str]) -> list[str]:
 
 
 def _problem(wish: Wish, shape: Shape, config: Config) -> tuple[str, str] | None:
-    """Return what is wrong with placing something so, and the way out."""
+    """Return the fault of a placement, and a hint; None where there is none."""
     assert config.mesh is not None
     count, one = config.mesh.model_size, wish.sharding
     by = "" if wish.path[0] == "sharding" else f" ({wish.said})"
@@ -228,7 +227,7 @@ def _axes_problem(one: TensorSharding, sizes: Sequence[int]) -> tuple[str, str] 
     return None if named else (f"no axis cuts '{one.name}'", "replicate: true keeps it whole")
 
 
-# Which axes of a mesh a tile assignment of XLA stands for.
+# The axes of a mesh that a tile assignment of XLA stands for.
 #
 #     mesh [2, 2]    tiles [2, 2], devices 0 1 2 3              axes [0, 1]
 #                    tiles [2, 2], devices 0 2 1 3              axes [1, 0]
@@ -238,11 +237,11 @@ def _axes_problem(one: TensorSharding, sizes: Sequence[int]) -> tuple[str, str] 
 
 
 def axes_of_tiles(tiles: Sequence[int], devices: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the axis that cuts each dimension, -1 where none does; None where it is not one axis for each.
+    """Return the axis that cuts each dimension, -1 where none does; None where no choice of one axis each fits.
 
     Args:
         tiles: into how many each dimension is cut.
-        devices: of each tile in turn; several where each is on several.
+        devices: of the first tile, then of the second, ...; each tile may be on several.
         sizes: of the mesh.
     """
     count, cut = math.prod(tiles), [dim for dim, parts in enumerate(tiles) if parts > 1]
@@ -260,26 +259,26 @@ def axes_of_tiles(tiles: Sequence[int], devices: Sequence[int], sizes: Sequence[
     return None
 
 
-# What a graph itself says of its tensors: `ar.split` and the like, and XLA's sharding annotations, in one form.
+# Annotations in a graph: `ar.split` and the like, and XLA's sharding annotations, in one form.
 #
 #     w ──► ReadVariableOp ──► autograph_sharding/split-1x2        'w': split (1, 2), said in model.py:12
 #     h ──► Identity(_XlaSharding: tiles [1, 2])                   'h': split (1, 2), said by XlaSharding 'h'
 #     VarHandleOp(_XlaSharding: device 1)                          'v': device 1
 #
-# What is said of a variable that is read, or of its handle, is said of the variable.
+# An annotation of a value that is read from a variable, or of its handle, is one of the variable.
 
 
 @dataclass(frozen=True)
 class VariableAnnotation:
-    """What a graph says of a variable or a tensor.
+    """An annotation of a variable or a tensor in a graph.
 
     Attributes:
         name: of the variable, else of the tensor that is cut for its readers.
-        subject: what it is about: annotations of one subject must agree.
-        said: where: the line of the program, or the node.
+        subject: annotations of one subject must agree.
+        said: its place: the line of the program, or the node.
         split: parts of each dimension, as in `config.split_parts`; empty: the whole is on every device.
         device: the logical device that makes it; -1: several.
-        tiles: of XLA's, the device of each tile, and on how many devices each tile is.
+        tiles: for XLA's annotations, the device of each tile, and on how many devices each tile is.
     """
 
     name: str
@@ -291,7 +290,7 @@ class VariableAnnotation:
 
 
 def annotations_of(item: TrainingGraph) -> Iterator[VariableAnnotation]:
-    """Yield what a graph says of its tensors, in its order.
+    """Yield the annotations of a graph, in its order.
 
     Args:
         item: normalised.
@@ -312,14 +311,14 @@ def annotations_of(item: TrainingGraph) -> Iterator[VariableAnnotation]:
 
 
 def _said_to_xla(node: Node, sharding: sharding_marks.OpSharding, variable: str | None) -> Iterator[VariableAnnotation]:
-    """Yield what XLA is told of the outputs of a node; nothing where that is that it is to find out."""
+    """Yield XLA's annotations of the outputs of a node; none where XLA shall choose."""
     outputs = range(1 if variable is not None else len(node.output_dtypes))
     for index in outputs:
         one = sharding.of(index)
         if one.type not in (sharding_marks.REPLICATED, sharding_marks.MAXIMAL, sharding_marks.OTHER) or (
             sharding.type == sharding_marks.TUPLE and one.type == sharding_marks.REPLICATED
         ):
-            continue  # of an op with several outputs, those that nobody spoke of are REPLICATED
+            continue  # outputs of a tuple without an annotation are REPLICATED
         name = variable or _value(f"{node.name}:{index}")
         said = f"{sharding_marks.XLA_SHARDING} of {node.op} '{node.name}'"
         if one.type == sharding_marks.MAXIMAL:
@@ -335,7 +334,7 @@ def _said_to_xla(node: Node, sharding: sharding_marks.OpSharding, variable: str 
 
 
 def _variable(node: Node, nodes: Mapping[str, Node], variables: Mapping[str, str]) -> str | None:
-    """Return the variable that a node reads, hands on as it was read, or is; None where that is none."""
+    """Return the variable that a node is the handle of, reads, or forwards the value of; None where there is none."""
     if node.name in variables:
         return variables[node.name]
     if node.op == "Identity" and node.inputs:

@@ -1,10 +1,11 @@
-"""Passes and ops of a user: registered in the program, or named by a configuration as `file.py:function`.
+"""Register passes and ops of a user: by the program, or by a configuration that names them as `file.py:function`.
 
     register_pass("fold-bias", fold_bias, after="propagate")
     passes: [{file: my_pass.py:fold_bias, after: propagate}]          runs only where that is allowed
     (`config.user_code`)
 
-A plan names them, with a digest of their code. It never runs code: who rewrites with it has registered them.
+A plan names them, with a digest of their code. It never runs code: the program that rewrites with it has registered
+them.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from autograph_rewrite.plan.parts.messages import OwnOp, OwnPass
 from autograph_rewrite.training_graph import TrainingGraph
 
 PassFunction = Callable[[Any], None]
-"""What a pass calls with the `passes.base.rewriting.Rewrite` under way."""
+"""A pass: it is called with the `passes.base.rewriting.Rewrite` under way."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+){0,100}")
 _REGISTERED: dict[str, tuple[PassFunction, str]] = {}
 _LOADED: dict[str, PassFunction] = {}
-"""What configurations have named: plans that do not name it do not run it."""
+"""Passes that configurations have named: only plans that name them run them."""
 
 
 def register_pass(name: str, function: PassFunction, *, after: str) -> None:
-    """Run a function as a pass in every rewrite of this process from now on; one of the same name takes its place.
+    """Run a function as a pass in every rewrite of this process from now on; replace a pass of the same name.
 
     Args:
         name: in words with hyphens, as in `fold-bias`.
         function: is called with the rewrite under way, and edits its graph.
-        after: the pass behind which it runs.
+        after: the pass after which it runs.
 
     Raises:
-        ConfigError: the name is no name of a pass, or nothing can run behind that pass.
+        ConfigError: the name is no name of a pass, or no user's pass can run after that pass.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"'{name}' is no name of a pass", hint="write words with hyphens, as in fold-bias")
@@ -55,7 +56,7 @@ def register_pass(name: str, function: PassFunction, *, after: str) -> None:
 
 
 def unregister_pass(name: str) -> None:
-    """Run a pass no more; nothing happens if there is none of this name."""
+    """Stop running a pass; do nothing if there is none of this name."""
     _REGISTERED.pop(name, None)
     _LOADED.pop(name, None)
 
@@ -66,10 +67,10 @@ def registered_passes() -> tuple[str, ...]:
 
 
 def own_passes(config: Config) -> tuple[OwnPass, ...]:
-    """Return the passes that are registered, those that a configuration names among them from now on.
+    """Return the registered passes, and register those that a configuration names.
 
     Raises:
-        ConfigError: a file or function is not there, or may not run.
+        ConfigError: a file or function does not exist, or may not run.
     """
     named = [(_load(config, i, one.file), one.after) for i, one in enumerate(config.passes)]
     own = [OwnPass(name, after, code_of(_LOADED[name])) for name, after in named]
@@ -78,10 +79,10 @@ def own_passes(config: Config) -> tuple[OwnPass, ...]:
 
 
 def function_of(one: OwnPass) -> PassFunction:
-    """Return what a pass of a plan runs.
+    """Return the function of a plan's pass.
 
     Raises:
-        PlanError: nothing of this name is registered, or its code is another one than when the plan was made.
+        PlanError: no pass of this name is registered, or its code differs from when the plan was made.
     """
     known = [_LOADED.get(one.name), _REGISTERED.get(one.name, (None, ""))[0]]
     functions = [function for function in known if function is not None]
@@ -124,16 +125,16 @@ def _load(config: Config, i: int, named: str) -> str:
     return name
 
 
-# Custom ops of the user's own: described in the program, or in a file that a configuration names.
+# Custom ops of the user: described in the program, or in a file that a configuration names.
 #
 #     register_op("Scaled", factors="n d, d -> n d", linear=(0, 1))
 #     ops: [{file: my_ops.py}]          runs only where that is allowed (`config.user_code`)
 #
-# A plan names those that its graph has, with a digest of what is said of each.
+# A plan names those that its graph has, with a digest of the description of each.
 
 
 def register_op(entry: OpEntry) -> None:
-    """Divide an op as an entry says in every rewrite of this process from now on; one of the same name takes its place.
+    """Divide an op by an entry in every rewrite of this process from now on; replace an entry of the same name.
 
     Raises:
         ConfigError: the op has a rule of this package, or the entry is wrong.
@@ -149,7 +150,7 @@ def load_ops(config: Config) -> None:
     """Run the files of ops that a configuration names.
 
     Raises:
-        ConfigError: one is not there, may not run, or fails.
+        ConfigError: a file does not exist, may not run, or fails.
     """
     for i, one in enumerate(config.ops):
         where = config.where("ops", i, "file")
@@ -159,10 +160,10 @@ def load_ops(config: Config) -> None:
 
 
 def own_ops(item: TrainingGraph, config: Config) -> tuple[OwnOp, ...]:
-    """Return the ops of a graph that are registered, those of a configuration's files among them from now on.
+    """Return the registered ops that a graph has, after the files of a configuration have registered theirs.
 
     Raises:
-        ConfigError: a file is not there, may not run, or fails.
+        ConfigError: a file does not exist, may not run, or fails.
     """
     load_ops(config)
     return tuple(_registered(item))
@@ -174,7 +175,7 @@ def _registered(item: TrainingGraph) -> Iterator[OwnOp]:
 
 
 def problems(named: tuple[OwnOp, ...], item: TrainingGraph) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the ops that a plan names, with what to do."""
+    """Yield the faults of the ops that a plan names, with hints."""
     known = {one.name: one.code for one in _registered(item)}
     again = "make the plan again: its edges follow from what is said of the op"
     for one in named:

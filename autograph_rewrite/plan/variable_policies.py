@@ -1,10 +1,10 @@
-"""The policies of a configuration and of a program's variables, each with its variable, and what is wrong with them.
+"""Find the policies of a configuration and of a program's variables, each with its variable, and their faults.
 
     variable_policies: [{match: "bn/.*", synchronization: on_read, aggregation: mean}]     bn/mean: on_read, mean
     tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)                               on_write, sum (declared)
 
-The configuration counts where both speak. What is refused, and in which order, is TensorFlow's
-(`tf.VariableSynchronization`, `tf.VariableAggregation`); what is auto there is exact here.
+The configuration has precedence. The refusals and their order are TensorFlow's (`tf.VariableSynchronization`,
+`tf.VariableAggregation`); `auto` of TensorFlow is exact here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def policies_of(item: TrainingGraph, config: Config) -> tuple[tuple[Policy, ...]
 
 
 def described(plan: Plan, variables: Mapping[str, Variable]) -> dict[str, str]:
-    """Return which policy holds for each variable, and who says so."""
+    """Return the policy of each variable, and its source."""
     stated = {policy.variable: policy for policy in plan.policies}
     found = {}
     for name, variable in variables.items():
@@ -70,7 +70,7 @@ def unmatched(
 
 
 def _configured(name: str, entry: VariablePolicy) -> Policy | None:
-    """Return what an entry asks for; None where that is what one device computes."""
+    """Return the policy of an entry; None where it is to compute as on one device."""
     when = entry.synchronization
     if when == "auto":
         when = "none" if entry.aggregation == "none" else "on_write"
@@ -78,7 +78,7 @@ def _configured(name: str, entry: VariablePolicy) -> Policy | None:
 
 
 def _declared(name: str, variable: Variable) -> Iterator[Policy]:
-    """Yield what the program declares, where that can be followed."""
+    """Yield the policy that the program declares, if the variable can have it."""
     when, how = variable.synchronization or "on_write", variable.aggregation or "none"
     policy = Policy(name, when, how, declared=True)
     if how != "none" and problem_of(policy, variable) is None:
@@ -86,7 +86,7 @@ def _declared(name: str, variable: Variable) -> Iterator[Policy]:
 
 
 def problem_of(policy: Policy, variable: Variable) -> tuple[str, str] | None:
-    """Return what is wrong with a policy of a variable, and the way out."""
+    """Return the fault of a variable's policy, and a hint; None where there is none."""
     name = policy.variable
     if policy.has_components and variable.trainable:
         return (

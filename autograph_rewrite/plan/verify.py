@@ -28,10 +28,10 @@ Check = Callable[[Plan, TrainingGraph], Iterator[Finding]]
 
 
 def check(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | None = None) -> list[FileFault]:
-    """Everything that is wrong with `plan` for `item`.
+    """All faults of `plan` for `item`.
 
     Args:
-        available_devices: the logical devices that there are; None when that is not known.
+        available_devices: the logical devices that exist; None: not checked.
     """
     found = _faults(plan, item, (*HEADER_CHECKS, *VARIABLE_CHECKS, *EDGE_CHECKS))
     if available_devices is not None:
@@ -43,7 +43,7 @@ def require(plan: Plan, item: TrainingGraph, available_devices: Sequence[str] | 
     """Refuse a plan that does not fit.
 
     Args:
-        available_devices: canonical names of what there is; None: not checked.
+        available_devices: canonical names of the devices that exist; None: not checked.
 
     Raises:
         PlanError: with every problem that `check` finds.
@@ -65,7 +65,7 @@ def _faults(plan: Plan, item: TrainingGraph, checks: Iterable[Check]) -> list[Fi
 
 
 def header_is_complete(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """The version, the mode and the timeout mean something."""
+    """The version, the mode and the timeout are valid."""
     if plan.version != VERSION:
         yield Finding(("version",), f"version is {plan.version}; only {VERSION} is known", "build the plan anew")
     if plan.mode not in ("shared", "mirrored"):
@@ -79,7 +79,7 @@ def steps_run_in_one_process(plan: Plan, item: TrainingGraph) -> Iterator[Findin
     """A loop of steps is in the graph of one process, with its variables."""
     if plan.steps_per_run < 0:
         yield Finding(("steps_per_run",), f"steps_per_run is {plan.steps_per_run}", "it is at least 1; 0 means no loop")
-    # not parsed: a device that is misspelt is another check's finding
+    # not parsed: another check finds a misspelt device
     jobs = {home.split("/")[1].partition(":")[2] for home in plan.server_homes.values() if home.startswith("/job:")}
     if plan.steps_per_run < 2 or not (plan.is_driven or jobs):
         return
@@ -96,7 +96,7 @@ def steps_run_in_one_process(plan: Plan, item: TrainingGraph) -> Iterator[Findin
 
 
 def devices_are_named_canonically(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """There is a replica, and each device is spelt in the one way that keys are made from."""
+    """There is a replica, and each device has its canonical name, from which keys are made."""
     if not plan.devices:
         yield Finding(("devices",), "devices is empty: there must be a replica")
     for i, name in enumerate(plan.devices):
@@ -110,7 +110,7 @@ def devices_are_named_canonically(plan: Plan, item: TrainingGraph) -> Iterator[F
 
 
 def devices_exist(plan: Plan, available: Sequence[str]) -> Iterator[Finding]:
-    """Every device is one of those that there are."""
+    """Every device exists."""
     there = [device_names.parse(name) for name in available]
     names = {str(device) for device in there} | {f"/device:{device.short}" for device in there}
     for i, name in enumerate(plan.devices):
@@ -121,7 +121,7 @@ def devices_exist(plan: Plan, available: Sequence[str]) -> Iterator[Finding]:
 
 
 def processes_are_alike(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """The replicas of a process stand together, and each process has as many; each has a stage if they share them."""
+    """The replicas of a process are adjacent, and each process has as many; with stages, each process has a stage."""
     if plan.pipeline is not None or plan.is_driven:
         wanted = tuple(f"/job:worker/replica:0/task:{task}" for task in range(len(plan.stage_hosts)))
         if plan.stage_hosts != wanted:
@@ -244,7 +244,7 @@ def replicas_that_train_alone_have_all_of_it(plan: Plan, item: TrainingGraph) ->
 
 
 def ops_are_registered(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """What the user says of custom ops is what it was when the plan was made."""
+    """The user's descriptions of custom ops are those with which the plan was made."""
     for message, hint in problems(plan.ops, item):
         yield Finding(("ops",), message, hint)
 
@@ -275,7 +275,7 @@ SERVERS = "ps"
 
 
 def placements_mean_something(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """A placement is one of three, and what stands beside it belongs to it."""
+    """A placement is one of three, and the other fields of the request fit it."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
         if request.placement not in KINDS[:2] and split_axis(request.placement) is None:
@@ -297,7 +297,7 @@ def placements_mean_something(plan: Plan, item: TrainingGraph) -> Iterator[Findi
 
 
 def shards_make_up_their_variable(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """The shards of a variable are as long as its axis, together."""
+    """The shards of a variable add up to its axis."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
         axis, variable = split_axis(request.placement), item.variables.get(request.name)
@@ -341,7 +341,7 @@ def servers_are_there(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
 
 
 def servers_are_used_as_such(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """Settings of parameter servers stand where there is one."""
+    """Only variables on parameter servers have settings of servers."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
         on_servers = request.options.synchronizer == SERVERS
@@ -362,7 +362,7 @@ def servers_are_used_as_such(plan: Plan, item: TrainingGraph) -> Iterator[Findin
 
 
 def asynchronous_workers_share_all(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """Workers that do not wait for each other cannot have copies of a variable that are equal."""
+    """Workers that do not wait for each other share all variables: their copies would differ."""
     if not plan.is_asynchronous or len(plan.processes) == 1:
         return
     first = next(request for request in plan.variables if request.server is not None)
@@ -378,7 +378,7 @@ def asynchronous_workers_share_all(plan: Plan, item: TrainingGraph) -> Iterator[
 
 
 def stages_cover_the_replicas(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """What is split over the replicas has a shard on the device of each."""
+    """A variable that is split over the replicas has a shard on the device of each."""
     for i, request in enumerate(plan.variables):
         path: KeyPath = ("variables", i)
         if request.stage == 0:
@@ -423,7 +423,7 @@ _INT32 = 2**31
 
 
 def edges_are_of_this_graph(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """Edges were resolved on the graph that they shall be applied to."""
+    """Edges were resolved on this graph."""
     if plan.edges and plan.graph_digest and plan.graph_digest != graph_digest(item.graph):
         message = "the edges of this plan were resolved on another graph"
         yield Finding(("graph_digest",), message, "delete edges and graph_digest to have them resolved anew")
@@ -448,7 +448,7 @@ def edges_name_what_is_there(plan: Plan, item: TrainingGraph) -> Iterator[Findin
 
 
 def edges_are_well_formed(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """Placements, lowering, type and numbers mean something."""
+    """Placements, lowering, type and numbers are valid."""
     for i, edge in enumerate(plan.edges):
         for key, placement in (("from", edge.from_), ("to", edge.to)):
             if _PLACEMENT.fullmatch(placement) is None:
@@ -480,7 +480,7 @@ def edges_stand_once(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
 
 
 def collectives_have_keys(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """Collectives need a group and its key, a key of their own and a place in the order."""
+    """Each collective has a group with its key, an instance key and a place in the order."""
     groups = functools.cache(lambda crosses, logical: _group_key(plan.members(crosses, logical)))
     for i, edge in enumerate(plan.edges):
         if not edge.is_collective:
@@ -520,7 +520,7 @@ def collectives_do_not_meet(plan: Plan, item: TrainingGraph) -> Iterator[Finding
 
 
 def buckets_are_uniform(plan: Plan, item: TrainingGraph) -> Iterator[Finding]:
-    """The values of a bucket are reduced as one, so they agree in all that matters for it."""
+    """The values of a bucket are reduced as one, so they agree in type, lowering, keys and options."""
     buckets: dict[int, list[int]] = defaultdict(list)
     for i, edge in enumerate(plan.edges):
         if edge.bucket:
@@ -548,17 +548,17 @@ EDGE_CHECKS: tuple[Check, ...] = (
 
 
 def _fits_node(i: int, edge: EdgePlan, node: Node) -> Iterator[Finding]:
-    """The node has that output, of that type."""
+    """The node has the output of the edge, with its type."""
     index = edge.value.partition(":")[2] or "0"
     try:
         dtypes = node.output_dtypes
     except RewriteError:
-        return  # an op that is not known: the loader has said so
+        return  # an unknown op, which the loader has reported
     if not index.isdecimal() or int(index) >= len(dtypes):
         message = f"%{node.name} ({node.op}) has {len(dtypes)} outputs, so no '{edge.value}'"
         yield Finding(("edges", i, "value"), message)
     elif edge.to == SIZES:
-        return  # it exchanges how long the parts of the value are, not what they hold
+        return  # it exchanges the sizes of the parts of the value, not the value
     elif edge.dtype in NUMBERS and NUMBERS[edge.dtype] != dtypes[int(index)]:
         message = f"'{edge.value}' is {dtype_name(dtypes[int(index)])}, not {edge.dtype}"
         yield Finding(("edges", i, "dtype"), message)
@@ -568,7 +568,7 @@ def _group_key(devices: Sequence[str]) -> int | None:
     try:
         return collective_keys.group_key(devices)
     except DeviceNameError:
-        return None  # told by the check of the devices
+        return None  # the check of the devices reports it
 
 
 def _together(plan: Plan, i: int, j: int) -> bool:
@@ -577,9 +577,9 @@ def _together(plan: Plan, i: int, j: int) -> bool:
 
 
 def _traits(plan: Plan, first: int, other: int) -> Iterator[tuple[str, object, object]]:
-    """What two edges of a bucket must have in common."""
+    """The traits that two edges of a bucket must share."""
     a, b = plan.edges[first], plan.edges[other]
-    placements = () if SIZES in (a.to, b.to) else ("from_", "to")  # what processes tell each other rides along
+    placements = () if SIZES in (a.to, b.to) else ("from_", "to")  # sizes of parts may ride with sums
     for key in ("dtype", "lowering", "compressor", *placements, "group_key", "instance_key", "order"):
         yield key.rstrip("_"), getattr(a, key), getattr(b, key)
     ours, theirs = plan.options_of(a.owner), plan.options_of(b.owner)

@@ -1,4 +1,4 @@
-"""Batch inputs: which values are split, along which axis, and whether the batch size is static."""
+"""Find the batch inputs: which values are split, along which axis, and whether the batch size is static."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ from autograph_rewrite.training_graph import TensorInfo, TrainingGraph
 
 def batch_values(graph: Graph, item: TrainingGraph, plan: Plan) -> tuple[dict[Value, int], int | None]:
     """Return the batch inputs with their axes, and the batch size where it is static.
-
-    Args:
-        graph: where the inputs are read.
-        item: its signature.
-        plan: names the batch inputs and their axes.
 
     Raises:
         GraphError: there is no batch input, its rank is unknown, static sizes differ, or are less than the replicas.
@@ -69,13 +64,7 @@ _LOOP_OUTSIDE = "let the loop stand outside, as in `for batch in dataset: step(b
 
 
 def batch_facts(graph: Graph, item: TrainingGraph, plan: Plan) -> dict[Value, Fact]:
-    """Return what is known of the batch inputs: all of them have as many examples, also where nobody states it.
-
-    Args:
-        graph: where the inputs are read.
-        item: its signature.
-        plan: names the batch inputs.
-    """
+    """Return facts of the batch inputs with an open batch size: all batch inputs have the same number of examples."""
     values, static = batch_values(graph, item, plan)
     infos = {info.tensor.removesuffix(":0"): info for info in item.inputs.values()}
     facts = {}
@@ -91,7 +80,7 @@ def _require_outside_of_loops(graph: Graph, values: Mapping[Value, int], plan: P
     """Refuse a batch that is drawn in a loop of a job: the processes tell each other its size once per step.
 
     Raises:
-        GraphError: naming what draws it.
+        GraphError: naming the node that draws it.
     """
     if len(plan.processes) == 1:
         return
@@ -107,7 +96,7 @@ def _require_outside_of_loops(graph: Graph, values: Mapping[Value, int], plan: P
 
 
 def _where_examples_are(item: TrainingGraph) -> str:
-    """Return what to do where no input is a batch."""
+    """Return a hint for a graph in which no input is a batch."""
     infos = item.inputs.values()
     if infos and all(dtypes.NUMBERS[info.dtype] in (dtypes.VARIANT, dtypes.RESOURCE) for info in infos):
         return f"the function draws its examples itself, and their shape is not known: {_LOOP_OUTSIDE}"
@@ -119,7 +108,7 @@ def _of_the_largest(
 ) -> tuple[dict[Value, int], dict[str, int]]:
     """Return the batch inputs that are cut where static sizes differ: those of the size that most elements have.
 
-    The shapes that a graph states hold for one size, so every replica has all of the others.
+    The static shapes of a graph hold for one size, so every replica reads the other inputs whole.
 
     Raises:
         GraphError: there are several processes, each of which is given a part of every batch.
@@ -141,13 +130,7 @@ def _of_the_largest(
 
 
 def shared_by_size(item: TrainingGraph, plan: Plan, state: Propagation) -> list[TensorInfo]:
-    """Return the batch inputs that every replica has all of, because their static size is another one.
-
-    Args:
-        item: the signature.
-        plan: names the batch inputs.
-        state: a propagation, which knows what is split.
-    """
+    """Return the batch inputs that every replica reads whole, because their static size differs."""
     asked, cut = {given.name for given in plan.batch_inputs}, {value.name for value in state.whole_inputs}
     infos = [info for name, info in item.inputs.items() if name in asked]
     present = [info for info in infos if info.tensor.partition(":")[0] in state.graph.nodes]
@@ -206,11 +189,10 @@ def inputs_behind(state: Propagation) -> dict[Node, tuple[Value, ...]]:
 def named_groups(
     found: BatchGroups | None, item: TrainingGraph, state: Propagation, shared: Sequence[TensorInfo]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the batch inputs in groups of one size; none where all of them are.
+    """Return the names of the batch inputs in groups of one size; empty where all are in one group.
 
     Args:
         found: inputs in groups of equal sizes; None: all are in one.
-        item: the signature.
         shared: inputs that are not split, a group each.
     """
     names = {info.tensor.removesuffix(":0"): name for name, info in item.inputs.items()}
@@ -221,11 +203,9 @@ def named_groups(
 
 
 def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -> dict[str, TensorInfo]:
-    """Return the inputs as this process is fed them: where one states the size of its batch, all that are cut have it.
+    """Return the inputs as this process is fed them: if the batch is static, with the size of its part.
 
     Args:
-        item: the signature.
-        plan: its processes.
         state: a propagation, which knows the batch size.
         task: number of this process.
     """
@@ -249,14 +229,13 @@ def own_inputs(item: TrainingGraph, plan: Plan, state: Propagation, task: int) -
 #     worker 0   x [2, 3, 4]    every worker computes on its examples in their true length, nobody on padding:
 #     worker 1   x [6, 5, 4]    mean over [b, T] = all_reduce(sum) / all_reduce(b*T) = sum / (2*3 + 6*5)
 #
-# An open dimension T of a batch input is ragged if no process needs another's T: nothing that is exchanged has T among
-# its dimensions (but for the rows of a gather, which may be uneven, and outputs, which are padded), and nothing that is
-# to be equal everywhere (a variable, an output, the choice of a branch) depends on T itself. What depends on T is found
-# by a walk from the input over replicated values; blocks and contributions are each replica's, whatever their length.
+# An open dimension T of a batch input is ragged if no process needs another's T: no exchanged value has T among its
+# dimensions (except for the rows of a gather, which may be uneven, and outputs, which are padded), and no value that
+# must be equal everywhere (a variable, an output, the choice of a branch) depends on T itself. A walk from the input
+# over replicated values finds the values that depend on T; blocks and contributions may have any length.
 #
-# The alternative, to pad all inputs to the longest, computes on padding, and is right only where masks take it out
-# again (TPUStrategy's dynamic padding). Ragged tensors of TensorFlow have the same meaning: a mean counts what is
-# there.
+# The alternative, to pad all inputs to the longest, computes on padding, and is right only where masks remove it again
+# (TPUStrategy's dynamic padding). TensorFlow's ragged tensors have the same meaning: a mean counts only real elements.
 
 
 _CONTAINERS = (dtypes.RESOURCE, dtypes.VARIANT)
@@ -268,9 +247,9 @@ class Lengths:
     """The ragged dimensions of a step.
 
     Attributes:
-        inputs: by the name of an input, those of its dimensions.
-        padded: by the name of an output in blocks, those that differ between processes.
-        notes: why other open dimensions have to have one length in all processes, in words.
+        inputs: the ragged dimensions, by the name of the input.
+        padded: the dimensions that differ between processes, by the name of an output in blocks.
+        notes: why other open dimensions must have one length in all processes.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
@@ -280,11 +259,10 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why a dimension has to have one length in all processes.
+    """Why a dimension must have one length in all processes.
 
     Attributes:
-        node: where that shows.
-        why: in words.
+        node: the node that needs it.
     """
 
     node: Node
@@ -299,7 +277,7 @@ def ragged_dims(
     Args:
         state: the final placements.
         edges: every conversion of the step.
-        outputs: values that the outside reads whole.
+        outputs: values that are read whole outside of the graph.
         inputs: the batch inputs of which each process is given its part, by name.
     """
     ragged: dict[str, tuple[int, ...]] = {}
@@ -321,7 +299,7 @@ def ragged_dims(
 
 
 def _open_dims(state: Propagation, value: Value) -> Iterator[int]:
-    """Yield the dimensions of a batch input that nobody states, but for the one that counts examples."""
+    """Yield the open dimensions of a batch input, except for the one that counts examples."""
     for dim, size in enumerate(state.source(value).shape or ()):
         if dim != state.whole_inputs[value] and not isinstance(size, int):
             yield dim
@@ -329,16 +307,15 @@ def _open_dims(state: Propagation, value: Value) -> Iterator[int]:
 
 @dataclass
 class _Spread:
-    """What depends on one length.
+    """The values that depend on one length.
 
     Attributes:
-        state: the placements.
         value: the input.
         dim: its dimension.
-        below: the nodes behind the input.
-        tainted: replicated values whose contents may depend on the length, so that each process has its own.
-        totals: replicated values that are the same everywhere, though the length went into them: what was added up or
-            gathered. A size that is multiplied from the length, B*T, is not one of them.
+        below: the nodes after the input.
+        tainted: replicated values whose contents may depend on the length, so that they differ between processes.
+        totals: replicated values that are equal everywhere although they depend on the length: sums and gathers over
+            it. A product of sizes, B*T, is not one of them.
     """
 
     state: Propagation
@@ -364,7 +341,7 @@ class _Spread:
         return self._ragged(fact, value.node in self.below)
 
     def obstacles(self, edges: Iterable[EdgePlan], outputs: Sequence[Value]) -> Iterator[Obstacle]:
-        """Yield what would go wrong if the length differed."""
+        """Yield the obstacles to a length that differs between processes."""
         exchanged = [edge for edge in edges if edge.to == repr(REPLICATED)]
         for edge in exchanged:
             value = self.state.graph.value(edge.value)
@@ -381,7 +358,7 @@ class _Spread:
                 yield Obstacle(value.node, "it is an output that depends on the length")
 
     def _can_be_padded(self, edge: EdgePlan, value: Value) -> bool:
-        """Return whether nobody but the outside reads a value whole, so that zeros behind it are nobody's operand."""
+        """Return whether a value is read whole only outside of the graph, so that no op reads the zeros after it."""
         fact = self.state.source(value)
         return edge.reason == OUTPUT and rows_per_example(fact.split_size) is not None
 
@@ -402,26 +379,26 @@ class _Spread:
                 self.totals.add(value)
 
     def _input(self, node: Node, index: int) -> Fact:
-        """Return what a node sees of an input, before a conversion."""
+        """Return the fact of an input as a node sees it, before a conversion."""
         seen = self.state.transfers[node].inputs
         return seen[index] if seen else self.state.facts[node.inputs[index]]
 
     def _reads_length(self, node: Node, index: int) -> bool:
-        """Return whether what a node reads as one of its inputs is replicated, and depends on the length."""
+        """Return whether an operand, as the node reads it, is replicated and depends on the length."""
         value, transferred = node.inputs[index], self.state.transfers[node]
         fact, reshard = self._input(node, index), transferred.operand_reshards.get(index)
         if reshard is None and value in self.totals:
             return False
         if has(node.op, "lengths"):
             return fact.shape is None or any(self._is_open(dim) for dim in fact.shape)
-        if fact.is_local:  # added up where it counts examples; the other entries are each process's
+        if fact.is_local:  # entries that count examples are added up; the others differ between processes
             return fact.value is None or any(self._is_open(e) and not is_local(e) for e in fact.value)
         if reshard is None and value in self.tainted:
             return True
         return self._is_whole_and_ragged(value, fact)
 
     def _reads_total(self, node: Node, index: int) -> bool:
-        """Return whether what a node reads as one of its inputs has been added up, or gathered, over the length."""
+        """Return whether an operand, as the node reads it, has been added up, or gathered, over the length."""
         value, reshard = node.inputs[index], self.state.transfers[node].operand_reshards.get(index)
         if reshard is None and value in self.totals:
             return True
@@ -450,7 +427,7 @@ class _Spread:
             yield Obstacle(node, "it keeps something that depends on the length")
 
     def _mixes(self, node: Node) -> bool:
-        """Return whether a node that reads a length makes one value for all of it and of a total over the length."""
+        """Return whether a node that reads a length makes a replicated value of it and of a total over the length."""
         whole = any(_is_whole(self.state.facts[node.output(i)]) for i in range(len(self.state.transfers[node].outputs)))
         selects = has(node.op, "selects") and node.op != "Reshape"
         return whole and not selects and any(self._reads_total(node, i) for i in range(len(node.inputs)))
@@ -464,7 +441,7 @@ class _Spread:
         return value in self.tainted or self._is_whole_and_ragged(value, self._input(node, index))
 
     def _is_whole_and_ragged(self, value: Value, fact: Fact) -> bool:
-        """Return whether every replica holds all of a value, as large as the length says."""
+        """Return whether every replica holds all of a value, and its shape depends on the length."""
         return _is_whole(fact) and value.node in self.below and self._ragged(fact, True) != ()
 
     @staticmethod
@@ -481,7 +458,7 @@ class _Spread:
         return tuple(i for i, dim in enumerate(shape) if i != at and self._is_open(dim))
 
     def _is_open(self, dim: Dim) -> bool:
-        """Return whether a size may depend on the length: a symbol that was made for something behind the input."""
+        """Return whether a size may depend on the length: its symbol was made for a value after the input."""
         if isinstance(dim, int):
             return False
         if dim is None:
@@ -502,5 +479,5 @@ class _Spread:
 
 
 def _is_whole(fact: Fact) -> bool:
-    """Return whether all replicas are taken to have the same value."""
+    """Return whether all replicas should have the same value."""
     return not fact.placement.differs and not fact.is_local

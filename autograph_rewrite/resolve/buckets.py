@@ -1,15 +1,15 @@
-"""Gradient bucketing: which small gradients share one all-reduce, and which other small sums ride with them.
+"""Assign gradients to buckets: which small gradients share one all-reduce, and which other small sums ride with them.
 
-Buckets are filled in the order in which gradients are expected to be ready, by the longest ways to them in the graph,
-or were ready, where that was measured (`runtime.function.ready_order`).
+Buckets are filled in the order in which gradients become ready: as measured (`runtime.function.ready_order`), else by
+the length of the longest path to each in the graph.
 
     loss, metrics      ──┐
     sizes and digests  ──┼──► one collective instead of three
     gradients          ──┘
 
 A collective of a few numbers takes as long as one of some thousands (0.7 ms of processor time between two processes),
-so small sums that nothing in the step waits for ride with the last bucket. In a session nothing rides: whoever fetches
-the loss alone would have to compute all gradients for it.
+so small sums that nothing in the step waits for ride with the last bucket. In a session nothing rides: a fetch of the
+loss alone would compute all gradients.
 
 Buckets in the order of the backward pass: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel
 Training (2020).
@@ -37,29 +37,29 @@ from autograph_rewrite.resolve import wire_types
 from autograph_rewrite.training_graph import Variable
 
 TOO_LARGE_TO_COPY = 128 * 1024
-"""Bytes from which on, between devices of one memory, packing a value into a bucket takes longer than a collective of
-its own (about 50 us)."""
+"""Bytes from which packing a value into a bucket, between devices of one memory, takes longer than a separate
+collective (about 50 us)."""
 
 LARGEST = 4096
-"""Bytes of a rider at most: it is there before the bucket, and gains less by waiting the longer it takes."""
+"""Most bytes of a rider: it is ready before the bucket, and a larger one gains less by waiting."""
 EXACT = {"float32": 4, "float64": 8}
 """The types, with their bytes, that hold integers of 16 bits, and add zeros to them, without rounding."""
 
 
 Depth = Callable[[EdgePlan], int | None]
-"""Tells how many reductions lie before a sum of fixed shape that every step makes; None for anything else."""
+"""Returns the number of reductions before a sum of fixed shape that every step makes; None for anything else."""
 Key = tuple[str, str]
 
 
 class BucketFiller:
-    """Fills buckets one after the other, of each kind its own."""
+    """Fills buckets one after another, separate ones for each kind."""
 
     def __init__(self) -> None:
         self._last = 0
         self._open: dict[object, tuple[int, int]] = {}  # kind -> (number, bytes so far)
 
     def put(self, kind: object, nbytes: int, limit: int) -> int:
-        """Return the number of the bucket that a value goes into: the open one of its kind, or a new one.
+        """Return the number of the bucket for a value: the open one of its kind, or a new one.
 
         Args:
             kind: equal for values that may share a bucket.
@@ -80,9 +80,7 @@ def assign_buckets(
 
     Args:
         plan: the request, with `bucket_bytes` per variable.
-        state: the placements.
         edges: by (value, target), in graph order.
-        variables: of the item.
     """
     candidates = {edge.value for edge in edges.values() if edge.owner != STEP and _is_summed(edge)}
     if not candidates:
@@ -118,7 +116,7 @@ def assign_buckets(
         value = state.graph.value(edge.value)
         return depths.get(value.node) if _is_fixed(state, value) else None
 
-    rides = plan.local_sgd is None and are_run_together(plan, variables)  # not every step has averages to ride with
+    rides = plan.local_sgd is None and are_run_together(plan, variables)  # with local SGD, not every step has a bucket
     return add_riders(plan, state, listed, depth_of) if rides else listed
 
 
@@ -135,13 +133,9 @@ def _is_fixed(state: Propagation, value: Value) -> bool:
 
 
 def when_run(plan: Plan, state: Propagation) -> dict[Node, Guards]:
-    """Return the nodes whose sums may share a bucket with those that run when they do, with when that is.
+    """Return the nodes whose sums may share a bucket, with the branches that they are in: equal ones run together.
 
-    Outside of loops and branches, and of averages (`local_sgd`) also in a branch: those that are due travel together.
-
-    Args:
-        plan: the request.
-        state: the placements.
+    They are outside of loops and branches; averages (`local_sgd`) may also be in a branch.
     """
     always: Guards = frozenset()
     found = dict.fromkeys(unconditional_nodes(state.order), always)
@@ -152,9 +146,9 @@ def when_run(plan: Plan, state: Propagation) -> dict[Node, Guards]:
 
 
 def _depths(state: Propagation) -> dict[Node, int]:
-    """Return, for nodes outside of loops and branches, how many reductions lie one behind the other before them."""
+    """Return, for nodes outside of loops and branches, how many reductions precede them, one after another."""
     sources = {value.node for value in state.reduced}
-    behind = descendants(sources)  # few: what is made of sums leads to updates, and no further
+    behind = descendants(sources)  # few nodes: sums lead to updates, and no further
     depths: dict[Node, int] = {}
     for node in [node for node in state.order if node in behind]:
         depth = max([depths.get(producer, 0) for producer in dependencies(node)], default=0)
@@ -163,13 +157,10 @@ def _depths(state: Propagation) -> dict[Node, int]:
 
 
 def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_of: Depth) -> list[EdgePlan]:
-    """Return the edges, those that ride with the numbers of their buckets.
+    """Return the edges, with bucket numbers also for riders.
 
     Args:
-        plan: the request.
-        state: the placements.
         edges: with their buckets, in graph order.
-        depth_of: of sums.
     """
     listed = list(edges)
     plain = [edge for edge in listed if edge.bucket and edge.compressor == NONE]
@@ -194,14 +185,14 @@ def add_riders(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], depth_
 
 
 def are_run_together(plan: Plan, variables: Mapping[str, Variable]) -> bool:
-    """Return whether all of a step is run or nothing, by processes that have one replica each."""
+    """Return whether a step always runs as a whole, in processes that have one replica each."""
     is_function = any(variable.captured for variable in variables.values())
     is_plain = not plan.part_devices and plan.microbatches == 1 and not plan.homes
     return is_function and is_plain and len(plan.processes) > 1 and plan.replicas_each == 1
 
 
 def _final_sums(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], host: EdgePlan) -> Iterator[EdgePlan]:
-    """Yield the small sums of the step that no other exchange depends on, if they are like those of a bucket."""
+    """Yield the small sums of the step that no other exchange depends on, if they match the sums of a bucket."""
     graph = state.graph
     nodes = {graph.value(edge.value).node for edge in edges}
     before = ancestors({producer for node in nodes for producer in dependencies(node)})
@@ -214,7 +205,7 @@ def _final_sums(plan: Plan, state: Propagation, edges: Iterable[EdgePlan], host:
 
 
 def _counts_examples(state: Propagation, edge: EdgePlan) -> bool:
-    """Return whether what an edge is lowered to may ask how many examples each process has."""
+    """Return whether the lowering of an edge may ask how many examples each process has."""
     value = state.graph.value(edge.value)
     if edge.to == SIZES:
         return value not in state.whole_inputs

@@ -1,10 +1,10 @@
-"""Which gradients are compressed, and their size on the wire.
+"""Decide which gradients are compressed, and compute their size on the wire.
 
     dw: partial(sum) ──► replicated, owner w      compressor: topk    dense, of a fixed shape: it sends 1 % of it
     rows: split(0)   ──► replicated, owner emb    compressor: topk    sparse: left as it is, with a note
 
-What one replica sends is what the codec says (`codecs`): for n elements of w bytes, k = max(1, ceil(n / 100)), and an
-[m, n / m] matrix:
+The codec (`codecs`) gives the bytes that one replica sends. For n elements of w bytes, k = max(1, ceil(n / 100)), and
+an [m, n / m] matrix:
 
     fp16 bf16 fp16_ef bf16_ef   2 n
     int8_ef                     n + w                numbers and their scale
@@ -40,7 +40,7 @@ GATHERS: Mapping[str, str] = {
     "micro_reduce": "micro_gather",
     "host_reduce": "host_gather",
 }
-"""By the lowering of a sum, what lets every member have all that is sent."""
+"""By the lowering of a sum, the lowering that gathers the encoded parts at every member."""
 SPARSE = "its gradient is sparse, and compressors act on dense ones"
 ON_SERVER = "a server adds it up, which takes whole gradients"
 SHOWN = 3
@@ -54,7 +54,7 @@ def static_shape(fact: Fact) -> tuple[int, ...]:
 
 
 def shape_of(fact: Fact, owner: Variable | None) -> tuple[int, ...]:
-    """Return the shape of a gradient as its variable has it: one that broadcasts may give it dimensions of 1 more."""
+    """Return the shape of a gradient as its variable has it: broadcasts may add dimensions of 1 to a gradient."""
     shape = static_shape(fact)
     of_owner = owner.shape if owner is not None and owner.shape is not None else (None,)
     known = tuple(dim for dim in of_owner if dim is not None)
@@ -65,7 +65,6 @@ def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int
     """Return the bytes that one member sends in each exchange of a gradient.
 
     Args:
-        compressor: its name in a plan.
         shape: static, of the gradient.
     """
     wide = wire_types.wire_type(fact.dtype, "sum")
@@ -75,18 +74,15 @@ def wire_bytes(compressor: str, fact: Fact, shape: tuple[int, ...]) -> tuple[int
 
 
 def members_of(lowering: Lowering, plan: Plan) -> int:
-    """Return how many meet in the last hop of a lowering."""
+    """Return the number of members in the last hop of a lowering."""
     return len(plan.processes) if lowering.crosses else plan.replicas
 
 
 class CompressionRules:
-    """Says what stands against compressing an edge.
+    """Finds the reasons against compressing an edge.
 
     Args:
-        plan: the request.
-        state: the placements.
         edges: all of the graph.
-        variables: of the item.
     """
 
     def __init__(
@@ -111,7 +107,7 @@ class CompressionRules:
         return wire_bytes(compressor, fact, self._shape(edge, fact))
 
     def choice(self, edge: EdgePlan) -> tuple[str, str]:
-        """Return the compressor of an edge; where it is none although one was asked for, also why."""
+        """Return the compressor of an edge; if it is none although one was asked for, also the reason."""
         asked = self._asked(edge)
         if asked == NONE:
             return NONE, ""
@@ -148,12 +144,11 @@ class CompressionRules:
 def choose(
     plan: Plan, state: Propagation, edges: Mapping[Key, EdgePlan], variables: Mapping[str, Variable]
 ) -> dict[Key, EdgePlan]:
-    """Return the edges, those of gradients with their compressors and what goes with them.
+    """Return the edges, those of gradients with their compressors, and with the bytes and lowerings of these.
 
     Args:
         plan: names the compressor of each variable.
         edges: by value and target.
-        variables: by name.
     """
     judge = CompressionRules(plan, state, edges.values(), variables)
     return {key: _with(edge, judge.choice(edge)[0], plan, judge) for key, edge in edges.items()}
@@ -172,11 +167,10 @@ def _with(edge: EdgePlan, compressor: str, plan: Plan, judge: CompressionRules) 
 
 
 def with_rounds(edges: Iterable[EdgePlan], state: Propagation, variables: Mapping[str, Variable]) -> Iterator[EdgePlan]:
-    """Yield the edges, and behind each that has several exchanges the others.
+    """Yield the edges, each followed by an edge for each further exchange of its codec.
 
     Args:
         edges: with compressors chosen.
-        variables: by name.
     """
     for edge in edges:
         yield edge
@@ -193,12 +187,7 @@ def role_of(number: int) -> str:
 
 
 def skipped(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> Iterator[Note]:
-    """Yield a note for each reason why gradients are not compressed although that was asked for.
-
-    Args:
-        plan: resolved.
-        variables: by name.
-    """
+    """Yield a note for each reason why gradients are not compressed although the plan asks for it."""
     judge = CompressionRules(plan, state, plan.edges, variables)
     owners: dict[tuple[str, str], dict[str, None]] = {}
     for edge in plan.edges:

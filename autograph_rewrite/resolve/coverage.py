@@ -1,10 +1,10 @@
-"""Coverage: the share of a step's FLOPs that is divided between replicas, and the ops that keep the rest from it.
+"""Measure coverage: the share of a step's FLOPs that is divided between replicas, and the ops that keep the rest whole.
 
     12.4 of 12.5 GFLOP for 64 examples: each device does a part         coverage 99.2 %
     0.1 GFLOP whole: TopKV2 'sort/TopKV2' wants all of 'sort/transpose:0'
 
 Updates are left out: they are as large as the variables, however many devices there are. The figures are functions of
-the batch, so that a session or function that sees the first real one has its coverage without another rewrite.
+the batch size, so that a session or function that sees the first real batch needs no other rewrite for its coverage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENOUGH = 0.9
 """Below this share there is a warning."""
 SHOWN = 5
 WORTH_NAMING = 0.005
-"""The share from which on an op is named."""
+"""The share from which an op is named."""
 NOTE = "coverage "
 _UNITS = ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"))
 
@@ -59,12 +59,12 @@ class Amount:
         return Amount(self.fixed, self.linear * ratio, self.square * ratio * ratio)
 
     def repeated(self, count: int) -> Amount:
-        """Return the amount of several."""
+        """Return `count` times the amount."""
         return Amount(self.fixed * count, self.linear * count, self.square * count)
 
     @property
     def flops(self) -> float:
-        """All of them."""
+        """Their sum."""
         return self.fixed + self.linear + self.square
 
 
@@ -73,10 +73,7 @@ class WholeWork:
     """An op of the original that made work whole.
 
     Attributes:
-        node: its name.
-        op: its type.
-        reason: why.
-        amount: its own work, and that of what follows from it.
+        amount: the work of this op, and of the ops that are whole because of it.
     """
 
     node: str
@@ -92,16 +89,16 @@ class WholeWork:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What of one step is divided.
+    """The work of one step that is divided.
 
     Attributes:
         batch: the examples of all devices together for which the amounts hold.
-        assumed: nobody has said how many there are.
+        assumed: the number of examples is not known.
         parts: among how many replicas, or stages of them, work can be divided.
         divided: the work of which the instances on different devices each do a part.
-        whole: the work that is done once, or alike everywhere, by the op that made it so.
+        whole: the work that is done once, or alike everywhere, by the op that made it whole.
         least: the smallest share that is accepted.
-        place: where that is said.
+        place: the line that sets it.
     """
 
     batch: int
@@ -119,19 +116,19 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """The share that is divided, 0..1; where there is no work, or one device, nothing is left to divide."""
+        """The share that is divided, 0..1; without work, or on one device, 1."""
         total = self.flops
         return self.divided.flops / total if total and self.parts > 1 else 1.0
 
     @property
     def largest(self) -> tuple[WholeWork, ...]:
-        """What made work whole, the most expensive first."""
+        """The ops that made work whole, the most expensive first."""
         limit = WORTH_NAMING * self.flops
         found = [one for one in self.whole if one.amount.flops > limit] if self.parts > 1 else []
         return tuple(sorted(found, key=lambda one: -one.amount.flops))
 
     def at(self, batch: int | None) -> Coverage:
-        """Return the coverage of another batch; a batch without examples says nothing."""
+        """Return the coverage for another batch size; without one, or for 0, this coverage."""
         if not batch or (batch == self.batch and not self.assumed):
             return self
         ratio = batch / self.batch
@@ -139,7 +136,7 @@ class Coverage:
         return replace(self, batch=batch, assumed=False, divided=self.divided.times(ratio), whole=whole)
 
     def lines(self, count: int = SHOWN) -> list[str]:
-        """Return the ops that made work whole, with what they cost, and how many more there are."""
+        """Return the ops that made work whole, with their costs, and how many more there are."""
         largest = self.largest
         more = [f"... and {len(largest) - count} more"] if len(largest) > count else []
         return [one.says(self.flops) for one in largest[:count]] + more
@@ -166,7 +163,7 @@ def amount_of(flops: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, never rounded up to all of it."""
+    """Return a share in percent, never rounded up to 100 %."""
     return f"{share:.0%}" if share in (0.0, 1.0) else f"{min(share, 0.9999):.2%}"
 
 
@@ -190,7 +187,7 @@ def warn_below(coverage: Coverage) -> None:
 
 
 def require(coverage: Coverage) -> None:
-    """Refuse less than the configuration accepts.
+    """Refuse a coverage that is less than the configuration accepts.
 
     Raises:
         PassError: it is less.
@@ -215,8 +212,8 @@ def _listed(lines: Iterable[str]) -> str:
 #           h ──► TopKV2 wants h whole ──► Neg        whole, both because of TopKV2
 #           dw ═══ reduced ══► 0.1 * dw ──► update    outside: an update is as large as its variable
 #
-# Work is counted of the whole batch, as one device would do it. A whole node is charged to the conversion that is
-# nearest above it: its own, else that of its largest input.
+# Work is counted for the whole batch, as one device would do it. A whole node is charged to the nearest conversion
+# upstream: that of its operands, else the one to which its largest input is charged.
 
 
 ALONE = "computed from variables and sizes alone, alike on every device"
@@ -227,7 +224,7 @@ ONCE = "it runs once"
 PARTED = frozenset(("split", "partial"))
 TYPICAL = Sizes(EXAMPLES, 1)
 BY_ELEMENT = families("elementwise", "layout")
-"""Families of ops through which a gradient is looked for."""
+"""Families of ops through which the search for a gradient passes."""
 
 
 def coverage_of(
@@ -236,12 +233,11 @@ def coverage_of(
     """Measure a step.
 
     Args:
-        plan: resolved.
         state: the placements; the graph is as propagation saw it.
         item: normalised, with the variables of that graph.
         parts: among how many replicas and stages the work is divided.
         sizes: with the examples of all of them together.
-        assumed: whether nobody has said how many these are.
+        assumed: whether the number of examples is not known.
     """
     examples = sizes.batch
     coverage = Coverage(examples, assumed, parts, least=plan.semantics.min_coverage)
@@ -263,7 +259,7 @@ def coverage_of(
 
 
 def _sorted(state: Propagation) -> tuple[dict[Node, int], list[Node]]:
-    """Return the nodes of which each instance does a part, with a number that equal ones share, and the other nodes."""
+    """Return the nodes of which each instance does a part, with a number that equal ones share, and all other nodes."""
     divided: dict[Node, int] = {}
     whole: list[Node] = []
     known: dict[int, bool] = {}
@@ -302,7 +298,7 @@ def _whole_gradients(
 ) -> set[Value]:
     """Return the gradients that are not exchanged, since they are whole.
 
-    The walk back from an update, along values of the variable's shape, element by element, ends there.
+    A walk back from an update, through element-wise ops on values of the variable's shape, ends at them.
     """
     found: set[Value] = set()
     shapes = {variable.handle: variable.shape for variable in variables.values()}
@@ -332,7 +328,7 @@ def _dependent(
 ) -> set[Node]:
     """Return the whole nodes that are computed from the batch, and not from the gradients of variables alone.
 
-    Sizes are not computed from the batch. Behind a gradient, indices of its rows do not count.
+    Sizes do not count as computed from the batch; nor do, downstream of a gradient, the indices of its rows.
     """
     graph, transfers = state.graph, state.transfers
     exchanged = {graph.value(edge.value) for edge in plan.edges if edge.owner != STEP and edge.node in graph}
@@ -368,7 +364,7 @@ def _dependent(
 
 
 def _serving(whole: Sequence[Node], dependent: set[Node], divided: set[Node], updates: Collection[Node]) -> set[Node]:
-    """Return the whole nodes that are not computed from the batch, but read where something is.
+    """Return the whole nodes that are not computed from the batch, but read by nodes that are.
 
     All others serve updates only, or initialise variables.
     """
@@ -383,7 +379,7 @@ def _serving(whole: Sequence[Node], dependent: set[Node], divided: set[Node], up
 
 
 class _Work:
-    """Counts the work of nodes, of the whole batch; equal nodes share one answer, so each is counted once."""
+    """Counts the work of nodes for the whole batch; equal nodes share one answer."""
 
     def __init__(self, state: Propagation, batch: int) -> None:
         self._state = state
@@ -393,7 +389,7 @@ class _Work:
         self._trips = [trips_of(state.order, self._frames, self._bound(s)) for s in self._sizes if state.loops]
 
     def of_all(self, nodes: Mapping[Node, int]) -> Amount:
-        """Return the floating-point work of nodes; those with one number are equal, but for the loops around them."""
+        """Return the floating-point work of nodes; those with one number are equal except for the loops around them."""
         total = Amount()
         if self._state.loops:
             for node in nodes:
@@ -437,7 +433,7 @@ class _Work:
         return work_of(node, shapes[:count], shapes[count:], 0.0).flops
 
     def _bound(self, sizes: Sizes) -> Callable[[Value], int]:
-        """Return what tells how large a number is that comes from the size of the batch."""
+        """Return a function that gives the number in a value that is computed from the batch size."""
 
         def bound(value: Value) -> int:
             known = self._state.facts[value].value
@@ -447,7 +443,7 @@ class _Work:
 
 
 def whole_shape(fact: Fact, sizes: Sizes) -> Shape:
-    """Return the shape of the whole value; an open first dimension counts examples: weights have none."""
+    """Return the shape of the whole value; an open first dimension counts examples, since weights have none."""
     if fact.shape is None:
         return (sizes.batch,)
     if fact.shape and (fact.shape[0] is None or is_open(fact.shape[0])):
@@ -456,10 +452,10 @@ def whole_shape(fact: Fact, sizes: Sizes) -> Shape:
 
 
 class _Causes:
-    """Finds out what made nodes whole, from producers to readers.
+    """Finds the nodes that made others whole, from producers to readers.
 
     Attributes:
-        reasons: by the name of the node that made itself, and what follows from it, whole.
+        reasons: by the name of the node that made itself, and the nodes that depend on it, whole.
     """
 
     def __init__(
@@ -480,14 +476,14 @@ class _Causes:
         self.reasons: dict[str, str] = {}
 
     def found(self, work: _Work) -> list[tuple[Node, str | None]]:
-        """Return the whole nodes outside of updates, each with the name of the one that made it so.
+        """Return the whole nodes outside of updates, each with the name of the node that made it whole.
 
-        None: it is the only one of its kind, in the stage of a pipeline that reads it.
+        None: the node runs only in the pipeline stage that reads it.
         """
         outside = self._dependent | self._serving
         counted = [node for node in self._whole if node in outside and node not in self._updates]
         made: list[tuple[Node, str | None]] = []
-        for settled in (False, True) if self._state.loops else (True,):  # what goes around is met before it is known
+        for settled in (False, True) if self._state.loops else (True,):  # a back edge is read before its cause is known
             self._settled = settled
             made = [(node, self._cause(node, work)) for node in counted]
         return made
@@ -506,7 +502,7 @@ class _Causes:
         return before
 
     def _conversion(self, node: Node) -> str | None:
-        """Return why a node reads something whole that was divided; None where it does not."""
+        """Return why a node reads a divided value whole; None where it does not."""
         state, transferred = self._state, self._state.transfers[node]
         for index, reshard in transferred.operand_reshards.items():
             seen = state.facts[node._inputs[index]].placement
@@ -518,18 +514,18 @@ class _Causes:
         return None
 
     def _before(self, node: Node) -> str | None:
-        """Return what made the inputs of a node whole: of several, that of the largest that comes from the batch."""
+        """Return the node that made the inputs whole; of several, that of the largest input made from the batch."""
         found = [value for value in node._inputs if value.node in self._of]
         dependent = [value for value in found if value.node in self._dependent]
         if node in self._dependent and not dependent and not self._settled:
-            return None  # what comes around the loop is not known yet, and what goes in says nothing
+            return None  # the cause on the back edge is not known yet, and the initial value tells nothing
         found = dependent or found
         if len({self._of[value.node] for value in found}) > 1:
             found.sort(key=lambda value: -math.prod(whole_shape(self._state.facts[value], TYPICAL)))
         return self._of[found[0].node] if found else None
 
     def _source(self, node: Node, work: _Work) -> str | None:
-        """Return why a node is whole above which nothing was divided."""
+        """Return why a node without divided or charged inputs is whole."""
         transferred = self._state.transfers[node]
         if is_pinned(node):
             return NO_BATCH if node.op.startswith(("Placeholder", "Iterator")) else ONCE

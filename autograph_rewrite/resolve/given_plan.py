@@ -5,7 +5,7 @@
     bucket of sums that are ready together          honoured
     concat of columns ──edited──► collective_gather refused: it joins rows only
 
-What is refused is refused before the graph is edited, all of it at once.
+All faults are reported together, before the graph is edited.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ _PART = re.compile(r"/part_\d+$")
 
 
 def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: TrainingGraph) -> Plan:
-    """Return the given plan if it has edges, and they can be carried out on this graph; else the one just resolved.
+    """Return the given plan if it has edges, and they can be carried out on this graph; else the resolved plan.
 
     Args:
         given: by the caller, perhaps edited.
         resolved: the same request, with the edges of this graph.
-        state: the placements.
         item: the graph, for `plan.verify`.
 
     Raises:
-        PlanError: the plan was resolved on another graph or under other choices, or an edge cannot be what it says.
+        PlanError: the plan was resolved on another graph or under other choices, or an edge is impossible.
     """
     if not given.edges:
         return resolved
@@ -55,7 +54,7 @@ def accept_user_edges(given: Plan, resolved: Plan, state: Propagation, item: Tra
 
 
 def with_shards_as_one(given: Plan, resolved: Plan, item: TrainingGraph) -> Plan:
-    """Return a plan as it is written today: earlier ones have an edge for each shard of a variable over the replicas.
+    """Return a plan in today's form: earlier plans have an edge for each shard of a variable over the replicas.
 
         earlier   dw/shards:0 of w/part_0, dw/shards:1 of w/part_1      today   dw/block of w, and w/read/whole
 
@@ -73,7 +72,7 @@ def with_shards_as_one(given: Plan, resolved: Plan, item: TrainingGraph) -> Plan
 
 
 def _counted(given: Plan, resolved: Plan) -> Plan:
-    """Return the given plan with the bytes of as many examples as are counted here."""
+    """Return the given plan with bytes for the batch size of the resolved plan."""
     sent = {(edge.value, edge.to, edge.role): edge.bytes for edge in resolved.edges}
     edges = tuple(replace(edge, bytes=sent[edge.value, edge.to, edge.role]) for edge in given.edges)
     return replace(given, edges=edges, batch=resolved.batch)
@@ -93,7 +92,7 @@ def _require_the_same_edges(given: Plan, resolved: Plan) -> None:
 
 
 def _lowerings(given: Plan, resolved: Plan) -> Iterator[Finding]:
-    """Each edge is lowered as planned, or in the plainer way that serves it as well."""
+    """Yield the edges whose lowering is neither the resolved one nor one that may replace it."""
     planned = {(edge.value, edge.to, edge.role): edge for edge in resolved.edges}
     for i, edge in enumerate(given.edges):
         choices = _choices(planned[edge.value, edge.to, edge.role], given)
@@ -112,7 +111,7 @@ def _choices(edge: EdgePlan, plan: Plan) -> tuple[str, ...]:
 
 
 def _buckets(given: Plan, state: Propagation) -> Iterator[Finding]:
-    """The members of a bucket are sums of fixed shape that are ready together."""
+    """Yield the members of buckets that are no sums of fixed shape that are ready together."""
     members = [(i, edge) for i, edge in enumerate(given.edges) if edge.bucket and edge.to == "replicated"]
     sizes = [edge.bucket for _, edge in members]
     bits = {bucket: 1 << bit for bit, bucket in enumerate(dict.fromkeys(sizes))}

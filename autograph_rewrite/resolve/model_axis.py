@@ -1,10 +1,10 @@
-"""Logical devices: which of a replica's devices each node runs on, while devices have no names yet.
+"""Assign logical devices: which of a replica's devices each node runs on, before devices have names.
 
     model: [2, 3]      coordinates (0, 0) (0, 1) (0, 2) (1, 0) (1, 1) (1, 2)
                        number         0      1      2      3      4      5
 
-While tensors are cut, each axis of the mesh says its own coordinate; what no axis says is where the node's operands
-are. A node that a later pass makes runs where what it reads was made: a gradient's exchange beside the gradient.
+While tensors are cut, each axis of the mesh sets one coordinate; an unset coordinate follows the node's operands. A
+node that a later pass makes runs on the device of its operands: a gradient's exchange runs where the gradient is.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 def axis_of(axis: int) -> str:
-    """Return how the mesh calls an axis of the logical devices while tensors are cut."""
+    """Return the name in the mesh of an axis of the logical devices while tensors are cut."""
     return f"{MODEL}_{axis}"
 
 
 def names_of(axes: Sequence[int]) -> dict[int, str]:
-    """Return what the mesh calls the axes along which the devices of a replica lie, by number: the only one `model`.
+    """Return the names in the mesh of the model axes larger than 1, by number; a single one is `model`.
 
     Args:
         axes: their sizes.
@@ -40,24 +40,24 @@ def names_of(axes: Sequence[int]) -> dict[int, str]:
 
 
 def divided_of(axes: Sequence[int]) -> tuple[Axis, ...]:
-    """Return the axes that the model axis of a mesh consists of, where there are several."""
+    """Return the axes that the model axis of a mesh consists of; empty where there is only one."""
     names = names_of(axes)
     return tuple(Axis(name, axes[axis]) for axis, name in names.items()) if len(names) > 1 else ()
 
 
 def number_of(name: str) -> int:
-    """Return the number of a model axis, of what the mesh calls it."""
+    """Return the number of a model axis from its name in the mesh."""
     return 0 if name == MODEL else int(name.removeprefix(f"{MODEL}_"))
 
 
 def put(node: Node, place: int, *, axis: int, keep: bool = False) -> None:
-    """Put a node somewhere on an axis of the mesh.
+    """Set the coordinate of a node on an axis of the mesh.
 
     Args:
         node: of the folded graph.
-        place: its coordinate there.
-        axis: of the model axes.
-        keep: leave a node that is somewhere on it already where it is.
+        place: the coordinate.
+        axis: number of the model axis.
+        keep: leave a coordinate that is set already.
     """
     if not (keep and axis_of(axis) in node.place):
         node.put(axis_of(axis), place)
@@ -77,7 +77,7 @@ def assign(node: Node, device: int, axes: Sequence[int]) -> None:
 
 
 def settle(order: Sequence[Node], axis: int) -> None:
-    """Put what is nowhere on an axis to its first devices, and on those before it where its operands or readers are.
+    """Set missing coordinates: 0 on an axis, and on those before it the coordinate of the operands or readers.
 
     Args:
         order: all nodes, producers first.
@@ -98,7 +98,7 @@ def settle(order: Sequence[Node], axis: int) -> None:
 
 
 def number_devices(nodes: Iterable[Node], axes: Sequence[int]) -> None:
-    """Say the number of each node's logical device instead of its coordinates.
+    """Replace the coordinates of each node by the number of its logical device.
 
     Args:
         nodes: all of the graph, settled on every axis.
@@ -129,14 +129,14 @@ def logical_devices(order: Iterable[Node]) -> Mapping[Node, int]:
     return found
 
 
-# What each axis of the mesh cuts, in rounds whose blocks are counted in one unit.
+# The tensors that each axis of the mesh cuts, in rounds whose blocks are counted in one unit.
 #
 #     up/kernel [8, 32], split (1, 2)      32 = 2 units of 16          one round, units 2: sizes 1 1
 #     down/kernel [32, 8], split (2, 1)    32 = 2 units of 16
 #     head/kernel [8, 5], split (1, 2)      5 = 5 units of 1           another, units 5: sizes 3 2
 #
-# A dimension that the devices divide evenly is counted in as many units as there are devices, so that all such
-# dimensions line up; one that they do not is counted in its elements, and lines up with its like only.
+# A dimension that the devices divide evenly is counted in as many units as there are devices, so that all these
+# dimensions line up. Any other dimension is counted in its elements, and lines up only with dimensions of equal size.
 #
 #     model: [2, 2]    split (2, 2)            axis 0 cuts dimension 0, axis 1 dimension 1      `xla_sharding.split`
 #                      split (1, 4)            both cut dimension 1: four blocks in a row
@@ -146,10 +146,10 @@ def logical_devices(order: Iterable[Node]) -> Mapping[Node, int]:
 
 @dataclass(frozen=True)
 class Round:
-    """What is cut together.
+    """The tensors that are cut together.
 
     Attributes:
-        units: in which dimensions are counted.
+        units: the number of units in each dimension that is cut.
         sizes: units of each device of the axis.
         variables: the dimension that is cut, by name.
         tensors: likewise, of values.
@@ -164,7 +164,7 @@ class Round:
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """The first and the last unit of each device, from their numbers."""
+        """The first unit of each device, and the first after it."""
         return list(pairwise(accumulate(self.sizes, initial=0)))
 
 
@@ -175,7 +175,7 @@ def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None
         axes: sizes of the mesh.
 
     Raises:
-        PlanError: the axes do not make as many parts of each dimension as it says.
+        PlanError: the axes cannot cut each dimension into the number of parts that `one.split` gives.
     """
     if one.axes:
         return tuple(one.axes.index(axis) if axis in one.axes else None for axis in range(len(axes)))
@@ -195,7 +195,7 @@ def cut_dimensions(one: TensorSharding, axes: Sequence[int]) -> tuple[int | None
 def rounds_of(
     count: int, item: TrainingGraph, variables: Mapping[str, int], tensors: Mapping[str, int], whole: Iterable[str]
 ) -> list[Round]:
-    """Return what one axis of the mesh cuts, what comes out even first; a single element stays on the first device.
+    """Return the rounds of one axis of the mesh, even cuts first; a dimension of one element is not cut.
 
     Args:
         count: the size of the axis.
@@ -211,7 +211,7 @@ def rounds_of(
     for place, several in enumerate((variables, tensors)):
         for name, dim in several.items():
             extent = _extent(name, dim, item)
-            if extent == 1:  # nobody could tell blocks of one and of no element from a value that is broadcast
+            if extent == 1:  # blocks of one and of no element would look like values that are broadcast
                 continue
             units = count if extent % count == 0 else extent
             found.setdefault(units, ({}, {}))[place][name] = dim
@@ -220,7 +220,7 @@ def rounds_of(
 
 
 def sizes_of(units: int, count: int) -> tuple[int, ...]:
-    """Return how many units each of some devices has: the same, or one more for the first ones."""
+    """Return the number of units of each device: the first devices may have one more."""
     ends = bounds(units, count)
     return tuple(end - begin for begin, end in pairwise(ends))
 

@@ -1,10 +1,10 @@
-"""The server region: optimizer updates, and what leads from the reduced gradient to them; run once per job.
+"""Find the server region: the optimizer updates, and the ops from the reduced gradient to them; run once per job.
 
     w on /job:ps    dw: partial ──► accumulator ──► dw * dw ──► ResourceApplyAdam(w, m, v)
     on servers                                      ^^^^^^^     ^^^^^^^^^^^^^^^^^^^^^^^^^^, m and v beside w
     on replicas     the forward and backward pass, the step counter, the learning rate, losses
 
-The slots that an optimizer keeps for a variable live where it lives (analysis.variables.uses).
+The slots of a variable live on its device (`analysis.variable_uses`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from autograph_rewrite.training_graph import Variable
 def find_server_region(
     plan: Plan, state: Propagation, variables: Mapping[str, Variable], blocked: Collection[str] = ()
 ) -> ServerRegion:
-    """Return what the servers of a resolved plan run.
+    """Return the nodes that the servers of a resolved plan run.
 
     Args:
         plan: with its edges.
-        state: the placements.
-        variables: of the item.
         blocked: names of values of which each device of a replica has a block, or a part of a sum.
     """
     if not plan.homes:
@@ -61,7 +59,7 @@ def find_server_region(
         region = ServerRegion(homes, handles, nodes | set(writes))
         _keep_branches_together(state, region.nodes, differing)
         written = {handle_node(node.inputs[0]) for node in region.nodes if is_update(node)} - handles.keys()
-        if not written:  # else what a branch on a server writes is there as well
+        if not written:  # a variable that a branch on a server writes has to live on a server, too
             break
         homes |= dict.fromkeys(sorted(known[handle.name] for handle in written), min(homes.values()))
     _keep_reads_together(state, region, differing)
@@ -70,7 +68,7 @@ def find_server_region(
 
 
 def _stepped(state: Propagation, variables: Mapping[str, Variable]) -> set[str]:
-    """Return the variables that something other than their initialiser writes."""
+    """Return the variables that a node other than their initialiser writes."""
     names = {variable.handle: name for name, variable in variables.items()}
     initial = {variable.initializer for variable in variables.values()}
     writes = [node for node in state.order if is_update(node) and node.name not in initial]
@@ -86,9 +84,9 @@ def is_taken(plan: Plan, edge: EdgePlan) -> bool:
 
 
 def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
-    """Return what is computed from the whole of a taken value.
+    """Return the nodes that are computed from the whole of a taken value.
 
-    A Switch of something else, of which only the predicate is region, is no part of it: other branches use it, too.
+    A Switch of another value, with only its predicate from the region, is not included: other branches use it, too.
     """
     sources = {node for value in taken for node in converted_uses(state, value)}
     found: set[Node] = set()
@@ -104,7 +102,7 @@ def _dependents(state: Propagation, taken: Collection[Value]) -> set[Node]:
 
 
 def _differing(state: Propagation, blocked: Collection[str]) -> set[Node]:
-    """Return what every replica, or each device of one, has to run: of that, nothing can run on a server."""
+    """Return the nodes that every replica, or each device of a replica, has to run, so that no server can."""
     lists = future_splits(state)
     return {
         node
@@ -116,7 +114,7 @@ def _differing(state: Propagation, blocked: Collection[str]) -> set[Node]:
 
 
 def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
-    """Put on servers what reads a value of theirs that is there only sometimes: in a branch or a loop."""
+    """Put on servers the readers of their values in branches and loops, which do not exist in every step."""
     unconditional = unconditional_nodes(state.order)
     if len(unconditional) == len(state.order):
         return
@@ -133,7 +131,7 @@ def _keep_branches_together(state: Propagation, nodes: set[Node], differing: Col
 
 
 def _keep_containers_together(state: Propagation, nodes: set[Node], differing: Collection[Node]) -> None:
-    """Put on servers all that reads an array or a stack that is filled there: those of the replicas stay empty."""
+    """Put on servers all readers of an array or a stack that is filled there: the replicas' containers stay empty."""
     filled = [cell for cell, puts in state.puts.items() if not nodes.isdisjoint(puts)]
     if not filled:
         return
@@ -159,9 +157,9 @@ def _keep_reads_together(state: Propagation, region: ServerRegion, differing: Co
 
 
 def _place(state: Propagation, region: ServerRegion, taken: Mapping[Value, str]) -> None:
-    """Put each node of the region where most of what it reads is; what handles a variable is where the variable is.
+    """Put each node of the region on the device of its largest operand, and a user of a variable on the variable's.
 
-    What only the program's own process can run, as Python code, stays with worker 0; so does what reads a table of it.
+    Nodes that only the program's process can run, such as Python code, stay with worker 0; so do readers of its tables.
     """
     devices = region.devices
     devices.update(region.handles)
@@ -187,9 +185,9 @@ def _stays(region: ServerRegion, node: Node) -> bool:
 
 
 def _keep_loops_together(state: Propagation, region: ServerRegion) -> None:
-    """Put the part of a loop that is in the region on one device, but for what handles a variable.
+    """Put the part of a loop that is in the region on one device, except for nodes that use a variable.
 
-    TensorFlow would wait in each iteration for what comes from another device, also for what enters the loop only.
+    TensorFlow would wait in each iteration for values from another device, also for those that only enter the loop.
     """
     homes: dict[str, str] = {}
     inside = [(node, frame[0]) for node, frame in frames_of(state.order).items() if node in region.nodes]
@@ -214,7 +212,7 @@ class ServerRegion:
         homes: device by variable, the state of optimizers included.
         handles: device by the node that gives the variable's handle.
         nodes: those that run once per job.
-        devices: of all nodes that are not where their replica is.
+        devices: of all nodes that are not on their replica's device.
     """
 
     homes: dict[str, str] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""Which nodes must run on every replica: those that read or produce values that differ between replicas.
+"""Find the nodes that must run on every replica: those that read or produce values that differ between replicas.
 
     dw: partial on each ──► AddN(all) ──► dw * dw ──► update          once, where the variable lives
     rows: split on each ──► Shape ──► [3, 4]: the same everywhere     each; a constant takes its place
 
-Everything else may run once: servers run a part of it, and mirrored replicas repeat it. The nodes of a loop run
-together, on all micro-batches, unless nothing in it is shared: then each micro-batch has the loop for itself.
+All other nodes may run once: servers run some of them, and mirrored replicas repeat them. One loop runs for all
+micro-batches, unless nothing in it is shared: then each micro-batch runs a separate loop.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
     """Return whether the instances of a node read or give different values, so that it cannot run once.
 
     Args:
-        state: the placements.
         node: an original node.
         future_splits: empty lists that will hold blocks.
     """
     transferred = state.transfers[node]
-    if transferred.constant:  # it stays only where something waits for it
+    if transferred.constant:  # it stays only where a node waits for it
         return True
-    for index in range(len(transferred.outputs)):  # of every node of the graph: a generator would cost as much again
+    for index in range(len(transferred.outputs)):  # for every node of a graph: a generator would double the time
         value = node.output(index)
         if state.source(value).placement.differs or value in future_splits:
             return True
@@ -57,18 +56,17 @@ def differs_by_replica(state: Propagation, node: Node, future_splits: Container[
 
 
 _EXACT = frozenset((dtypes.BOOL, dtypes.INT32, dtypes.INT64))
-"""Types of which no computation depends on the device that makes it."""
+"""Types whose computations give the same result on every device."""
 
 
 def own_loops(state: Propagation, plan: Plan) -> dict[Node, str]:
-    """Return the nodes of the loops of which each micro-batch has one for itself, with the outermost loop.
+    """Return the nodes of the loops that each micro-batch runs separately, with the outermost loop.
 
-    One loop for all would let the micro-batches wait for each other in each iteration: a pipeline could not run it, and
-    what all of them keep for the backward part would be there at once.
+    In one loop for all, the micro-batches would wait for each other in each iteration: a pipeline could not run it, and
+    the values that all of them keep for the backward part would be alive at once.
 
     Args:
-        state: the placements; what servers run has its place.
-        plan: the request.
+        state: the placements; nodes that servers run have their place.
     """
     if plan.microbatches == 1:
         return {}
@@ -85,7 +83,7 @@ def own_loops(state: Propagation, plan: Plan) -> dict[Node, str]:
 
 
 def _containers(state: Propagation, frames: Mapping[Node, Frame]) -> dict[Node, set[str]]:
-    """Return the loops that use each container which would be there once, by its maker; "" stands for none."""
+    """Return the loops that use each container that would exist once, by its maker; "" stands for none."""
     found: dict[Node, set[str]] = {}
     for node in state.order:
         for value in node.inputs:
@@ -114,7 +112,7 @@ def _is_shared(state: Propagation, frames: Mapping[Node, Frame], node: Node) -> 
 
 
 def _is_exact(state: Propagation, frames: Mapping[Node, Frame], predicate: Value) -> bool:
-    """Return whether all instances find the same, whatever devices they run on: it is computed of whole numbers."""
+    """Return whether all instances compute the same predicate on any device: from integers and booleans only."""
     if state.source(predicate).placement.differs:
         return False
     frame, pending, seen = frames.get(predicate.node, ()), [predicate], {predicate}

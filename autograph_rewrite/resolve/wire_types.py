@@ -1,6 +1,6 @@
-"""What is sent: the element type of a value on its way, its bytes, and whether its shape can change between steps.
+"""Describe sent values: their element type and bytes, and whether their shape can change between steps.
 
-All verbs count the bytes of one number of examples, which plans state:
+All verbs count the bytes for one number of examples, which plans state:
 
     sizes_of: 64 examples, 2 replicas     dw: partial(sum)[8, 1] float   32 B
                                           rows: split(0)[3 b] int32      3 * 32 * 4 B
@@ -26,7 +26,7 @@ WIDER = {
     **dict.fromkeys((dtypes.BOOL, dtypes.INT8, dtypes.UINT8, dtypes.INT16, dtypes.UINT16), dtypes.INT32),
     **dict.fromkeys((dtypes.UINT32, dtypes.UINT64), dtypes.INT64),
 }
-"""A type that collectives know, of which each number stands for one of the type; 64 bits wrap around alike."""
+"""A type that collectives know, and that holds each number of the type; 64 bits wrap around alike."""
 
 
 def wire_type(dtype: int, op: str) -> int:
@@ -37,17 +37,17 @@ def wire_type(dtype: int, op: str) -> int:
 
 
 def can_be_sent(dtype: int, op: str) -> bool:
-    """Return whether collectives can carry a type as it is, or as one that stands for it.
+    """Return whether collectives can carry a type as it is, or converted.
 
     Args:
         dtype: number of TensorFlow's type.
-        op: how values of it will be combined, or "gather".
+        op: how its values will be combined, or "gather".
     """
     return dtype in COLLECTIVE_TYPES or dtype in WIDER or (dtype in REAL_PARTS and op in ("sum", "gather"))
 
 
 def may_change_inside(fact: Fact) -> bool:
-    """Return whether another dimension than the split one may differ between steps."""
+    """Return whether a dimension other than the split one may differ between steps."""
     dims = fact.shape or (None,)
     return not all(isinstance(dim, int) for i, dim in enumerate(dims) if i != fact.placement.dim)
 
@@ -58,7 +58,7 @@ def may_change(fact: Fact) -> bool:
 
 
 def are_in_order(devices: Sequence[str]) -> bool:
-    """Return whether devices stand in the order in which TensorFlow puts the members of a collective."""
+    """Return whether devices are in the order in which TensorFlow puts the members of a collective."""
     parsed = [parse(device) for device in devices]
     ordered = [(d.job or "", d.task, d.kind, d.index) for d in parsed]
     return ordered == sorted(ordered)
@@ -77,11 +77,10 @@ def can_gather_collectively(fact: Fact, per_example: int | None, devices: Sequen
 
 
 def sizes_of(plan: Plan, state: Propagation, batch: int | None = None) -> Sizes:
-    """Return how large the batch is: as the graph says, as the caller says, as the plan says, or as is assumed.
+    """Return the sizes of the batch: from the graph, the caller, the plan, or an assumption, in this order.
 
     Args:
         plan: of the whole job, with its replicas and micro-batches.
-        state: the placements.
         batch: examples of all replicas together, where the graph leaves that open.
     """
     examples = state.semantics.extent.units or batch or plan.batch or EXAMPLES * plan.replicas
@@ -89,16 +88,15 @@ def sizes_of(plan: Plan, state: Propagation, batch: int | None = None) -> Sizes:
 
 
 def as_sent(fact: Fact) -> Fact:
-    """Return the fact in the type that travels."""
+    """Return the fact with the type in which the value is sent."""
     placement = fact.placement
     return fact._replace(dtype=wire_type(fact.dtype, placement.op)) if placement.is_partial else fact
 
 
 def sent_bytes(state: Propagation, value: Value, sizes: Sizes) -> int:
-    """Return the bytes of a value that one replica hands over in a step: blocks of all micro-batches, or their sum.
+    """Return the bytes of a value that one replica sends in a step: blocks of all micro-batches, or their sum.
 
     Args:
-        state: the placements.
         sizes: numbers for the symbols of its shape.
     """
     fact = state.facts[value] if value in state.whole_inputs else state.source(value)

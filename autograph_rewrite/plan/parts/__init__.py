@@ -1,1 +1,1 @@
-"""The parts of a plan, and what passes and runtime share: messages, lowerings, keys, names, the batch split."""
+"""The parts of a plan, and definitions for passes and runtime: messages, lowerings, keys, names, the batch split."""

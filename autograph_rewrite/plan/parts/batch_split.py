@@ -1,4 +1,4 @@
-"""The batch split: the first B mod N blocks hold one example more, in Python, in graphs and in tf.data alike."""
+"""Split a batch into N blocks: the first B mod N hold one example more, in Python, in graphs and in tf.data alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 _IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {"Mul": operator.mul, "Minimum": min, "AddV2": operator.add}
 DIGEST = 2
-"""How many numbers a process sends about what it was given, beside the size of its part."""
+"""How many numbers a process sends about its part of the batch, in addition to its size."""
 
 
 def bounds(batch: int, parts: int) -> list[int]:
@@ -21,13 +21,13 @@ def bounds(batch: int, parts: int) -> list[int]:
 def block_begin(
     index: Any, each: Any, more: Any, do: Callable[[str, Any, Any], Any] = lambda op, a, b: _IN_PYTHON[op](a, b)
 ) -> Any:
-    """Return where a block begins: of numbers, of tensors of tf.data, or of values of a graph.
+    """Return the first example of a block, as a number, a tensor of tf.data, or a value of a graph.
 
     Args:
         index: of the block; the number of blocks gives the end of the last.
         each: how many examples every block holds.
-        more: how many of the first blocks hold one example more; or what makes that number, once it is needed.
-        do: what makes the result of a TensorFlow op; by default, Python's.
+        more: how many of the first blocks hold one example more; or a function that makes that number when needed.
+        do: computes a TensorFlow op; by default, in Python.
     """
     whole = do("Mul", index, each)
     return do("AddV2", whole, do("Minimum", index, more() if callable(more) else more))

@@ -1,7 +1,7 @@
-"""The integers by which the members of a collective find each other, the same in every process.
+"""Compute the integers by which the members of a collective find each other, the same in every process.
 
 A group key follows from the ordered devices, an instance key from the reduced value and its role. Nothing
-depends on call order, so processes that rewrite one graph agree without talking.
+depends on call order, so processes that rewrite one graph agree without communication.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from autograph_rewrite.ir.types.device_names import canonical
 from autograph_rewrite.plan.parts.messages import EdgePlan
 
-# Keys are int32 inputs of the collectives. Zero is kept free: in a plan it means "not a collective". The upper half of
-# the numbers is left to collectives whose key also depends on their shape (passes.collectives.key_operands.Keys).
+# Keys are int32 inputs of the collectives. Zero is reserved: in a plan it means "not a collective". The upper half of
+# the numbers is for collectives whose key also depends on their shape (passes.collectives.key_operands.Keys).
 KEYS = 2**30
 
 Members = Callable[[bool, int], Sequence[str]]
@@ -30,10 +30,10 @@ def group_key(devices: Sequence[str]) -> int:
 
 
 def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """One key for each (value name, role), distinct, whatever order they come in.
+    """One distinct key for each (value name, role), in whatever order these are given.
 
-    Two values whose hashes meet take neighbouring keys, the lesser name first. Sharing one would let
-    TensorFlow pair whichever tensors arrive together.
+    Two values whose hashes collide take neighbouring keys, the lesser name first. With one key, TensorFlow would pair
+    whichever tensors arrive together.
     """
     keys: dict[tuple[str, str], int] = {}
     taken = {0}
@@ -49,9 +49,9 @@ def instance_keys(collectives: Iterable[tuple[str, str]]) -> dict[tuple[str, str
 def with_keys(
     edges: Iterable[EdgePlan], devices: Sequence[str], members: Members | None = None
 ) -> tuple[EdgePlan, ...]:
-    """The edges, those that are collectives with their keys and their place in the total order.
+    """The edges, with the keys of collectives and their place in the total order.
 
-    The order is the one in which the edges come; the edges of a bucket stand where its first one does.
+    The order is that of the edges; the edges of a bucket have the place of its first edge.
 
     Args:
         edges: in the order in which they are made.
@@ -80,7 +80,7 @@ def with_keys(
 
 
 def _identity(edge: EdgePlan) -> tuple[str, str]:
-    """What an instance key is made of. One value may be converted twice, to different placements."""
+    """The parts of an instance key. One value may be converted twice, to different placements."""
     return edge.value, edge.role or f"{edge.from_} to {edge.to}"
 
 

@@ -8,7 +8,7 @@ from autograph_rewrite.ir.graph import Graph
 
 
 def graph_digest(graph: Graph) -> str:
-    """A hash of the graph's wiring: names, ops and data inputs, whatever order the nodes come in."""
+    """A hash of the graph's wiring: names, ops and data inputs, independent of the order of nodes."""
     return graph.remembered("digest", lambda: _digest(graph))
 
 

@@ -1,4 +1,4 @@
-"""Lowerings: how a value of one placement becomes one of another. A plan names one for each edge; the rest follows.
+"""Define the lowerings: how a value is converted to another placement. A plan names one for each edge.
 
 A lowering is a row of data: the hops that a value takes, each an operation over some axes of instances by one medium.
 
@@ -6,11 +6,11 @@ A lowering is a row of data: the hops that a value takes, each an operation over
     host_reduce         reduce over the replicas of a process by ops, then over the processes by a collective
     collective_reduce   reduce over all replicas of all processes by a collective
     micro_reduce        reduce over the micro-batches of a replica by ops, then over all replicas by a collective
-    one_shot_reduce     as collective_reduce, but everybody gets what all hold, and adds it up
+    one_shot_reduce     as collective_reduce, but every member gets the values of all, and adds them up
 
-Passes emit hop by hop (`passes.collectives`), the simulator prices hop by hop (`cost.tasks.communication`), and which
-edges wait for each other, share keys or may be bucketed is read off the hops. Processes share nothing, so between them
-there are only collectives and stores.
+Passes emit hop by hop (`passes.collectives`), and the simulator prices hop by hop (`cost.tasks.communication`). The
+hops also tell which edges wait for each other, share keys or may be bucketed. Processes share no memory, so between
+them there are only collectives and stores.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from autograph_rewrite.ir.mesh import MICRO, PROCESS, REPLICA, Span
 IN_PROCESS = frozenset((REPLICA, MICRO))
 """The instances of one process."""
 ACROSS = frozenset((PROCESS,))
-"""One member per process: what it has made of all its instances."""
+"""One member per process, with the result of all its instances."""
 EVERYWHERE = IN_PROCESS | ACROSS
 """All instances of all processes."""
 IN_REPLICA = frozenset((MICRO,))
 """The micro-batches of one replica."""
 REPLICAS = frozenset((PROCESS, REPLICA))
-"""One member per replica, of all processes: what it has made of all its micro-batches."""
+"""One member per replica of all processes, with the result of all its micro-batches."""
 
 
 class Operation(Enum):
-    """What members make of what each holds.
+    """The operation on the values of all members.
 
     operation    before -> after             every member then has
-    reduce       partial -> replicated       the sum (or maximum ...) of what all hold
+    reduce       partial -> replicated       the sum (or maximum ...) of all values
     scatter      partial -> split            its block of that
     gather       split -> replicated         the blocks of all
     """
@@ -49,13 +49,13 @@ class Operation(Enum):
 
 
 class Medium(Enum):
-    """What carries values between members.
+    """The medium that carries values between members.
 
-    OPS are ordinary ops on the first device; PEERS are ordinary ops on every device of a process, which read what the
-    others hold. COLLECTIVE: members wait for each other, found by keys. In a job with
-    servers everything crosses through stores, of which worker 0 takes for all: an ACCUMULATOR adds what is pushed to
-    it, a QUEUE per process keeps it as it is. (The steps of collectives have one number in all processes, and
-    TensorFlow ends all calls of that number once one process is done.)
+    OPS are ordinary ops on the first device; PEERS are ordinary ops on every device of a process, which read the values
+    of the other devices. COLLECTIVE: members find each other by keys, and wait for each other. In a job with servers
+    all values cross through stores, from which worker 0 takes for all: an ACCUMULATOR adds up the pushed values, a
+    QUEUE per process keeps them as they are. (The steps of collectives have one number in all processes, and TensorFlow
+    ends all calls of that number once one process is done.)
     """
 
     OPS = "ops"
@@ -68,8 +68,9 @@ class Medium(Enum):
 STORES = frozenset((Medium.ACCUMULATOR, Medium.QUEUE))
 
 ONE_SHOT = "one-shot"
-"""The algorithm of a collective in which every member gets what all hold and reduces it: half as many messages, one
-behind the other, as in the usual ring (a reduce-scatter and an all-gather), which sends less where members are many."""
+"""The algorithm of a collective in which every member gets the values of all and reduces them: half as many messages,
+one after another, as in the usual ring (a reduce-scatter and an all-gather), which sends fewer bytes for many members.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class Hop:
     """One step of an exchange.
 
     Attributes:
-        over: the axes along which its members lie.
-        algorithm: which of the ways of the medium, where there are several; "": the usual one.
+        over: the axes whose instances are its members.
+        algorithm: of the medium; "": the usual one.
     """
 
     operation: Operation
@@ -97,11 +98,11 @@ class Lowering:
     """How an edge is lowered.
 
     Attributes:
-        text: what it is, in a sentence.
-        hops: in order; none where each instance converts what it has.
-        is_bucketed: values of several edges may travel as one.
-        instead_of: the lowerings in whose place a user may write this one, where one process has all replicas.
-        sums: True: it makes sums only; False: everything but sums; None: either.
+        text: a description, for people.
+        hops: in order; none where each instance converts its value by itself.
+        is_bucketed: values of several edges may be sent as one.
+        instead_of: the lowerings that a user may replace by this one, where one process has all replicas.
+        sums: True: it makes sums only; False: reductions other than sums; None: either.
     """
 
     name: str
@@ -112,7 +113,7 @@ class Lowering:
     sums: bool | None = None
 
     def does(self, operation: Operation) -> bool:
-        """Return whether members reduce, or gather, what they hold."""
+        """Return whether there are hops, and each does this operation."""
         return bool(self.hops) and all(hop.operation is operation for hop in self.hops)
 
     @property
@@ -127,7 +128,7 @@ class Lowering:
 
     @property
     def crosses(self) -> bool:
-        """Whether what one process has made of all its replicas crosses to the others."""
+        """Whether the result of all replicas of a process crosses to other processes."""
         return any(hop.over == ACROSS for hop in self.hops)
 
     @property
@@ -137,7 +138,7 @@ class Lowering:
 
     @property
     def is_among_peers(self) -> bool:
-        """Whether ordinary ops do it on every device, which read what the others hold."""
+        """Whether ordinary ops on every device do it, which read the values of the other devices."""
         return any(hop.medium is Medium.PEERS for hop in self.hops)
 
     @property
@@ -264,5 +265,5 @@ UNKNOWN = Lowering("", "none that this version knows")
 
 
 def lowering(name: str) -> Lowering:
-    """Return a lowering by name; one without hops for a name that is none, which the verification of plans refuses."""
+    """Return a lowering by name; for an unknown name, which `plan.verify` refuses, one without hops."""
     return LOWERINGS.get(name, UNKNOWN)

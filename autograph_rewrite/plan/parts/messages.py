@@ -1,4 +1,4 @@
-"""The parts of a plan: the messages of plan.proto as frozen dataclasses, field by field."""
+"""Define the parts of a plan: the messages of plan.proto as frozen dataclasses, field by field."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from autograph_rewrite.plan.parts.lowerings import Lowering, lowering
 # The owner of an edge that serves no single variable: losses, norms, metrics, forward gathers.
 STEP = "step"
 
-# The owner of what the logical devices of a replica exchange.
+# The owner of exchanges between the logical devices of a replica.
 MODEL_AXIS = "model axis"
 
-# The reason of an edge that only the outside needs.
+# The reason of an edge whose value is read outside of the graph only.
 OUTPUT = "it is an output"
 
-# What the edge of a value turns into that tells all processes how long each one's part is.
+# The target of an edge that tells all processes the size of each one's part of a value.
 SIZES = "sizes"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What an update of a variable means where each replica has a value of its own.
+    """The meaning of a variable's update where each replica has a different value.
 
     Attributes:
         variable: in `item.variables`.
         synchronization: "single" (there is one copy), "on_write" or "on_read".
         aggregation: "none", "sum", "mean" or "only_first_replica".
-        declared: the program says so (`tf.Variable(aggregation=...)`), not the configuration: it counts for values that
-            differ by nature only, and everything else is exact.
+        declared: by the program (`tf.Variable(aggregation=...)`), not the configuration: it applies only to values that
+            differ by nature, and all others are exact.
     """
 
     variable: str
@@ -39,23 +39,23 @@ class Policy:
 
     @property
     def has_components(self) -> bool:
-        """Whether each replica has a component of its own."""
+        """Whether each replica has a separate component."""
         return self.synchronization == "on_read" or (self.synchronization, self.aggregation) == ("on_write", "none")
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether nothing makes one value of the components, for whoever reads the variable from outside."""
+        """Whether the components have no common value for readers outside of the graph."""
         return (self.synchronization, self.aggregation) == ("on_read", "none")
 
 
 @dataclass(frozen=True)
 class LocalSgd:
-    """How replicas meet that train by themselves: their variables are averaged.
+    """How the variables of replicas that train by themselves are averaged.
 
     Attributes:
         period: after how many steps.
         warmup_steps: how many steps in the beginning are averaged one by one.
-        average_slots: what optimizers keep for variables is averaged, too.
+        average_slots: whether slots are averaged, too.
     """
 
     period: int
@@ -73,7 +73,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Semantics:
-    """What must come out exactly as on one device."""
+    """Which results must be exactly those of one device."""
 
     batch_norm: str = "sync"
     random: str = "exact"
@@ -105,9 +105,9 @@ class Pipeline:
         stages: of the model; of D devices, device d has the stages d, d + D, d + 2D, ...
         devices: those of the first replica, then of the second, ...
         schedule: "gpipe", "one_f_one_b", "interleaved" or "circular".
-        boundaries: tensors behind which a new stage begins.
+        boundaries: tensors after which a new stage begins.
         names: patterns of the names of each stage's nodes.
-        assign: where neither says it: "auto" (balanced by cost) or "device" (as the devices in the graph say).
+        assign: without boundaries and names: "auto" (balanced by cost) or "device" (by the devices in the graph).
     """
 
     stages: int = 1
@@ -120,16 +120,16 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class Remat:
-    """What is computed again for the gradients, instead of being kept from the forward.
+    """The rematerialisation: activations that are recomputed for the gradients, instead of being kept.
 
     Attributes:
         policy: "none", "sqrt", "hierarchical", "every:N", "names", "collection", "scopes", "save_matmuls",
-            "budget:BYTES", or "marked" (what the graph marks: `ar.recompute_grad`).
-        names: patterns of what is kept (names).
+            "budget:BYTES", or "marked" (scopes that the graph marks: `ar.recompute_grad`).
+        names: patterns of the tensors that are kept (names).
         scopes: patterns of name scopes, each of which is a segment (scopes).
-        stages: the stages of a pipeline in which something is computed again; empty: all.
-        offload: what goes to the host's memory until gradients need it: "names" (what the names match), "auto" (what is
-            kept), or "" (nothing).
+        stages: the stages of a pipeline that recompute; empty: all.
+        offload: the values that are in the host's memory until gradients need them: "names" (those that the names
+            match), "auto" (those that are kept), or "" (none).
     """
 
     policy: str
@@ -140,21 +140,21 @@ class Remat:
 
     @property
     def limit(self) -> int | None:
-        """The bytes that a step may take on a device; None where the policy does not say."""
+        """The bytes that a step may take on a device; None without a budget."""
         policy, _, number = self.policy.partition(":")
         return int(number) if policy == "budget" else None
 
 
 @dataclass(frozen=True)
 class TensorSharding:
-    """How a variable or a tensor lies on the model axis; slots of an optimizer lie like their variable.
+    """How a variable or a tensor is sharded on the model axis; slots are sharded like their variable.
 
     Attributes:
         name: of a variable, else of a tensor: `node` or `node:1`.
         split: into how many parts each dimension is cut; empty: every device has the whole.
-        device: the logical device that holds it, where one does; -1: several.
-        axes: of each dimension the axis of the mesh that cuts it, -1: none; empty: the first axes cut the first
-            dimensions that are cut, as `split` says.
+        device: the logical device that holds it, if only one does; -1: several.
+        axes: the axis of the mesh that cuts each dimension, -1: none; empty: the first axes cut the first dimensions
+            that `split` cuts.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Model:
     Attributes:
         axes: sizes; several for a mesh of more dimensions. Logical devices are numbered major first.
         devices: those of the first replica, then of the second, ...
-        shardings: what is placed by hand; everything else follows from it.
+        shardings: of the tensors that are placed by hand; all others follow from them.
     """
 
     axes: tuple[int, ...]
@@ -185,11 +185,11 @@ class Model:
 
 @dataclass(frozen=True)
 class OwnPass:
-    """A pass of the user's own.
+    """A pass of the user.
 
     Attributes:
-        name: what it is registered as.
-        after: the pass behind which it runs.
+        name: under which it is registered.
+        after: the pass after which it runs.
         code: digest of its code.
     """
 
@@ -200,10 +200,10 @@ class OwnPass:
 
 @dataclass(frozen=True)
 class OwnOp:
-    """A custom op of the user's own that the graph has.
+    """A custom op of the user in the graph.
 
     Attributes:
-        code: digest of what is said of it.
+        code: digest of its description.
     """
 
     name: str
@@ -217,7 +217,7 @@ class BatchInput:
     Attributes:
         name: in `item.inputs`.
         axis: counted from the front.
-        whole: every process makes the whole batch itself, and takes its part; else each is given its part.
+        whole: every process makes the whole batch, and takes its part; else each is fed its part.
         ragged: dimensions whose lengths may differ between processes; found with the edges.
     """
 
@@ -244,9 +244,9 @@ class Server:
     Attributes:
         sync: an update waits for the gradients of all workers.
         staleness: by how many steps one worker may be ahead of another.
-        proxy: each worker reads a copy of its own, refreshed once per step.
-        lookups: rows of a table that is only looked up are read where they are, whatever else has a proxy; without
-            one, everything is. Readers wait for what the program has written between two steps.
+        proxy: each worker reads a local copy, refreshed once per step.
+        lookups: rows of a table that is only looked up are read on the server also with a proxy; without a proxy, all
+            reads are there. Readers wait for writes of the program between two steps.
     """
 
     sync: bool = True
@@ -257,17 +257,17 @@ class Server:
 
 @dataclass(frozen=True)
 class VariableRequest:
-    """What is asked for one variable.
+    """The request for one variable.
 
     Attributes:
         name: in `item.variables`.
         placement: "replicated", "single" or "split(axis)".
         options: of the reduction of its gradient.
-        servers: the device that holds it (single), or those of its shards (split); empty: every replica's own.
+        servers: the device that holds it (single), or those of its shards (split); empty: every replica's device.
         sizes: of the shards along the axis (split).
-        server: how workers share it, where its options say ps.
-        stage: of a variable that is split over the replicas (each holds the shard on its own device): 1 splits the
-            optimizer's state, 2 its gradient too, 3 the variable too. 0: it is not.
+        server: how workers share it, if its synchronizer is ps.
+        stage: of a variable that is split over the replicas (each holds a shard on its device): 1 splits the
+            optimizer's state, 2 its gradient too, 3 the variable too. 0: it is not split over them.
     """
 
     name: str
@@ -280,13 +280,13 @@ class VariableRequest:
 
     @property
     def over_replicas(self) -> bool:
-        """Whether each replica holds a shard on its own device."""
+        """Whether each replica holds a shard on its device."""
         return self.stage > 0
 
 
 @dataclass(frozen=True)
 class EdgePlan:
-    """An edge where producer and consumer disagree about a placement, and what is done about it.
+    """An edge where producer and consumer disagree about a placement, with its conversion.
 
     Attributes:
         value: the converted value, `node` or `node:1`.
@@ -296,16 +296,16 @@ class EdgePlan:
         role: tells edges of one value and target apart: "factor" is the second collective of powersgd.
         lowering: a name of `plan.parts.lowerings`.
         dtype: TensorFlow's name of the element type.
-        bytes: what one replica hands over per step, as far as shapes are known.
+        bytes: that one replica sends per step, as far as shapes are known.
         group_key: of the collective; 0 where there is none.
         instance_key: of the collective; the edges of a bucket share one.
         order: place of the collective in the one total order; shared in a bucket.
-        bucket: edges with one number are reduced together; 0 alone.
-        reason: why the edge is there, for people.
-        compressor: what makes the value smaller on its way, "none" where nothing does.
-        logical: which device of each replica has the value, of those of all its stages.
+        bucket: edges with one number are reduced together; 0: alone.
+        reason: why the edge exists, for people.
+        compressor: the codec that encodes the value, or "none".
+        logical: which device of each replica has the value, counted over all its stages.
         padded: dimensions that are padded with zeros to the longest process's.
-        axis: of the mesh's model axes, the one whose devices exchange it (`model_edges`).
+        axis: the model axis of the mesh whose devices exchange it (`model_edges`).
     """
 
     value: str

@@ -1,4 +1,4 @@
-"""Names in rewritten graphs that the runtime relies on, and names of exchanges for who waits in one."""
+"""Name nodes of rewritten graphs that the runtime relies on, and exchanges, for messages of processes that wait."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from autograph_rewrite.plan.parts.messages import MODEL_AXIS, SIZES, STEP, EdgePlan
 
 EDGE_ATTR = "_autograph_edge"
-"""Attribute of what makes one of several edges of a value: the role of the edge, or the model axis, with its number."""
+"""Attribute of nodes of one of several edges of a value: the role of the edge, or the model axis, with its number."""
 
 
 def model_axis_name(number: int) -> str:
-    """Return what tells the exchanges along a model axis apart from others."""
+    """Return the name of a model axis, as the attribute of the nodes that exchange values along it."""
     return f"{MODEL_AXIS} {number}"
 
 
@@ -20,16 +20,16 @@ def proxy_of(handle: str) -> str:
     return f"{handle}/proxy"
 
 
-# Names of the exchanges of a step, in the order in which they are made, for who waits in one of them.
+# Names of the exchanges of a step, in their order, for the messages of a process that waits in one.
 #
 # the sizes of the parts (key 901), bucket 1: the gradients of 'w', 'b' (key 1234), 'loss' (key 77), and 2 more
 
 _SHOWN = 3
-"""How many exchanges, and variables of one, are named."""
+"""How many exchanges, and how many variables of an exchange, are named."""
 
 
 def named_exchanges(edges: Iterable[EdgePlan]) -> str:
-    """Return what a step exchanges between processes, the first ones by name; "" where that is nothing."""
+    """Return the exchanges of a step between processes, the first ones by name; "" where there are none."""
     together: dict[tuple[int, int], list[EdgePlan]] = {}
     waiting = [edge for edge in edges if edge.is_collective or edge.lowered.is_stored]
     for edge in sorted(waiting, key=lambda edge: (edge.order is None, edge.order or 0)):
@@ -40,7 +40,7 @@ def named_exchanges(edges: Iterable[EdgePlan]) -> str:
 
 
 def _name(members: list[EdgePlan]) -> str:
-    """Return what one collective is for, and its key."""
+    """Return the content of one collective, and its key."""
     first = members[0]
     what = _listed(members)
     if not first.is_collective:
@@ -64,5 +64,5 @@ def _listed(members: list[EdgePlan]) -> str:
 
 
 def exchanged_bytes(edges: Iterable[EdgePlan]) -> int:
-    """Return what one member of each exchange hands over in a step of the examples that the plan counts."""
+    """Return the bytes that one member of each exchange sends in a step, for the batch size of the plan."""
     return sum(edge.bytes for edge in edges if edge.lowered.hops or edge.compressor != "none")

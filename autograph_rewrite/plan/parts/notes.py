@@ -1,4 +1,4 @@
-"""Notes: remarks on a plan or a rewrite, each about a node or a setting, and the plans that a search has compared."""
+"""Write and read notes: remarks on a plan or a rewrite, and the ranking of plans that a search has compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STAYS_WHOLE = re.compile(r"'(?P<name>.+)' stays whole: (?P<why>.+)")
 
 @dataclass(frozen=True)
 class Note:
-    """A node that runs whole for want of a rule, or another thing to know."""
+    """A remark on a node, such as one that runs whole because no rule divides it, or on a setting."""
 
     node: str
     op: str
@@ -25,7 +25,7 @@ def stays_whole(name: str, why: str) -> str:
 
 
 def kept_whole(notes: Iterable[str]) -> dict[str, str]:
-    """Return, of a plan's notes, the variables that stay whole, with the reason for each."""
+    """Return the variables that stay whole by a plan's notes, with the reason for each."""
     found = (_STAYS_WHOLE.fullmatch(note) for note in notes)
     return {one["name"]: one["why"] for one in found if one is not None}
 
@@ -40,7 +40,7 @@ _ROW = re.compile(
 )
 CHOSEN = "chosen"
 SHOWN = 16
-"""So many plans are listed."""
+"""Most plans that are listed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RankedPlan:
         milliseconds: of a step, predicted.
         mebibytes: the predicted peak of a device.
         moved: mebibytes that move in a step.
-        fits: whether there is room for it; None where nobody says how much there is.
+        fits: whether it fits the memory limit; None without a limit.
         verdict: "chosen", or why it was not.
     """
 
@@ -78,7 +78,7 @@ def ranking(notes: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def row_of(note: str) -> RankedPlan | None:
-    """Return the row that a note is; None where it is none."""
+    """Return the row that a note holds; None for any other note."""
     found = _ROW.fullmatch(note)
     if found is None:
         return None

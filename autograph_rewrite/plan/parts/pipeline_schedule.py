@@ -1,8 +1,8 @@
-"""Schedules: in which order each device of a pipeline runs the forward and backward parts of its micro-batches.
+"""Schedule pipelines: the order in which each device runs the forward and backward parts of its micro-batches.
 
     gpipe         F0 F1 F2 F3 ........... B0 B1 B2 B3     all activations are kept
-    1f1b          F0 F1 B0 F2 B1 F3 B2 B3                 at most as many as there are stages behind
-    interleaved   each device has several chunks, of stages that lie S apart: a shorter bubble
+    1f1b          F0 F1 B0 F2 B1 F3 B2 B3                 at most as many as there are stages from this one on
+    interleaved   each device has several chunks, of stages that are S apart: a shorter bubble
     circular      the same, all forwards before all backwards
 
 A stage of the model is a *chunk* on a device: of S devices, device d has the stages d, d + S, d + 2S, ...
@@ -34,18 +34,18 @@ class Task(NamedTuple):
 
 
 Orders = tuple[tuple[Task, ...], ...]
-"""What each device runs, in order."""
+"""The tasks of each device, in order."""
 
 
 def orders(schedule: str, devices: int, micro: int, chunks: int = 1) -> Orders:
-    """Return what each device runs, in order.
+    """Return the tasks of each device, in order.
 
     Args:
         schedule: gpipe, 1f1b, interleaved or circular.
         chunks: how many stages each device has.
 
     Raises:
-        PlanError: there is no such schedule, or it cannot be had with these numbers.
+        PlanError: there is no such schedule, or it does not allow these numbers.
     """
     if schedule == "1f1b" and chunks > 1:
         raise PlanError(
@@ -63,7 +63,7 @@ def orders(schedule: str, devices: int, micro: int, chunks: int = 1) -> Orders:
 
 
 def _all_forwards(device: int, devices: int, micro: int, chunks: int) -> Iterator[Task]:
-    """All forwards, then all backwards; of several chunks in rounds of as many micro-batches as there are devices."""
+    """All forwards, then all backwards; with several chunks, in rounds of as many micro-batches as devices."""
     for kind in (FORWARD, BACKWARD):
         for first in range(0, micro, devices if chunks > 1 else micro):
             for chunk in range(chunks) if kind == FORWARD else reversed(range(chunks)):
@@ -117,10 +117,10 @@ def iterations(micro: int, stages: int, repeat: int = 1) -> int:
 
 
 def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, ...], ...]:
-    """Return, by stage, which micro-batch goes through it in each iteration of the loop of a shifting buffer.
+    """Return, by stage, its micro-batch in each iteration of the loop of a shifting buffer.
 
-    Micro-batches enter in rounds of as many as there are devices, and move on by one stage in each iteration, so that
-    a device never has two of its stages at work at once.
+    Micro-batches enter in rounds of as many as there are devices, and move by one stage in each iteration, so that a
+    device never runs two of its stages at once.
 
     Args:
         repeat: how many stages each device has.
@@ -135,10 +135,10 @@ def turns(micro: int, devices: int, repeat: int = 1) -> tuple[tuple[int | None, 
 
 
 def ideal_in_flight(schedule: str, stage: int, stages: int, micro: int) -> int:
-    """Return how many micro-batches a stage holds at most, where each device has one.
+    """Return how many micro-batches a stage holds at most, where each device has one stage.
 
     Args:
         schedule: gpipe or 1f1b.
-        stage: which one, from 0.
+        stage: counted from 0.
     """
     return min(micro, stages - stage) if schedule == "1f1b" else micro

@@ -1,4 +1,4 @@
-"""Residence: where a variable lives, as a plan says it.
+"""Define the residence of a variable in a plan: where it lives.
 
     Replicated()                                          every replica, or the one process, has the whole
     OnServer("/job:ps/task:0/device:CPU:0")               one device holds it and computes its update
@@ -6,7 +6,7 @@
     Sharded(0, sizes=(5, 5), servers=(ps 0, ps 1))        ... each on a server
     Sharded(0, sizes=(5, 5), servers=(GPU 0, GPU 1), stage=3)      ... each on a replica (ZeRO, FSDP)
 
-Plan files keep their words: placement "replicated", "single" or "split(axis)", and beside it servers, sizes and stage.
+Plan files write it as placement "replicated", "single" or "split(axis)", with servers, sizes and stage.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sharded:
     Attributes:
         sizes: of the shards, in order.
         servers: the device of each shard; empty where every replica has them all.
-        stage: of one that is split over the replicas (`VariableRequest.stage`); 0 where it is not.
+        stage: of a variable that is split over the replicas (`VariableRequest.stage`); 0 for any other.
     """
 
     axis: int
@@ -66,16 +66,16 @@ class Sharded:
 
     @property
     def placement(self) -> str:
-        """As plan files write it."""
+        """The placement in plan files."""
         return f"split({self.axis})"
 
     @property
     def is_on_server(self) -> bool:
-        """Whether servers hold its shards, and not the replicas."""
+        """Whether servers, not replicas, hold its shards."""
         return bool(self.servers) and not self.stage
 
     def keeps_whole(self, *, is_slot: bool) -> bool:
-        """Whether replicas keep the whole all the same: of ZeRO's first two stages they do, but for what slots hold."""
+        """Whether replicas still keep the whole: in ZeRO's first two stages they do, except for slots."""
         return 0 < self.stage < 3 and not is_slot
 
     @property
@@ -93,7 +93,7 @@ class Sharded:
         return (*whole[: self.axis], self.sizes[shard], *whole[self.axis + 1 :])
 
     def of_shard(self, shard: int) -> Residence:
-        """Return where one shard lives, as a variable of its own."""
+        """Return the residence of one shard as a separate variable."""
         return OnServer(self.servers[shard]) if shard < len(self.servers) else Replicated()
 
 
@@ -108,7 +108,7 @@ def split_axis(placement: str) -> int | None:
 
 
 def residence_of(request: VariableRequest) -> Residence:
-    """Return where a request wants its variable; what `plan.verify` refuses counts as replicated."""
+    """Return the residence that a request asks for; a request that `plan.verify` refuses counts as replicated."""
     axis = split_axis(request.placement)
     if axis is not None:
         return Sharded(axis, request.sizes, request.servers, request.stage)
@@ -118,14 +118,14 @@ def residence_of(request: VariableRequest) -> Residence:
 
 
 def placed(request: VariableRequest, residence: Residence) -> VariableRequest:
-    """Return the request with its variable somewhere else."""
+    """Return the request with another residence of its variable."""
     return replace(
         request, placement=residence.placement, servers=residence.servers, sizes=residence.sizes, stage=residence.stage
     )
 
 
 def names_of_wholes(name: str) -> Iterator[str]:
-    """Yield a name, and those of the variables that it may be a shard of, shards of shards among them."""
+    """Yield a name, and the names of the variables that it may be a shard of, directly or as a shard of a shard."""
     while True:
         yield name
         whole, is_shard, number = name.rpartition("/part_")

@@ -1,1 +1,1 @@
-"""Edges of a plan: where placements disagree, whom the conversion serves, and how it is lowered."""
+"""Edges of a plan: where placements disagree, which variable the conversion serves, and how it is lowered."""

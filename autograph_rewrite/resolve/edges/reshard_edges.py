@@ -59,10 +59,7 @@ def resolve_edges(
     """Return the plan with every reshard edge of the graph.
 
     Args:
-        plan: the request.
-        state: the placements.
-        outputs: values that the outside reads whole.
-        variables: of the item.
+        outputs: values that are read whole outside of the graph.
         sizes: numbers for the symbols of shapes, for the bytes of each edge.
         padded: by the name of an output, dimensions that may be longer in another process.
     """
@@ -101,17 +98,17 @@ class _Edges:
 
     @cached_property
     def late(self) -> set[Node]:
-        """The nodes that need a variable: what does not is counted once, before any micro-batch begins."""
+        """The nodes that need a variable: all others are counted once, before any micro-batch begins."""
         return late_nodes(self.state.order)
 
     def is_spread(self, value: Value) -> bool:
-        """Return whether no replica holds the whole value; each process is given a part of the batch only."""
+        """Return whether no replica holds the whole value; a process of a job has only a part of the batch."""
         if value in self.state.whole_inputs:
             return len(self.plan.processes) > 1
         return self.state.source(value).placement.differs
 
     def add(self, value: Value, target: str, reason: str) -> None:
-        """Add the edge that gives a value in another placement, and those that it needs itself."""
+        """Add the edge that converts a value to another placement, and the edges that it needs."""
         state = self.state
         if target == repr(REPLICATED) and value.node.op in ENTERS and self.is_spread(value):
             value = before_loops(value)
@@ -133,7 +130,7 @@ class _Edges:
         self.found[value.name, target] = edge
 
     def add_of_job(self) -> None:
-        """Add what several processes tell each other in any step: how many examples each has, and unseeded draws."""
+        """Add the edges of every step between processes: the number of examples of each, and unseeded draws."""
         state = self.state
         measured = measured_input(state)
         is_open = state.semantics.extent.units is None
@@ -143,7 +140,7 @@ class _Edges:
             self.found[value.name, "replicated"] = _draw_edge(value, sent_bytes(state, value, self.sizes))
 
     def add_of_node(self, node: Node) -> None:
-        """Add the edges of what a node reads."""
+        """Add the edges of a node's operands."""
         state = self.state
         operand_reshards = state.transfers[node].operand_reshards
         if is_over(node, REPLICA):
@@ -167,7 +164,7 @@ class _Edges:
                 self.add(value, "replicated", reason)
 
     def add_asked(self, node: Node, reshard: Reshard | None) -> None:
-        """Add the edge of what a pass has asked for, under the name of what is made."""
+        """Add the edge of a conversion that a pass inserted, under the name of its result."""
         value, made, state = node.inputs[0], node.output(), self.state
         reader = next((use.node for use in made.uses), None)
         reason = f"{reader.op} '{reader.name}' reads it" if reader is not None else OUTPUT
@@ -190,7 +187,7 @@ class _Edges:
         self.found[made.name, target] = replace(edge, lowering="reduce_scatter") if scatters else whole
 
     def pad(self, padded: Mapping[str, tuple[int, ...]]) -> None:
-        """Let processes tell each other how long outputs are, before they gather them."""
+        """Let processes exchange the lengths of outputs before they gather them."""
         for name, dims in padded.items():
             edge = self.found[name, repr(REPLICATED)]
             value = self.state.graph.value(name)
@@ -199,10 +196,10 @@ class _Edges:
             self.found[name, repr(REPLICATED)] = replace(edge, lowering="host_gather", padded=dims)
 
     def drop_unread_sizes(self) -> None:
-        """Let processes keep the sizes of their parts to themselves where nothing is joined that is made of them.
+        """Drop the exchange of the sizes of parts where no gather or global size needs them.
 
-        Those of sessions go on telling each other: TensorFlow numbers the runs of a session with collectives by asking
-        worker 0, which may be a run ahead where runs do not meet.
+        Sessions keep it: TensorFlow numbers the runs of a session with collectives by asking worker 0, which may be a
+        run ahead where runs do not meet.
         """
         if not any(edge.lowered.does(Operation.GATHER) or edge.to == "local" for edge in self.found.values()):
             self.found.pop((measured_input(self.state).name, SIZES), None)
@@ -229,7 +226,7 @@ class _Edges:
 
 
 def is_scattered(plan: Plan, state: Propagation, value: Value) -> bool:
-    """Return whether each replica makes its shard of a sum, so that nobody makes all of it."""
+    """Return whether each replica makes only its shard of a sum (a reduce-scatter)."""
     fact = state.source(value)
     is_read_whole = value in state.graph.anchors.values() or plan.compresses
     return (fact.placement == PARTIAL and _reads_peers(plan) and not is_read_whole) and all(
@@ -239,7 +236,7 @@ def is_scattered(plan: Plan, state: Propagation, value: Value) -> bool:
 
 
 def _reads_peers(plan: Plan) -> bool:
-    """Return whether devices read what the others hold: those of one process, whose shards may lie along any axis."""
+    """Return whether devices read each other's memory: those of one process, whose shards may be along any axis."""
     return len(plan.processes) == 1
 
 
@@ -262,7 +259,7 @@ def _on_logical_devices(
 
 
 def _can_be_gathered(state: Propagation, edge: EdgePlan) -> bool:
-    """Return whether a collective can gather what replicas hold, in one shape for all steps."""
+    """Return whether a collective can gather the parts of replicas: their shape is the same in all steps."""
     fact = state.source(state.graph.value(edge.value))
     return fact.dtype != dtypes.BFLOAT16 and not wire_types.may_change(fact)
 
@@ -293,7 +290,7 @@ def _knows_rows(state: Propagation, value: Value) -> bool:
 
 
 def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePlan]) -> dict[tuple[str, str], EdgePlan]:
-    """Give the step what is no gradient: a variable's gradient may depend on a statistic of the same shape.
+    """Give statistics to the step: a variable's gradient may depend on a statistic of the same shape.
 
     The mean of a batch normalisation reaches the update of its scale, but through the gradient of the scale.
     """
@@ -311,7 +308,7 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
     return result
 
 
-# Lowering of an edge: which of the table's rows its placements, its devices and its owner's residence call for.
+# Lowering of an edge: the row of the table that fits its placements, its devices and its owner's residence.
 #
 #     partial(sum), one process       collective_reduce, or add_n where one copy of a variable serves all
 #     partial(sum), processes         host_reduce: added up in each process, then among processes
@@ -322,7 +319,7 @@ def _without_statistics(state: Propagation, found: dict[tuple[str, str], EdgePla
 
 
 ACCUMULATED = frozenset((dtypes.HALF, dtypes.FLOAT, dtypes.DOUBLE))
-"""The types of conditional accumulators: TensorFlow has no kernel of one for others."""
+"""The types of conditional accumulators: TensorFlow has no kernel for others."""
 
 
 def homed(
@@ -331,13 +328,10 @@ def homed(
     found: Mapping[tuple[str, str], EdgePlan],
     variables: Mapping[str, Variable],
 ) -> dict[tuple[str, str], EdgePlan]:
-    """Return the edges as they are lowered where variables live on single devices.
+    """Return the edges with their lowerings for variables that live on single devices (`plan.homes`).
 
     Args:
-        plan: says where.
-        state: the placements of all values.
         found: the edges, by value and target.
-        variables: of the item.
     """
     if not plan.homes:
         return dict(found)
@@ -351,12 +345,12 @@ def homed(
 
 
 def _can_meet_besides(plan: Plan) -> bool:
-    """Return whether collectives can carry what no server takes, in a job whose workers wait for each other.
+    """Return whether collectives can carry the values that no server takes, in a job whose workers wait for each other.
 
-    Runs with collectives have one number in all processes (`runtime.engine.staleness_clock`). By it, the
-    devices at both ends and the name of a node, which is the same in the graphs of all workers, a process tells apart
-    what is sent: between two servers, or two devices of one, it could not. Where the server is a worker, who is done
-    first would end what that worker runs itself.
+    Runs with collectives have one number in all processes (`runtime.engine.staleness_clock`). A process identifies a
+    sent value by this number, the devices at both ends and the name of a node, which is the same in the graphs of all
+    workers: values between two servers, or two devices of one, would be mixed up. Where the server is a worker, the
+    first worker to finish would end the run of that worker.
     """
     servers = set(plan.homes.values())
     apart = len(servers) == 1 and {process_of(device) for device in servers}.isdisjoint(plan.processes)
@@ -366,16 +360,16 @@ def _can_meet_besides(plan: Plan) -> bool:
 def _are_worth_a_ring(plan: Plan, edges: Collection[EdgePlan]) -> bool:
     """Return whether sums take no longer around a ring of n workers than through a server.
 
-    The ring sends 2 (n - 1) messages one after the other, each of them a share of the bytes; a server takes two, of
-    all bytes for each worker. Small sums of few workers are in one shot, which takes one.
+    The ring sends 2 (n - 1) messages one after another, each with a share of the bytes; a server takes two, with all
+    bytes of each worker. Small sums of few workers are one-shot, which takes one message.
     """
     return len(plan.processes) <= 2 or may_be(plan) or sum(edge.bytes for edge in edges) > SENT_MORE
 
 
 def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> bool:
-    """Return whether processes send to each other in a loop or branch: nobody outside knows that all of it has come.
+    """Return whether processes send values to each other in a loop or branch.
 
-    What is sent to a branch that is not taken is waited for by nothing that the run computes.
+    A run may end before a value arrives that was sent to a branch that is not taken: nothing in the run waits for it.
     """
     sometimes = set(state.order) - unconditional_nodes(state.order)
     if not sometimes:
@@ -391,17 +385,17 @@ def _reaches_branches(plan: Plan, state: Propagation, variables: Mapping[str, Va
 
 
 def _is_for_workers(plan: Plan, state: Propagation, edge: EdgePlan) -> bool:
-    """Return whether an edge, which no server takes, is a sum or a gather that collectives can carry."""
+    """Return whether an edge is taken by no server, and is a sum or a gather that collectives can carry."""
     if edge.owner in plan.homes:
         return False
     if edge.to == SIZES or not edge.lowered.does(Operation.REDUCE):
-        return edge.lowering != "host_gather"  # its rows may be strings, and any number of them
+        return edge.lowering != "host_gather"  # its rows may be strings, in any number
     fact = as_sent(state.source(state.graph.value(edge.value)))
     return can_be_sent(fact.dtype, fact.placement.op)
 
 
 def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    """Return how values meet on the device of their owner, where one process has all replicas."""
+    """Return the lowering that combines values on the device of their owner, where one process has all replicas."""
     placement = state.source(state.graph.value(edge.value)).placement
     if edge.owner not in plan.homes or edge.to != repr(REPLICATED):
         return edge.lowering
@@ -411,7 +405,7 @@ def _at_home(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
 
 
 def _through_servers(plan: Plan, state: Propagation, edge: EdgePlan) -> str:
-    """Return how a value crosses between the processes of a job through a store on a server."""
+    """Return the lowering by which a value crosses between processes through a store on a server."""
     fact = state.source(state.graph.value(edge.value))
     if edge.lowering in ("collective_gather", "host_gather"):
         return "server_gather"
@@ -424,9 +418,8 @@ def lowering_of(plan: Plan, fact: Fact, target: str, options: Options) -> str:
     """Return the lowering of an edge where no servers hold variables.
 
     Args:
-        plan: the request.
         fact: of the value.
-        target: the placement that is asked for, as edges write it.
+        target: the wanted placement, as edges write it.
         options: of the edge's owner.
     """
     if target.startswith("split"):
@@ -464,15 +457,15 @@ def _is_hierarchical(plan: Plan, options: Options) -> bool:
     """Return whether replicas of a process add up by themselves before processes do.
 
     Among CPU devices of one memory an AddN moves less than a ring of them all, and the ring among processes is shorter
-    (measured: benchmarks/hierarchy.py). NCCL knows the links between GPUs better. Who names a ring gets one. What
-    compressors send has an error of each replica's own to feed back.
+    (measured: benchmarks/hierarchy.py). NCCL knows the links between GPUs better. A hint for a ring is followed. Error
+    feedback of compressors is per replica, so each replica has to send.
     """
     several = len(plan.processes) > 1 and plan.replicas_each > 1 and options.hint == "auto"
     return several and options.compressor == NONE and all(parse(device).kind == "CPU" for device in plan.devices)
 
 
 def by_hosts(plan: Plan, fact: Fact) -> str:
-    """Return how the parts of a value are combined on the first device of each process."""
+    """Return the lowering that combines the parts of a value on the first device of each process."""
     if len(plan.processes) > 1:
         return "host_reduce"
     return "add_n" if fact.placement == PARTIAL else "fold"
@@ -485,9 +478,9 @@ def by_hosts(plan: Plan, fact: Fact) -> str:
 
 
 MIXES_ROWS = families("contraction", "convolutions", "layers", "normalization", "pooling", "recurrent", "reduce")
-"""Families of rules that the rows of a sparse gradient never pass: what does was gathered in the forward pass."""
+"""Families of rules that the rows of a sparse gradient never pass: rows that do were gathered in the forward pass."""
 MAX_REACH = 400
-"""How many nodes to look at for the owner of an edge."""
+"""How many nodes to search for the owner of an edge."""
 
 
 class Owners:
@@ -507,7 +500,7 @@ class Owners:
         return self._search(value, fact.shape, sparse)
 
     def read_by(self, value: Value) -> str | None:
-        """Return the variable that a value is read from, None where that is none."""
+        """Return the name of the variable that a value is read from, None where it is read from none."""
         node = value.node
         found = self._by_handle.get(handle_node(node.inputs[0]).name) if has(node.op, "reads_whole") else None
         return None if found is None else found.name
@@ -531,7 +524,7 @@ class Owners:
                     pending.extend(read for read in self._reads(node.inputs[0]) if read not in seen)
                     seen.update(self._reads(node.inputs[0]))
                     continue
-                if sparse and (_mixes_rows(node) or has(node.op, "measures")):  # a number of rows is not the rows
+                if sparse and (_mixes_rows(node) or has(node.op, "measures")):  # the number of rows is no gradient
                     continue
                 for other in [node.output(index)] if node.op == "IdentityN" else self._made(node):
                     if other not in seen and self._follows(other, shape, sparse):
@@ -547,7 +540,7 @@ class Owners:
         return self._by_handle.get(handle_node(node.inputs[0]).name)
 
     def _reads(self, handle: Value) -> list[Value]:
-        """Return what is read from a variable, also inside branches and loops."""
+        """Return the values that are read from a variable, also inside branches and loops."""
         uses = handle_uses(handle_node(handle))
         return [node.output() for node, _ in uses if node.op == "ReadVariableOp"]
 
@@ -575,15 +568,15 @@ def _elements(shape: Shape) -> int | None:
     return math.prod(dim for dim in shape if isinstance(dim, int))
 
 
-# One-shot sums: which all-reduces between processes send all to everybody, instead of going around a ring twice.
+# One-shot sums: the all-reduces between processes in which each member sends all to all others, instead of a ring.
 #
 #     ring       2 (n - 1) messages of bytes / n, one after another
 #     one-shot     (n - 1) messages of bytes; each member adds up what it has got, in the same order as all others
 #
 # A message between two processes costs TensorFlow's gRPC about half a millisecond of processor time, whatever it holds
-# (benchmarks/one_shot.py). Two members send as many bytes in either way. In functions, and where the runs of a session
-# are over together (`runtime.engine.staleness_clock.finish_together`): else who is done with a run deletes what another
-# process has not asked for yet, and a gather is done before a ring is.
+# (benchmarks/one_shot.py). Two members send as many bytes in either way. One-shot sums are used in functions, and where
+# the runs of a session end together (`runtime.engine.staleness_clock.finish_together`): else a process that ends a run
+# deletes values that another has not asked for yet, and a gather ends before a ring does.
 #
 # After: XLA's one-shot and two-shot all-reduce; Thakur et al., Optimization of Collective Communication Operations in
 # MPICH (2005), section 4.5.
@@ -592,19 +585,18 @@ def _elements(shape: Shape) -> int | None:
 INSTEAD = MappingProxyType(
     {"collective_reduce": "one_shot_reduce", "host_reduce": "host_one_shot", "micro_reduce": "micro_one_shot"}
 )
-"""By lowering that goes around a ring, the one that does the same in one shot."""
+"""By lowering with a ring, the one-shot lowering with the same result."""
 MOST_MEMBERS = 8
 GATHERED = 1024 * 1024
-"""Bytes of all members together at most: more no longer fits into the caches of a core, which adds it up."""
+"""Most bytes of all members together: more does not fit into the caches of the core that adds them up."""
 SENT_MORE = 48 * 1024
-"""Bytes that a message of a one-shot may have more than one of a ring: at 1 Gbit/s they take as long as a message."""
+"""Most extra bytes of a one-shot's message over a ring's: at 1 Gbit/s they take as long as one more message."""
 
 
 def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], bool]) -> list[EdgePlan]:
-    """Return the edges, those of small sums between processes in one shot.
+    """Return the edges, with small sums between processes as one-shot sums.
 
     Args:
-        plan: the request.
         edges: with their buckets.
         fits: tells whether the shape of an edge's value is the same in all steps, and a gather knows its type.
     """
@@ -628,17 +620,13 @@ def choose(plan: Plan, edges: Iterable[EdgePlan], fits: Callable[[EdgePlan], boo
 
 
 def may_be(plan: Plan) -> bool:
-    """Return whether small sums of a job can be in one shot.
-
-    Args:
-        plan: the request.
-    """
+    """Return whether small sums of a job can be one-shot."""
     on_cpu = all(parse(device).kind == "CPU" for device in plan.devices)
     return 1 < len(plan.processes) <= MOST_MEMBERS and on_cpu and plan.model is None
 
 
 def _is_ring(plan: Plan, edge: EdgePlan) -> bool:
-    """Return whether a ring between processes, which nobody asked for, carries an edge's values as they are."""
+    """Return whether a ring between processes, which no hint asks for, carries an edge's values uncompressed."""
     if edge.lowering not in INSTEAD or edge.compressor != NONE or plan.options_of(edge.owner).hint != "auto":
         return False
     return edge.lowered.crosses or plan.replicas_each == 1

@@ -1,7 +1,7 @@
-"""Activations: forward values that gradients read, and the nodes that may run again to recompute them.
+"""Find activations: forward values that gradients read, and the nodes that may run again to recompute them.
 
 A node may run again if that gives the same value and changes nothing: no state, no effect, no conversion between
-replicas, outside of loops and branches, one instance for each block. Everything else is kept as it is:
+replicas, outside of loops and branches, one instance for each block. All other values are kept:
 
     RandomUniform   u ─► mask        u is drawn once; the mask, which has fewer bytes, is kept
     ReadVariableOp  w                read before the update, so never again
@@ -29,7 +29,7 @@ from autograph_rewrite.ops.traits import has
 
 @dataclass(frozen=True)
 class Activations:
-    """What rematerialisation has to know about a graph.
+    """The facts about a graph that rematerialisation needs.
 
     Attributes:
         forward: the nodes that the loss depends on, producers first.
@@ -45,7 +45,7 @@ class Activations:
     unconditional: frozenset[Node]
 
     def readers(self, node: Node) -> Iterator[Use]:
-        """Yield the inputs of gradients at which the values of a node are read, other than for their size."""
+        """Yield the inputs of gradients that read the values of a node, except for reads of their size."""
         for value in node.read_outputs:
             for use in value.uses:
                 if use.node in self.backward and not has(use.node.op, "sizes"):
@@ -56,12 +56,12 @@ class Activations:
         return any(True for _ in self.readers(node))
 
     def nbytes(self, node: Node) -> int:
-        """Return the memory of its values, of one example; that of a view is its source's."""
+        """Return the bytes of its values for one example; a view has none."""
         return 0 if has(node.op, "views") else sum(value_bytes(self.state, value) for value in node.read_outputs)
 
 
 def root_of(node: Node) -> Node:
-    """Return the node in whose memory the first value of a node is."""
+    """Return the node that owns the memory of a node's first value."""
     while has(node.op, "views") and node.inputs:
         node = node.inputs[0].node
     return node
@@ -70,12 +70,12 @@ def root_of(node: Node) -> Node:
 def find_activations(
     state: Propagation, forward: Collection[Node], trained: Iterable[Node], exchanged: Collection[Value]
 ) -> Activations:
-    """Find what may be computed again, and for whom.
+    """Find the nodes that may be recomputed, and the gradients that read their values.
 
     Args:
         forward: the nodes that the loss depends on.
         trained: the nodes that make the gradients of variables.
-        exchanged: values that are converted: they are exchanged between replicas, or cut.
+        exchanged: values that are converted: exchanged between replicas, or cut.
     """
     order = state.order
     unconditional = unconditional_nodes(order)
@@ -100,9 +100,9 @@ def find_activations(
 
 
 def may_repeat(node: Node) -> bool:
-    """Return whether a node computes something, gives the same when it runs again, and does so without waiting."""
+    """Return whether a node computes a value, the same one when it runs again, without waiting for others."""
     if axis_along(node) and node.attr("before") != b"replicated":
-        return False  # devices of a replica meet there: what they have found is kept
+        return False  # devices of a replica meet there: the result is kept
     if not is_pure(node.op) or has(node.op, "given", "routes", "loop_test") or not node.inputs:
         return False
     return not any(_is_handle(dtype) for dtype in (*node.input_dtypes, *node.output_dtypes))
@@ -117,14 +117,14 @@ def _is_handle(dtype: int) -> bool:
 
 @dataclass(frozen=True)
 class Segment:
-    """Nodes that are computed again together, for the gradients that read them.
+    """Nodes that are recomputed together, for the gradients that read them.
 
     Attributes:
         nodes: by name, producers first.
         kept: values that they read, and that are kept for them.
-        saved_bytes: how much less is kept, of one example.
-        added_flops: what computing them again costs, of one example.
-        inside: segments within it: they are computed again once more, from what is kept of it the first time.
+        saved_bytes: by how much fewer bytes are kept, for one example.
+        added_flops: the cost of recomputing them, for one example.
+        inside: segments within it: they are recomputed a second time, from values kept at the first.
     """
 
     nodes: tuple[str, ...]
@@ -135,17 +135,17 @@ class Segment:
 
     @property
     def all_flops(self) -> float:
-        """What computing it again costs with all within, of one example."""
+        """The cost of recomputing it with all segments within, for one example."""
         return self.added_flops + sum(one.all_flops for one in self.inside)
 
 
 @dataclass(frozen=True)
 class Left:
-    """Nodes that a policy would compute again, and that are kept all the same.
+    """Nodes that a policy would recompute, but that are kept.
 
     Attributes:
         node: the first of them.
-        reason: why, for people.
+        reason: for people.
     """
 
     node: str
@@ -157,10 +157,10 @@ class Peaks:
     """Static peaks of a step on one device: the most bytes that are alive at a time, by liveness over a schedule.
 
     Attributes:
-        limit: what it must not exceed.
-        before: where nothing is computed again.
-        after: with what is.
-        batch: of how many examples, of all replicas together.
+        limit: the most bytes allowed.
+        before: the peak without recomputation.
+        after: the peak with it.
+        batch: the examples of all replicas together.
     """
 
     limit: int
@@ -170,19 +170,19 @@ class Peaks:
 
     @property
     def line(self) -> str:
-        """Say both."""
+        """Both peaks, as text."""
         return f"{self.after:,} B instead of {self.before:,} B"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is computed again in one graph.
+    """The recomputation and offloading of one graph.
 
     Attributes:
         segments: in the order of the forward.
-        left: what is kept all the same.
-        peaks: of the step, for a policy that asks for one.
-        offloaded: values that are in the host's memory until gradients need them, by node.
+        left: nodes that are kept although the policy would recompute them.
+        peaks: of the step, for a policy with a budget.
+        offloaded: nodes whose values are in the host's memory until gradients need them.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -192,11 +192,11 @@ class Decision:
 
     @property
     def notes(self) -> list[tuple[str, str, str]]:
-        """Of what is left, the node, what the note is about, and the reason."""
+        """A note for each node in `left`: its name, its subject, and the reason."""
         return [(one.node, "remat", one.reason) for one in self.left]
 
     def lines(self) -> list[str]:
-        """Say it in a line or two; nothing if nothing is computed again."""
+        """Return the decision in a line or two; none if nothing is recomputed or offloaded."""
         count = len(self.offloaded)
         moved = [f"offloaded: {count} values are in the host's memory until gradients need them"] if count else []
         if not self.segments:
@@ -214,7 +214,7 @@ class Decision:
 
 
 def first_of_each(left: Sequence[Left]) -> tuple[Left, ...]:
-    """Return one of those with one reason, with how many more there are."""
+    """Return the first entry for each reason, with the number of others."""
     found = grouped((one.reason, one) for one in left)
     more = {reason: f" (and {len(same) - 1} more such segments)" for reason, same in found.items() if len(same) > 1}
     return tuple(Left(same[0].node, reason + more.get(reason, "")) for reason, same in found.items())

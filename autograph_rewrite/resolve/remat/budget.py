@@ -1,15 +1,15 @@
-"""The policy budget:SIZE: the fewest FLOPs added for which the static peak of a device fits.
+"""Implement the policy budget:SIZE: add the fewest FLOPs for which the static peak of a device fits.
 
-It is a search over sets of activations that are kept; each connected part of the others is a segment.
+It searches over sets of kept activations; each connected part of the others is a segment.
 
     kept     a b c     a b     a c     b c     a     ...
     FLOPs    0         3       5       9       8              what gradients need of the rest, computed once more
     floor    120       90      95      70      60             of the peak: no copy is made before it is read
 
-Many sets are priced at once, as rows of bits. Only of those that may be better than the best so far does the search ask
-for the peak of the whole step, gradients and branches included. Of few activations it prices every set. Of many it
-starts from a chain of cuts (`chain`), and prices changes of the best: one activation kept more, less, or for another.
-It is limited by counts, not by the clock, so that all processes of a job choose alike. P. Jain et al., Checkmate
+Many sets are priced at once, as rows of bits. Only for sets that may be better than the best so far does the search
+compute the peak of the whole step, gradients and branches included. With few activations it prices every set. With
+many it starts from a chain of cuts, and prices changes of the best set: one activation more, one less, or one instead
+of another. Its limits are counts, not times, so that all processes of a job choose alike. P. Jain et al., Checkmate
 (2020), chooses among the same sets by an integer program.
 """
 
@@ -31,19 +31,19 @@ from autograph_rewrite.resolve.remat.policies import CutPlace, Parts, candidates
 from autograph_rewrite.resolve.remat.segments import segments_of, triggers_of, worth_repeating
 from autograph_rewrite.resolve.remat.step_memory import StepMemory
 
-# A chain of cuts whose memory stays below a limit, with the least recomputation: where a search for a budget starts.
+# A chain of cuts whose memory stays below a limit, with the least recomputation: the start of a search for a budget.
 #
 #     stops     0        1        2        3        4
 #     parts     [ keep  ] [   again         ] [ keep ]       what crosses stop 3 is kept; of the part before it, nothing
 #     bytes     4         1 (crosses 3)       4
 #
-# A dynamic program decides for each part between two stops whether it is computed again or, where the stops are
+# A dynamic program decides for each part between two stops whether it is recomputed or, where the stops are
 # neighbours, kept. At each stop it follows the pairs of bytes and FLOPs that no other pair beats in both. A part that
-# is computed again must fit next to what is kept up to its end, so a pair that holds less is never worse. T. Chen et
-# al., Training Deep Nets with Sublinear Memory Cost (2016), cuts chains so; P. Jain et al., Checkmate (2020), states
-# the trade of memory for FLOPs, and solves it by an integer program. Nothing is computed more than twice.
+# is recomputed must fit next to the values that are kept up to its end, so a pair with fewer bytes is never worse.
+# T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016), cuts chains so; P. Jain et al., Checkmate
+# (2020), states the trade of memory for FLOPs, and solves it by an integer program. Nothing is recomputed twice.
 #
-# The chain knows only what it keeps. Which limit on that makes the whole step fit is found by halves:
+# The chain counts only the bytes that it keeps. Bisection finds the limit on these with which the whole step fits:
 #
 #     limit of the chain    80 MiB   120 MiB   100 MiB   110 MiB
 #     peak of the step      fits     too much  fits      too much
@@ -54,14 +54,14 @@ MAX_STOPS = 64
 HALVINGS = 8
 
 MAX_PAIRS = 192
-"""How many pairs of bytes and FLOPs are followed at a stop of a long chain."""
+"""Most pairs of bytes and FLOPs that are followed at a stop of a long chain."""
 SHORT = 24
-"""On so many stops, all pairs are followed: the choice is the best there is."""
+"""Up to this many stops, all pairs are followed, so that the choice is optimal."""
 KEPT, AGAIN = 0, 1
 
 
 class ChainPart(NamedTuple):
-    """What is computed again together: from behind one stop up to another."""
+    """A part that is recomputed together: from after one stop up to another."""
 
     begin: int
     end: int
@@ -72,11 +72,11 @@ class Costs:
     """A chain by its stops, the first of which is its start and the last its end.
 
     Attributes:
-        kept: of each part between neighbours, the bytes that gradients need of it.
-        bare: of each stop, the bytes that cross it and that no gradient needs.
-        crossing: [a, b]: bytes that cross b and are made behind a.
-        inside: [a, b]: bytes that gradients need of the part from a to b, besides what crosses b.
-        flops: [a, b]: to compute these again.
+        kept: for each part between neighbours, the bytes that gradients need.
+        bare: for each stop, the bytes that cross it and that no gradient needs.
+        crossing: [a, b]: bytes that cross b and are made after a.
+        inside: [a, b]: bytes that gradients need of the part from a to b, except for those that cross b.
+        flops: [a, b]: to recompute these.
     """
 
     kept: Any
@@ -87,12 +87,12 @@ class Costs:
 
     @property
     def stops(self) -> int:
-        """How many there are."""
+        """The number of stops."""
         return len(self.bare)
 
 
 class _Pairs(NamedTuple):
-    """Ways up to one stop: the bytes that each keeps, its FLOPs, and the way that it came."""
+    """Ways up to one stop: the bytes that each keeps, its FLOPs, and the way before it (stop, pair and state)."""
 
     nbytes: Any
     flops: Any
@@ -102,14 +102,14 @@ class _Pairs(NamedTuple):
 
 
 def least_flops(costs: Costs, limit: float) -> list[ChainPart] | None:
-    """Return what is computed again so that the fewest FLOPs are added; None where nothing fits.
+    """Return the parts to recompute so that the fewest FLOPs are added; None where nothing fits.
 
     Args:
-        limit: bytes that are kept, and made again, at a time.
+        limit: bytes that are kept or recomputed at a time.
     """
     limit = limit * (1 + 1e-9)  # sums of the same bytes in another order may differ in the last bit
     start = _Pairs(*(np.zeros(1) for _ in range(2)), *(np.full(1, -1) for _ in range(3)))
-    found: list[tuple[_Pairs, _Pairs]] = [(start, start)]  # before a part that is kept, before one that comes again
+    found: list[tuple[_Pairs, _Pairs]] = [(start, start)]  # before a kept part, before a recomputed part
     most = MAX_PAIRS if costs.stops > SHORT else 1 << 14
     for b in range(1, costs.stops):
         ways = [_again(found[a][AGAIN], costs, a, b, limit) for a in range(b)]
@@ -123,7 +123,7 @@ def least_flops(costs: Costs, limit: float) -> list[ChainPart] | None:
 
 
 def _again(before: _Pairs, costs: Costs, a: int, b: int, limit: float) -> _Pairs:
-    """Return the ways on which the part from a to b is computed again."""
+    """Return the ways on which the part from a to b is recomputed."""
     nbytes, flops = before.nbytes + costs.crossing[a, b], before.flops + costs.flops[a, b]
     fits = np.flatnonzero(nbytes + costs.inside[a, b] <= limit)
     return _Pairs(nbytes[fits], flops[fits], np.full(fits.size, a), fits, np.full(fits.size, AGAIN))
@@ -137,7 +137,7 @@ def _kept(before: _Pairs, costs: Costs, b: int, limit: float) -> _Pairs:
 
 
 def _best(ways: list[_Pairs], most: int) -> _Pairs:
-    """Return the pairs that no other beats, in bytes and in FLOPs; of too many, some."""
+    """Return the pairs that no other beats in both bytes and FLOPs, thinned out to `most`."""
     together = _Pairs(*(np.concatenate(columns) for columns in zip(*ways, strict=True)))
     order = np.lexsort((together.flops, together.nbytes))
     flops = together.flops[order]
@@ -151,7 +151,7 @@ def _best(ways: list[_Pairs], most: int) -> _Pairs:
 
 
 def _parts(found: list[tuple[_Pairs, _Pairs]], pair: int) -> list[ChainPart]:
-    """Return the way that a pair at the end came."""
+    """Return the recomputed parts on the way to a pair at the end."""
     parts: list[ChainPart] = []
     stop, state = len(found) - 1, KEPT
     while stop:
@@ -164,14 +164,14 @@ def _parts(found: list[tuple[_Pairs, _Pairs]], pair: int) -> list[ChainPart]:
 
 
 def look_by_halves(acts: Activations, memory: StepMemory, limit: int, peak_of: Callable[[Parts], int]) -> None:
-    """Look for the largest limit of the chain with which the whole step fits, or else for the least there is."""
+    """Bisect for the largest limit of the chain with which the whole step fits, or else for the smallest limit."""
     places = candidates(chain_of(acts, memory.nbytes), MAX_STOPS)
     costs = _costs_of(acts, memory, places)
     low, high = 0.0, float(costs.kept.sum())
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         parts = least_flops(costs, middle)
-        # a chain that nothing fits needs a higher limit; one with which the step fits may keep more
+        # without any way within the limit, it has to rise; if the step fits, the chain may keep more
         if parts is None or peak_of(_numbers(acts, places, parts)) <= limit:
             low = middle
         else:
@@ -179,7 +179,7 @@ def look_by_halves(acts: Activations, memory: StepMemory, limit: int, peak_of: C
 
 
 def _numbers(acts: Activations, places: Sequence[CutPlace], parts: Iterable[ChainPart]) -> dict[Node, int]:
-    """Return the segments of nodes: what crosses the end of a part is kept."""
+    """Return the segments of nodes; nodes whose memory crosses the end of a part are kept."""
     numbers: dict[Node, int] = {}
     for number, (begin, end) in enumerate(parts):
         first = places[begin - 1].at if begin else 0
@@ -192,13 +192,13 @@ def _numbers(acts: Activations, places: Sequence[CutPlace], parts: Iterable[Chai
 
 
 def _crossing(places: Sequence[CutPlace], stop: int) -> frozenset[Node]:
-    """Return the nodes whose memory is read behind a stop, and before it."""
+    """Return the nodes whose memory is read on both sides of a stop."""
     at_ends = not stop or stop > len(places)
     return frozenset() if at_ends else frozenset(one.node for one in places[stop - 1].crossing)
 
 
 def _costs_of(acts: Activations, memory: StepMemory, places: Sequence[CutPlace]) -> Costs:
-    """Return what the parts of a chain keep, and what computing them again costs."""
+    """Return the bytes that the parts of a chain keep, and the cost of recomputing them."""
     starts = np.array([0, *(place.at for place in places), len(acts.forward)])
     count = len(starts)
     inside, flops = (np.zeros((count, count)) for _ in range(2))
@@ -223,7 +223,7 @@ def _costs_of(acts: Activations, memory: StepMemory, places: Sequence[CutPlace])
 def _needed(
     acts: Activations, nodes: Sequence[tuple[int, Node]], crosses: Collection[Node]
 ) -> Iterator[tuple[int, Node]]:
-    """Yield, of nodes and their places, those that gradients need besides what crosses, the last first."""
+    """Yield the nodes and places that gradients need, except for nodes that cross, the last first."""
     needed: set[Node] = set()
     for i, node in reversed(nodes):
         if root_of(node) not in crosses and (node in needed or acts.is_kept_today(node)):
@@ -232,13 +232,13 @@ def _needed(
 
 
 FEW = 16
-"""Of so many activations every set is priced: the choice is the best there is."""
+"""Up to this many activations, every set is priced, so that the choice is optimal."""
 ROWS = 10_000
-"""How many changes of a set are priced at a time, at most; of a large graph, fewer."""
+"""Most changes of a set that are priced at a time; fewer for a large graph."""
 WORK = 200_000
-"""How many nodes a search looks at, about."""
+"""About how many nodes a search visits."""
 _AT_ONCE = 4096
-"""How many sets are held against the times of a step at once."""
+"""How many sets are priced in one matrix product, which bounds its memory."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,7 @@ class RematChoice:
     """One way to spend FLOPs on memory.
 
     Attributes:
-        segments: what is computed again.
-        flops: that they add, of one example.
+        flops: that the segments add, for one example.
         peak: bytes of the whole step.
     """
 
@@ -256,7 +255,7 @@ class RematChoice:
     peak: int
 
     def rank(self, limit: int) -> tuple[int, float]:
-        """Return a number that is lower for what is better: what fits adds few FLOPs, what does not has a low peak."""
+        """Return a rank, lower for better choices: among those that fit by FLOPs, among all others by peak."""
         return max(self.peak, limit), self.flops
 
 
@@ -266,16 +265,16 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
     Args:
         limit: bytes of a device.
         policy: as the configuration names it.
-        before: bytes of the step as it was given; 0: as it is without what is chosen here.
+        before: bytes of the original step; 0: those of the step without recomputation.
 
     Raises:
-        PlanError: nothing fits; it says the least peak that was found.
+        PlanError: nothing fits; it names the least peak that was found.
     """
     plain = memory.peak(())
     if plain <= limit:
         return RematChoice((), 0.0, plain)
     sets = KeptSets(acts, memory)
-    for aim in (limit, 0):  # 0: the least peak, whatever the limit is, so that what the error says does fit
+    for aim in (limit, 0):  # 0: the least peak, whatever the limit, so that the error's budget fits
         found = BudgetSearch(acts, memory, aim).best(sets)
         if found.peak <= limit:
             return found
@@ -288,13 +287,12 @@ def choose(acts: Activations, memory: StepMemory, limit: int, policy: str, befor
 
 @dataclass
 class BudgetSearch:
-    """Choices that have been looked at.
+    """A search, with the choices that were priced.
 
     Attributes:
-        memory: tells the peak of a choice.
         limit: bytes of a device.
-        seen: by the nodes of its segments.
-        looks: how many sets are still looked at.
+        seen: choices by the nodes of their segments.
+        looks: how many more sets may be priced in full.
     """
 
     acts: Activations
@@ -315,22 +313,22 @@ class BudgetSearch:
         look_by_halves(self.acts, self.memory, self.limit, lambda parts: self._look(parts).peak)
         best, changes = self._best_seen(), _changes(len(sets.nodes), min(ROWS, 40 * WORK // self.memory.work))
         while (found := self._better(sets, sets.near(best.segments, changes), best, only_first=True)) is not best:
-            best = found  # its changes are others than those of the one before
+            best = found  # the changes of a new best are new sets
         return best
 
     def _better(self, sets: KeptSets, rows: Any, best: RematChoice, *, only_first: bool = False) -> RematChoice:
-        """Return what is best of some sets and of what there is; or the first of these sets that is better."""
+        """Return the best of some sets and of `best`; or, with `only_first`, the first set that is better."""
         flops, floors = sets.price(rows)
         over, (peak, spent) = np.maximum(floors, self.limit), best.rank(self.limit)
         order = np.lexsort((floors, flops, over))
         order = order[((over < peak) | ((over == peak) & (flops < spent)))[order]]
         for i in order[: self.looks]:
-            # what has a higher floor, or as high a one and more FLOPs, is no better whatever its peak is
+            # the sets are in order of floors, then FLOPs: no later one can be better, whatever its peak is
             if (over[i], flops[i]) >= best.rank(self.limit):
                 break
             self.looks -= 1
             found = self._keep(sets, rows[i])
-            # whether segments have something to wait for takes long to tell, so it is asked only of what is better
+            # the search for triggers of segments takes long, so it is done for better sets only
             if found.rank(self.limit) < best.rank(self.limit):
                 found = self._settled(found)
             if found.rank(self.limit) < best.rank(self.limit):
@@ -340,23 +338,23 @@ class BudgetSearch:
         return best
 
     def _look(self, parts: Parts) -> RematChoice:
-        """Return what comes of computing some parts again."""
+        """Return the choice that recomputes some parts."""
         return self._priced(segments_of(self.acts, parts, only_saving=True)[0])
 
     def _keep(self, sets: KeptSets, bits: Any) -> RematChoice:
-        """Return what comes of keeping a set."""
+        """Return the choice that keeps a set."""
         kept = {node for node, keeps in zip(sets.nodes, bits, strict=True) if keeps}
         return self._look(connected(self.acts, kept))
 
     def _best_seen(self) -> RematChoice:
-        """Return the best choice so far, without segments that have nothing to wait for."""
+        """Return the best choice so far, without segments that have no trigger."""
         ranked = sorted(self.seen.values(), key=lambda one: (*one.rank(self.limit), one.peak))
         fits = (self._settled(one) for one in ranked if one.peak <= self.limit)
         found = next((one for one in fits if one.peak <= self.limit), None)
         return found or self._settled(min(ranked, key=lambda one: one.rank(0)))
 
     def _settled(self, choice: RematChoice) -> RematChoice:
-        """Return a choice without the segments that have no gradient to wait for: their nodes are kept."""
+        """Return a choice without the segments that have no trigger: their nodes are kept."""
         waiting = [segment for segment in choice.segments if self._has_trigger(segment)]
         return choice if len(waiting) == len(choice.segments) else self._priced(waiting)
 
@@ -379,7 +377,7 @@ class BudgetSearch:
 
 
 def _changes(count: int, most: int) -> Any:
-    """Return which activations change places at a time, as rows of bits: one, two that are near, of few any three."""
+    """Return the activations that change at a time, as rows of bits: one, two near each other, or of few any three."""
     reach = max(1, most // count)
     some = [(i, j) for i in range(count) for j in range(i, min(count, i + reach))]
     if math.comb(count, 3) <= most:
@@ -394,7 +392,7 @@ class KeptSets:
     """Prices sets of activations.
 
     Attributes:
-        nodes: those of which each may be kept or computed again, with reason; a set has a bit for each.
+        nodes: those that are worth keeping or recomputing; a set has a bit for each.
     """
 
     def __init__(self, acts: Activations, memory: StepMemory) -> None:
@@ -408,11 +406,11 @@ class KeptSets:
         return (np.arange(1 << len(self.nodes))[:, None] >> np.arange(len(self.nodes)) & 1).astype(bool)
 
     def near(self, again: Sequence[Segment], changes: Any) -> Any:
-        """Return the sets in which one of some segments is kept whole, or activations change places.
+        """Return the sets in which one of some segments is kept whole, or some activations change.
 
         Args:
-            again: what is computed again.
-            changes: which change places, one row for each set.
+            again: the segments that are recomputed.
+            changes: the activations that change, one row for each set.
         """
         number = {node.name: i for i, node in enumerate(self.nodes)}
         whole = np.zeros((len(again), len(self.nodes)), bool)
@@ -422,7 +420,7 @@ class KeptSets:
         return np.concatenate([whole | kept, changes ^ kept])
 
     def price(self, sets: Any) -> tuple[Any, Any]:
-        """Return the FLOPs that each set adds, and the bytes below which its peak cannot be.
+        """Return the FLOPs that each set adds, and a lower bound of its peak.
 
         Args:
             sets: their bits, one row for each.
@@ -448,9 +446,9 @@ class KeptSets:
 
 
 def _choosable(acts: Activations, memory: StepMemory, inside: Collection[Node]) -> tuple[Node, ...]:
-    """Return what may be kept with reason.
+    """Return the nodes that are worth keeping.
 
-    What one node alone reads, and no gradient, need not be kept where what that makes of it takes no more.
+    A value that one node alone reads, and no gradient, need not be kept if that node's result takes no more bytes.
     """
     needed: set[Node] = set()
     for node in reversed(acts.forward):

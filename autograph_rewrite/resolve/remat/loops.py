@@ -1,17 +1,17 @@
-"""Loops: of what an iteration saves for its gradient, the state alone is kept, and the rest is computed again.
+"""Recompute in loops: of the values that an iteration saves for its gradient, keep the state only.
 
     h ─► a ─► b ─► h'      saved: h, a, b      kept: h; in the loop of the gradient a' and b' are computed from it
 
-A cell reads the state at the start of an iteration, what the loop has from outside, and what is not computed again:
-parts of inputs, variables. Where such a value is not saved today, it takes the list of something that need not be saved
-any more. TensorFlow saves in lists:
+A cell reads the state at the start of an iteration, values from outside of the loop, and values that are not
+recomputed: parts of inputs, variables. If one of these is not saved yet, it takes the list of a value that need not be
+saved any more. TensorFlow saves in lists:
 
     forward    EmptyTensorList ─► Enter ─► Merge ─► Switch ─► Push(list, v) ─► NextIteration       Exit ─┐
     backward   ┌───────────────────────────────────────────────────────────────────────────────────────┘
                └► Enter ─► Merge ─► Switch ─► Pop(list) ─► NextIteration                Pop:1 is v
 
-Each iteration puts one value into each list, and each of the backward takes one out of each: what is taken together was
-put together. Lists that anyone else reads, and those of loops within loops, are left out.
+Each iteration puts one value into each list, and each backward iteration takes one out of each: values that are taken
+together were put together. Lists with other readers, and those of loops within loops, are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autograph_rewrite.resolve.remat.policies import parts_of
 from autograph_rewrite.resolve.remat.segments import SAVES_NOTHING, worth_repeating
 
 WHOLE = ("sqrt", "hierarchical", "every", "budget")
-"""Policies that compute the whole cell again."""
+"""Policies that recompute the whole cell."""
 NO_STATE = "its loop is computed again in no part: no gradient comes from one iteration to the one before"
 NOT_LISTS = (
     "what its loop saves for the gradient is kept: cells are computed again of loops of TensorFlow 2, "
@@ -50,7 +50,7 @@ class SavedList:
         maker: makes it, empty.
         push: puts a value in, once in an iteration.
         pop: takes it out.
-        frames: of the loop that fills it, and of the one that empties it.
+        frames: of the loop that fills it, and of the loop that empties it.
     """
 
     maker: Node
@@ -60,26 +60,26 @@ class SavedList:
 
     @property
     def value(self) -> Value:
-        """What is put in."""
+        """The value that is put in."""
         return self.push.inputs[1]
 
     @property
     def taken(self) -> Value:
-        """The same, in the loop that takes it out."""
+        """The same value, in the loop that takes it out."""
         return self.pop.output(1)
 
 
 @dataclass(frozen=True)
 class LoopCell:
-    """What is computed again in each iteration of one loop's gradient.
+    """The nodes that are recomputed in each iteration of one loop's gradient.
 
     Attributes:
-        segment: the same as numbers and names, of all iterations.
+        segment: the cell as numbers and names, for all iterations.
         nodes: in the order of the forward.
-        dropped: lists of what is computed again.
-        kept: by value that is read, the list that holds it.
-        moved: of these, lists that are given the value in the place of what is computed again.
-        fixed: by value that is read, the node by which it enters the forward's loop, in all iterations the same.
+        dropped: lists of the values that are recomputed.
+        kept: by value that the cell reads, the list that holds it.
+        moved: the values in `kept` that take over a list in `dropped`.
+        fixed: by value that the cell reads, the node by which it enters the forward's loop, the same in all iterations.
         triggers: gradients that come from the iteration before.
         frame: the loop of the gradient.
     """
@@ -95,7 +95,7 @@ class LoopCell:
 
 
 def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> tuple[list[LoopCell], list[Left]]:
-    """Return what is computed again in loops, and where a loop had better be left alone."""
+    """Return the cells of loops, and the loops that are left as they are, with the reasons."""
     order = acts.state.order
     if not any(has(node.op, "pops") for node in order):
         return [], []
@@ -129,7 +129,7 @@ def cells_of(acts: Activations, remat: Remat, exchanged: Collection[Value]) -> t
 def _wanted(
     acts: Activations, remat: Remat, frames: Mapping[Node, Frame], exchanged: Collection[Node]
 ) -> frozenset[Node]:
-    """Return what the policy computes again of what may run again in loops, and the constants there."""
+    """Return the nodes in loops that may run again and that the policy recomputes, and the constants in loops."""
 
     def may_run_again(node: Node) -> bool:
         if node not in frames or node in exchanged or not may_repeat(node):
@@ -147,7 +147,7 @@ def _wanted(
 
 
 def _triggers(acts: Activations, frames: Mapping[Node, Frame], frame: Frame) -> tuple[Node, ...]:
-    """Return what each iteration of a gradient's loop has of the one before: the gradients of states."""
+    """Return the nodes that an iteration of a gradient's loop gets from the one before: the gradients of states."""
     found: dict[Node, None] = {}
     for switch in acts.state.order:
         if switch.op in SWITCHES and frames.get(switch) == frame and switch.inputs[0].node.op == "Merge":
@@ -161,7 +161,7 @@ def _triggers(acts: Activations, frames: Mapping[Node, Frame], frame: Frame) -> 
 def _split(
     acts: Activations, saved: list[SavedList], inside: Collection[Node]
 ) -> tuple[list[SavedList], dict[Value, SavedList]]:
-    """Return the lists of what is computed again, and those of what is kept: a next state has the memory of a state."""
+    """Return the lists of recomputed values, and those of kept values: a next state has the memory of a state."""
     states = {one.value for one in saved if one.value.node.op in SWITCHES}
     kept: dict[Value, SavedList] = {}
     dropped: list[SavedList] = []
@@ -193,9 +193,9 @@ def _cell(
     inside: Collection[Node],
     triggers: tuple[Node, ...],
 ) -> LoopCell:
-    """Return what of a body is computed again; what would need more lists than come free is kept."""
+    """Return the cell of a loop; values that would need more lists than become free are kept."""
     kept, inside = dict(kept), set(inside)
-    while True:  # until each value that is read has a list: with fewer nodes in the cell, it reads less
+    while True:  # until each value that is read has a list: a cell of fewer nodes reads fewer values
         nodes, read = _needed(acts, [one.value for one in dropped], kept, inside)
         fixed = {value: value.node for value in read if value.node.op in ENTERS}
         free, moved, stuck = list(dropped), dict[Value, SavedList](), None
@@ -210,7 +210,7 @@ def _cell(
             free.remove(place)
         if stuck is None:
             break
-        inside -= {use.node for use in stuck.uses}  # what reads it is kept
+        inside -= {use.node for use in stuck.uses}  # its readers are kept
         kept |= {one.value: one for one in dropped if one.value.node not in inside}
         dropped = [one for one in dropped if one.value.node in inside]
     again = {root_of(one.value.node): value_bytes(acts.state, one.value) for one in dropped}
@@ -226,7 +226,7 @@ def _cell(
 def _needed(
     acts: Activations, wanted: list[Value], kept: Collection[Value], inside: Collection[Node]
 ) -> tuple[list[Node], list[Value]]:
-    """Return the nodes that make some values, producers first, and what they read."""
+    """Return the nodes that make some values, producers first, and the values that they read."""
     needed = {value.node for value in wanted}
     for node in reversed(acts.forward):
         if node in needed:
@@ -237,7 +237,7 @@ def _needed(
 
 
 def _can_hold(one: SavedList, value: Value) -> bool:
-    """Return whether a list can hold another value: of its type, and taken out of it whatever its shape is."""
+    """Return whether a list can hold another value: of its type, and popped without a required shape."""
     shape = constant(one.pop.inputs[1])
     is_alike = dtypes.base(one.value.dtype) == dtypes.base(value.dtype)
     return is_alike and shape is not None and shape.ndim == 0
@@ -251,7 +251,7 @@ def saved_lists(graph: Graph, frames: Mapping[Node, Frame], guards: Mapping[Node
 
 
 def _saved(pop: Node, frames: Mapping[Node, Frame]) -> SavedList | None:
-    """Return the list that a node takes values from, if all is as above."""
+    """Return the list that a node takes values from, if it has the form in the picture of this module."""
     if (before := _entered(pop)) is None or (leave := _alone(before, EXITS)) is None:
         return None
     if (switch := _alone(leave.inputs[0], SWITCHES)) is None or not _is_alone(leave.inputs[0]):
@@ -267,7 +267,7 @@ def _saved(pop: Node, frames: Mapping[Node, Frame]) -> SavedList | None:
 
 
 def _entered(user: Node) -> Value | None:
-    """Return the list that enters the loop in which a node changes it in every iteration, and nobody else reads it."""
+    """Return the list as it enters the loop, if a node changes it in every iteration and no other node reads it."""
     switch = _alone(user.inputs[0], SWITCHES)
     if switch is None or user.inputs[0].index != 1 or not _is_alone(user.output(0)):
         return None

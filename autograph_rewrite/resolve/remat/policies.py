@@ -1,19 +1,18 @@
-"""Rematerialisation policies: which recomputable nodes are recomputed, and in which segments.
+"""Implement the rematerialisation policies: which nodes are recomputed, and in which segments.
 
-    every:N, sqrt     the forward is cut; what crosses a cut is kept, and everything else computed again
-    hierarchical      so are its segments, when they are computed again
-    save_matmuls      products and convolutions are kept as well, and the single values between layers
+    every:N, sqrt     the forward is cut; values that cross a cut are kept, and all others recomputed
+    hierarchical      its segments are cut, too, when they are recomputed
+    save_matmuls      products and convolutions are kept, and the single values between layers
     scopes            each name scope that a pattern matches is a segment
-    names             what the patterns name is kept, and everything else computed again
-    collection        what a collection of the graph lists is kept, and everything else computed again
-    marked            each scope that `ar.recompute_grad` has made is a segment, and what `tf.recompute_grad` repeats
+    names             values that the patterns name are kept, and all others recomputed
+    collection        values in a collection of the graph are kept, and all others recomputed
+    marked            each scope of `ar.recompute_grad` is a segment, and each group that `tf.recompute_grad` repeats
 
-Each policy is a function from activations to numbers of segments; a node without one is kept. What is offloaded is
-chosen in the same way: `names`, or what segments keep (where nothing is computed again, what gradients read).
+Each policy is a function from activations to numbers of segments; a node without a number is kept. Offloaded values are
+those with `names`, or those that segments keep (where nothing is recomputed, those that gradients read).
 
-sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). What fits a budget is chosen in `budget`,
-which needs the memory of the whole step. save_matmuls is the policy of that kind in JAX
-(`jax.checkpoint_policies.dots_saveable`).
+sqrt: T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016). The module `budget` implements `budget`,
+which needs the memory of the whole step. save_matmuls resembles `jax.checkpoint_policies.dots_saveable`.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from autograph_rewrite.plan.parts.messages import Remat
 from autograph_rewrite.resolve.remat.activations import Activations, Segment, root_of
 
 OFFLOAD_ATTR = "_autograph_offload"
-"""The attribute of what is in the host's memory."""
+"""The attribute of nodes whose values are in the host's memory."""
 Parts = Mapping[Node, int]
-"""By node that is to be computed again, the number of its segment."""
+"""The number of the segment of each node that is to be recomputed."""
 
 
 def parts_of(acts: Activations, remat: Remat) -> tuple[Parts, Parts]:
-    """Return what a policy computes again, and the parts into which that is cut then; of most policies, none.
+    """Return the segments that a policy recomputes, and the inner segments within them; most policies have none.
 
     Raises:
-        PlanError: it names what the graph does not have.
+        PlanError: the policy names nodes that the graph does not have.
     """
     found = POLICIES[remat.policy.partition(":")[0]](acts, remat)
     return found if isinstance(found, tuple) else (found, {})
@@ -70,12 +69,12 @@ def _save_matmuls(acts: Activations, remat: Remat) -> Parts:
 
 
 def _between(acts: Activations, cuts: Sequence[int]) -> Parts:
-    """Make a segment of what is between two cuts."""
+    """Make a segment of the nodes between two cuts."""
     return {node: bisect_right(cuts, i) for i, node in enumerate(acts.forward) if node in acts.repeatable}
 
 
 def _marked(acts: Activations, remat: Remat) -> Parts:
-    """Make a segment of each scope that `ar.recompute_grad` has made, and of what `tf.recompute_grad` repeats."""
+    """Make a segment of each scope of `ar.recompute_grad`, and of each group that `tf.recompute_grad` repeats."""
     parts = dict(_in_scopes(acts, (AGAIN_SCOPE,))[0])
     numbers: dict[str, int] = {}
     for node in acts.forward:
@@ -92,7 +91,7 @@ def _scopes(acts: Activations, remat: Remat) -> Parts:
 
 
 def _in_scopes(acts: Activations, scopes: Sequence[str]) -> tuple[Parts, set[int]]:
-    """Return the segments of scopes, of nested ones the outermost, and which patterns match one."""
+    """Return the segments of scopes (of nested ones, the outermost), and the patterns that match a scope."""
     known = cache(partial(first_match, scopes))
     numbers: dict[str, int] = {}
     parts: dict[Node, int] = {}
@@ -130,7 +129,7 @@ def named_nodes(acts: Activations, remat: Remat) -> list[Node]:
 
 
 def _collection(acts: Activations, remat: Remat) -> Parts:
-    """Make a segment of each connected part of what is left without the tensors of the collection."""
+    """Make a segment of each connected part that the tensors of the collection leave."""
     marked = [node for node in acts.forward if CHECKPOINT_ATTR in node.attrs]
     if not marked:
         raise PlanError(
@@ -154,7 +153,7 @@ def _require_matches(acts: Activations, patterns: Sequence[str], matched: Collec
 
 
 def connected(acts: Activations, kept: Collection[Node]) -> Parts:
-    """Return the connected parts of the nodes that may be computed again, without those in kept memory."""
+    """Return the connected parts of the nodes that may be recomputed, without nodes whose memory is kept."""
     kept = {one for node in kept for one in (node, root_of(node))}
     free = [n for n in acts.forward if n in acts.repeatable and n not in kept and root_of(n) not in kept]
     place = {node: i for i, node in enumerate(free)}
@@ -193,7 +192,7 @@ def values_to_offload(acts: Activations, remat: Remat, segments: Sequence[Segmen
 
 
 def _can_move(acts: Activations, node: Node) -> bool:
-    """Return whether a node makes values of each block, once in a step."""
+    """Return whether a node makes values for each block, once in a step."""
     if node not in acts.unconditional or has(node.op, "given"):
         return False
     return all(acts.state.source(value).placement.differs for value in node.read_outputs)
@@ -204,19 +203,18 @@ def _can_move(acts: Activations, node: Node) -> bool:
 #     activations   1 1 1 1 | 1 1 1 1 | 1 1 1 1 | 1 1 1 1      kept: one at each cut, and one part at a time
 #     peak          3 at the cuts + 4 in the largest part
 #
-# After T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); for chains of equal layers it comes out at
-# their square root. Cuts need not be single values: one that several values cross costs all of them, and a value that
-# crosses several cuts costs once.
+# After T. Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); a chain of n equal layers gets about
+# sqrt(n) cuts. Several values may cross a cut, which costs all of them; a value that crosses several cuts costs once.
 
 
 MAX_PLACES = 600
-"""How many cuts are looked at; of more, the lightest in each stretch."""
+"""Most cuts that are considered; of more, the lightest in each stretch."""
 SHORT = 40
-"""Of so many cuts, the best choice is found for certain."""
+"""Up to this many cuts, the choice is optimal."""
 
 
 class CrossingNode(NamedTuple):
-    """A node whose memory is read on both sides of a cut: which node of the forward it is, and how many bytes."""
+    """A node whose memory is read on both sides of a cut, with its index in the forward and its bytes."""
 
     at: int
     node: Node
@@ -225,13 +223,13 @@ class CrossingNode(NamedTuple):
 
 @dataclass(frozen=True)
 class CutPlace:
-    """Where the forward can be cut: behind a node.
+    """A place where the forward can be cut: after a node.
 
     Attributes:
         at: how many nodes of the forward are before it.
-        crossing: what is read on both sides.
-        nbytes: of what crosses.
-        before: bytes that are kept today of what is before it.
+        crossing: nodes that are read on both sides.
+        nbytes: of the nodes that cross.
+        before: bytes that are kept, without recomputation, of the nodes before it.
     """
 
     at: int
@@ -246,7 +244,7 @@ class Chain:
 
     Attributes:
         places: where it can be cut, in order.
-        total: bytes that are kept today.
+        total: bytes that are kept without recomputation.
     """
 
     places: tuple[CutPlace, ...]
@@ -254,10 +252,10 @@ class Chain:
 
 
 def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -> Chain:
-    """Return the forward as a chain that can be cut where something that may be computed again crosses.
+    """Return the forward as a chain that can be cut where the value of a recomputable node crosses.
 
     Args:
-        nbytes: the memory of a node; left out, that of one example.
+        nbytes: gives the memory of a node; left out, that of one example.
     """
     nbytes = nbytes or acts.nbytes
     number = {node: i for i, node in enumerate(acts.forward)}
@@ -289,12 +287,12 @@ def chain_of(acts: Activations, nbytes: Callable[[Node], float] | None = None) -
 
 
 def single_cuts(chain: Chain) -> list[CutPlace]:
-    """Return where one value alone crosses: of those between which gradients need nothing, the lightest."""
+    """Return the cuts that a single value crosses; of cuts between which gradients need nothing, the lightest."""
     return _lightest((place for place in chain.places if len(place.crossing) == 1), _kept_before)
 
 
 def balanced_cuts(chain: Chain) -> list[int]:
-    """Return after how many nodes to cut so that what is kept, and the largest part, are least together."""
+    """Return after how many nodes to cut, so that the kept bytes plus the largest part are least."""
     places = candidates(chain)
     if not places:
         return []
@@ -302,7 +300,7 @@ def balanced_cuts(chain: Chain) -> list[int]:
     before = np.array([0.0, *(place.before for place in places), total])
     costs = crossing_bytes(places)
     best, found = total, list[int]()
-    # for each size that the largest part may have, the cuts that keep least; the best of these is the best there is
+    # for each possible size of the largest part, the cuts that keep least; the best of these is optimal
     for limit in _limits(before):
         chosen = _least_kept(before, costs, limit * (1 + 1e-9))
         if chosen is None:
@@ -316,10 +314,10 @@ def balanced_cuts(chain: Chain) -> list[int]:
 
 
 def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
-    """Return after how many nodes to cut, and where the parts between are cut once more when they are computed again.
+    """Return after how many nodes to cut, and where the parts between are cut again when they are recomputed.
 
-    Then the outer cuts, the inner ones of one part, and the largest part between two of these are there together: of a
-    chain of n equal layers, three times the third root of n. Gradients begin in the last part, for which there is no
+    The outer cuts, the inner cuts of one part, and the largest part between two of these are alive together: in a chain
+    of n equal layers, three times the third root of n. Gradients begin in the last part, which is not recomputed a
     second time: all its cuts are outer ones.
     """
     places = candidates(chain)
@@ -343,7 +341,7 @@ def nested_cuts(chain: Chain) -> tuple[list[int], list[int]]:
 
 
 def _limits(before: Any) -> list[float]:
-    """Return what the largest part may weigh: of a short chain all that there can be, of a long one a choice."""
+    """Return the sizes to try for the largest part: all possible ones for a short chain, a selection for a long one."""
     if len(before) <= SHORT:
         return sorted({float(b - a) for i, a in enumerate(before) for b in before[i + 1 :]})
     counts = [float(n) for n in range(2, 65)]
@@ -357,7 +355,7 @@ def _kept_before(place: CutPlace) -> float:
 
 
 def _lightest(places: Iterable[CutPlace], stretch_of: Callable[[CutPlace], float]) -> list[CutPlace]:
-    """Return, of the places in each stretch before which anything is kept, the one that the fewest bytes cross."""
+    """Return the place in each stretch that the fewest bytes cross, if anything is kept before it."""
     found: dict[float, CutPlace] = {}
     for place in places:
         stretch = stretch_of(place)
@@ -367,7 +365,7 @@ def _lightest(places: Iterable[CutPlace], stretch_of: Callable[[CutPlace], float
 
 
 def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[CutPlace]:
-    """Return where a chain had best be cut, in at most so many places: where the fewest bytes cross."""
+    """Return the places worth cutting, at most `most`: those that the fewest bytes cross."""
     places = _lightest(chain.places, _kept_before)
     if len(places) <= most:
         return places
@@ -375,17 +373,17 @@ def candidates(chain: Chain, most: int = MAX_PLACES) -> Sequence[CutPlace]:
 
 
 def crossing_bytes(places: Sequence[CutPlace]) -> Any:
-    """Return what the b-th cut keeps in addition where the a-th is the one before it; 0 is the start."""
+    """Return [a, b]: the bytes that the b-th cut keeps in addition to the a-th, the one before it; 0 is the start."""
     costs = np.zeros((len(places) + 2, len(places) + 2))
     starts = np.array([0, *(place.at for place in places)])
     for b, place in enumerate(places, start=1):
-        for one in place.crossing:  # what is before the a-th cut is kept by that
+        for one in place.crossing:  # the a-th cut already keeps the nodes before it
             costs[: np.searchsorted(starts, one.at, side="right"), b] += one.nbytes
     return costs
 
 
 def _least_kept(before: Any, costs: Any, limit: float) -> list[int] | None:
-    """Return the cuts that keep least, of those between which no part exceeds a limit; None if there are none."""
+    """Return the cuts that keep least with no part above a limit; None if there are none."""
     ends = len(before)
     best = np.full(ends, np.inf)
     best[0] = 0.0

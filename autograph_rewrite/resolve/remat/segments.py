@@ -1,4 +1,4 @@
-"""Segments: the minimal subgraphs between checkpoints that gradients need, and the gradients that they wait for.
+"""Find segments: the minimal subgraphs between checkpoints that gradients need, and the gradients they wait for.
 
 numbers    x ─► [ a ─► b ─► c ]₀ ─► [ d ─► e ]₁ ─► loss       gradients read a, b, d
 segment 0  a, b again, from x                                 c is read by segment 1: kept
@@ -9,9 +9,8 @@ A copy that waited for nothing would run at once and save nothing. The gradients
     gradients    %dd ─► dc = TanhGrad(c', %dd) ─► ...          reads a copy: its other input is a trigger
                  c2 = Mul(2, c') ─► dc = Mul(c2, %dd)          needs no gradient yet: what it is made into reads one
 
-A trigger is made of what the segment made in the forward, so that it comes later, and is no descendant of what reads
-the copies: the graph would wait for itself. Where nothing is left to wait for, the gradients of the segment are the
-first ones, and computing it again would save nothing.
+A trigger depends on the segment's forward values, so that it runs later, and on no reader of the copies, which would be
+a cycle. If a segment has no trigger, its gradients are the first ones, and recomputing it would save nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ SAVES_NOTHING = "computing it again would keep as much as it saves"
 
 
 def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[list[Segment], list[Left]]:
-    """Return the segments of a policy, those of later parts of the forward last, and what it had better keep.
+    """Return the segments of a policy, in the order of the forward, and the nodes that it had better keep.
 
     Args:
-        only_saving: leave out the segments without which less would be kept.
+        only_saving: leave out the segments that save nothing.
     """
     inside = worth_repeating(acts, parts)
     found = _made(acts, acts.forward, {node: part for node, part in parts.items() if node in inside})
@@ -42,10 +41,9 @@ def segments_of(acts: Activations, parts: Parts, *, only_saving: bool) -> tuple[
 
 
 def nested_segments(acts: Activations, segment: Segment, inner: Parts) -> list[Segment]:
-    """Return the segments within a segment: all but its last part, which gradients read as soon as it is there.
+    """Return the segments within a segment: all but its last part, which gradients read as soon as it is recomputed.
 
     Args:
-        segment: what is, together.
         inner: the numbers of its parts.
     """
     inside = [acts.state.graph.nodes[name] for name in segment.nodes]
@@ -54,7 +52,7 @@ def nested_segments(acts: Activations, segment: Segment, inner: Parts) -> list[S
 
 
 def _made(acts: Activations, nodes: Iterable[Node], parts: Parts, *, without: int | None = None) -> list[Segment]:
-    """Return a segment for each part of some nodes, but for one of them: what another part reads is kept."""
+    """Return a segment for each part of some nodes except for `without`; values that another part reads are kept."""
     kept = _kept_between(acts, parts)
     wanted = (node for node in nodes if node in parts and node not in kept and parts[node] != without)
     members = grouped((parts[node], node) for node in wanted)
@@ -62,7 +60,7 @@ def _made(acts: Activations, nodes: Iterable[Node], parts: Parts, *, without: in
 
 
 def worth_repeating(acts: Activations, nodes: Collection[Node]) -> frozenset[Node]:
-    """Return the nodes without what is made of kept draws alone: a mask has fewer bytes than what was drawn."""
+    """Return the nodes except for those made of kept random draws alone: a mask has fewer bytes than its draw."""
     made = {node for node in acts.state.order if "Random" in node.op and node not in nodes}
     for node in acts.state.order if made else ():
         if node not in made and any(value.node in made for value in node.inputs):
@@ -73,7 +71,7 @@ def worth_repeating(acts: Activations, nodes: Collection[Node]) -> frozenset[Nod
 
 
 def _kept_between(acts: Activations, parts: Parts) -> set[Node]:
-    """Return the nodes that another segment reads; of a view, what it is a view of, too."""
+    """Return the nodes that another segment reads; for a view, also its source."""
     kept: set[Node] = set()
     for node in acts.forward:
         if node not in parts:
@@ -85,7 +83,7 @@ def _kept_between(acts: Activations, parts: Parts) -> set[Node]:
 
 
 def _segment(acts: Activations, nodes: Iterable[Node]) -> Segment | None:
-    """Return the part of some nodes that gradients need; None where they need none of them."""
+    """Return a segment of the nodes that gradients need; None where they need none of them."""
     inside = dict.fromkeys(nodes)
     needed: set[Node] = set()
     for node in reversed(inside):
@@ -108,8 +106,8 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
     """Return the gradients that a segment waits for.
 
     Args:
-        acts: forward and backward of the graph; segments behind this one may have been rewritten.
-        readers: the nodes that read their copies, or will.
+        acts: forward and backward of the graph; later segments may have been rewritten.
+        readers: the nodes that read the copies, or will.
     """
     readers = set(readers)
     behind, made = descendants(readers), _made_of(nodes)
@@ -130,7 +128,7 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
 
 
 def _made_of(nodes: Iterable[Node]) -> Collection[Node]:
-    """Return what is computed from the values of some nodes, and not from their sizes alone."""
+    """Return the nodes that are computed from the values of some nodes, and not from their sizes alone."""
 
     def readers(node: Node) -> list[Node]:
         users = [use.node for value in node.read_outputs for use in value.uses]
@@ -140,7 +138,7 @@ def _made_of(nodes: Iterable[Node]) -> Collection[Node]:
 
 
 def _is_gradient(acts: Activations, node: Node) -> bool:
-    """Return whether a node is one that a copy can wait for: a gradient of each block, made in any case."""
+    """Return whether a copy can wait for a node: a gradient of each block, made unconditionally."""
     if node not in acts.backward or node not in acts.unconditional:
         return False
     return any(acts.state.source(value).placement.differs for value in node.read_outputs)

@@ -1,12 +1,12 @@
-"""Rematerialisation in the stages of a pipeline: what each holds, its peak, and what is computed again in it.
+"""Choose the rematerialisation of each pipeline stage, from the memory that it holds and its peak.
 
-The peak of a stage is that of a micro-batch, and what the others hold that are under way:
+The peak of a stage is that of a micro-batch, plus the values that the other micro-batches under way hold:
 
     stage 0 of 3, 1f1b     F0 F1 F2 B0 ...          while B0 runs, micro-batches 1 and 2 hold their activations
     peak                   variables and inputs + the most of one micro-batch + 2 x what one holds between F and B
 
-A micro-batch is one step of the whole model on one device, of which a stage has what its nodes make, and what they read
-of others. Where others are ahead, what they send is there early: up to two values more.
+A micro-batch is one step of the whole model on one device. A stage holds the values that its nodes make, and those that
+they read from other stages. A stage that is ahead sends its values early: up to two more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from autograph_rewrite.training_graph import Variable
 
 
 def stages_of(acts: Activations, resolved: Plan) -> dict[Node, int]:
-    """Return the stages that forward and backward will be divided into."""
+    """Return the stage of each forward and backward node."""
     assert resolved.pipeline is not None
     state, forward, lists = acts.state, set(acts.forward), future_splits(acts.state)
     each = [node for node in state.order if not has(node.op, "constant") and differs_by_replica(state, node, lists)]
@@ -42,7 +42,7 @@ def stages_of(acts: Activations, resolved: Plan) -> dict[Node, int]:
 def needs_of(
     acts: Activations, variables: Mapping[str, Variable], resolved: Plan, step: StepRun, stages: Mapping[Node, int]
 ) -> list[StageNeeds]:
-    """Return what each stage holds: its variables with what is kept for them, and the sums of their gradients."""
+    """Return the memory that each stage holds: its variables with their slots, and the sums of their gradients."""
     pipeline, graph = resolved.pipeline, acts.state.graph
     assert pipeline is not None
     owners, kept, everywhere = owners_of(resolved, acts.state, variables), [0] * pipeline.stages, 0
@@ -77,12 +77,11 @@ def _reads(handle: Node) -> list[Value]:
 
 @dataclass(frozen=True)
 class StageNeeds:
-    """What a stage holds besides the values of its nodes.
+    """The memory that a stage holds in addition to the values of its nodes.
 
     Attributes:
         under_way: how many micro-batches are between its forward and its backward, at most.
         kept: bytes of its variables, and of the sums of their gradients.
-        is_last: no stage comes behind it.
     """
 
     number: int
@@ -93,7 +92,7 @@ class StageNeeds:
 
 
 class StageMemory(StepMemory):
-    """Tells peaks of one stage, whatever of it is computed again."""
+    """Computes peaks of one stage for any choice of recomputation."""
 
     def __init__(self, acts: Activations, step: StepRun, stages: Mapping[Node, int], needs: StageNeeds) -> None:
         super().__init__(acts, step)
@@ -109,7 +108,7 @@ class StageMemory(StepMemory):
         here_alone = zip(self._nbytes, makers, strict=True)
         self._nbytes = [n if maker in here or i in held_here else 0 for i, (n, maker) in enumerate(here_alone)]
         self._made = {i for i, maker in enumerate(makers) if maker in made}
-        self._later = [  # what gradients read, and which copies they would read instead
+        self._later = [  # buffers that gradients read, with the nodes whose copies they would read instead
             (i, moved) for i, at, _, moved in self._reads if by_place[at] in acts.backward and by_place[at] in here
         ]
         self._others = needs.under_way - 1
@@ -118,14 +117,14 @@ class StageMemory(StepMemory):
         """Return the most bytes that are alive at a time on the device of the stage.
 
         Args:
-            segments: the nodes that are computed again, by segment, producers first.
+            segments: the nodes that are recomputed, by segment, producers first.
         """
         again = [list(nodes) for nodes in segments]
         held = sum(self._nbytes[i] for i in self._held_between(again) & self._made) if self._others else 0
         return super().peak(again) + self._others * held
 
     def _held_between(self, segments: Iterable[Sequence[Node]]) -> set[int]:
-        """Return the buffers that gradients, or copies, of the stage read."""
+        """Return the buffers that gradients or copies of the stage read."""
         inside: set[Node] = set()
         held: set[int] = set()
         for nodes in segments:
@@ -136,13 +135,13 @@ class StageMemory(StepMemory):
 
 
 def _early(needs: StageNeeds, micro: int) -> int:
-    """Return how many values are there before their turn, or until they have been sent."""
+    """Return how many received values are alive before their turn, or until they have been sent."""
     return max(min(2, micro - needs.under_way), int(needs.is_last))
 
 
 @dataclass(frozen=True)
 class StageChoice:
-    """What is computed again in one stage.
+    """The rematerialisation of one stage.
 
     Attributes:
         choice: the cheapest that fits.
@@ -156,16 +155,16 @@ class StageChoice:
 def choose_by_stage(
     acts: Activations, step: StepRun, stages: Mapping[Node, int], given: Sequence[StageNeeds], remat: Remat
 ) -> list[StageChoice]:
-    """Return the cheapest way to fit each device; stages of one device share it as they would use it.
+    """Return the cheapest way to fit each device; stages of one device share it in proportion to their use.
 
     Args:
         step: a micro-batch of the whole model.
         stages: of the nodes.
-        given: the stages, and what they hold.
-        remat: the limit of a device, and in which stages something is computed again.
+        given: the stages, and the memory that they hold.
+        remat: the limit of a device, and the stages that may recompute.
 
     Raises:
-        PlanError: a stage does not fit; it says the least peak that was found.
+        PlanError: a stage does not fit; it names the least peak that was found.
     """
     assert remat.limit is not None
     memories = [StageMemory(acts, step, stages, needs) for needs in given]
@@ -192,10 +191,10 @@ def choose_by_stage(
 def device_peaks(
     chosen: Sequence[StageChoice], segments: Mapping[int, Sequence[Sequence[Node]]]
 ) -> dict[str, tuple[int, int]]:
-    """Return the peak of each device, without and with what is computed again.
+    """Return the peak of each device, without and with recomputation.
 
     Args:
-        segments: by stage, the nodes of what is computed again.
+        segments: by stage, the nodes of its segments.
     """
     found: dict[str, tuple[int, int]] = {}
     for one in chosen:
@@ -206,11 +205,11 @@ def device_peaks(
 
 
 def by_stage(parts: Parts, stages: Mapping[Node, int], wanted: Collection[int]) -> Parts:
-    """Return the parts, cut where a stage begins: what crosses is kept, by the stage that sends it.
+    """Return the parts, cut where a stage begins: the stage that sends a value keeps it.
 
     Args:
         stages: of the forward nodes.
-        wanted: those in which something is computed again; empty: all.
+        wanted: the stages that may recompute; empty: all.
     """
     numbers: dict[tuple[int, int], int] = {}
     inside = {node: stages[node] for node in parts if node in stages and (not wanted or stages[node] in wanted)}

@@ -1,11 +1,11 @@
-"""The static peak of a step on one device, with some segments computed again: liveness over a schedule, nothing edited.
+"""Compute the static peak of a step on one device for some recomputed segments: liveness over a schedule, no edits.
 
     schedule   x  a  b  c  loss  dc  [a' b']  db  da          copies run just before the first gradient that reads one
     a          └──┘                                            its last reader in the forward
     a'                               └────────────┘            its last reader among copies and gradients
 
-The schedule is the order in which a queue of ready nodes is worked off, as TensorFlow's executor does with one thread.
-What a buffer is, `analysis.liveness` says, as in the simulation of a step.
+The schedule is the order in which a queue of ready nodes runs, as in TensorFlow's executor with one thread. Buffers are
+those of `analysis.liveness`, as in the simulation of a step.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from autograph_rewrite.resolve.spans import differs_by_replica
 from autograph_rewrite.training_graph import Variable
 
 TIMES = 500
-"""At how many times a floor is looked at, at most."""
+"""Most times of a step at which a floor is computed."""
 
 
 @dataclass(frozen=True)
 class StepRun:
-    """What a step runs.
+    """The nodes and sizes of a step.
 
     Attributes:
-        roots: the nodes that it is run for: updates, and what makes its outputs.
-        sizes: the numbers behind symbols, of one device.
-        kept: bytes that are there all the time: variables, sums of micro-batches.
-        together: how many replicas are on one device, each with values of its own.
+        roots: the nodes that it is run for: updates, and the makers of its outputs.
+        sizes: the numbers for symbols, of one device.
+        kept: bytes that are always alive: variables, sums of micro-batches.
+        together: how many replicas are on one device, each with separate values.
     """
 
     roots: tuple[Node, ...]
@@ -56,7 +56,7 @@ class StepRun:
 
 
 class StepMemory:
-    """Tells peaks of one step, whatever is computed again; it is asked before the graph is edited."""
+    """Computes peaks of one step for any choice of recomputation, before the graph is edited."""
 
     def __init__(self, acts: Activations, step: StepRun) -> None:
         needed = ancestors(step.roots)
@@ -72,7 +72,7 @@ class StepMemory:
         for node in order:
             self._make(acts, node)
         self._held = [self._of[value] for value in step.outputs if value in self._of]
-        self._moved = {  # what would read a copy
+        self._moved = {  # the readers that would read a copy
             node: [(use.node.inputs[use.index], use.node) for use in acts.readers(node) if use.node in self._at]
             for node in acts.repeatable
             if node in self._at
@@ -83,11 +83,11 @@ class StepMemory:
 
     @property
     def work(self) -> int:
-        """How many nodes a question looks at, about."""
+        """About how many nodes one peak visits."""
         return len(self._at)
 
     def nbytes(self, node: Node) -> float:
-        """Return the memory that a node makes on this device; that of a view is its source's."""
+        """Return the bytes that a node makes on this device; a view makes none."""
         found = self._buffers.get(node)
         return 0.0 if found is None or found.hands_on else float(sum(found.nbytes))
 
@@ -95,16 +95,16 @@ class StepMemory:
         """Return the most bytes that are alive at a time.
 
         Args:
-            segments: the nodes that are computed again, by segment, producers first.
+            segments: the nodes that are recomputed, by segment, producers first.
         """
         return self.lives(segments).peak
 
     def lives(self, segments: Iterable[Sequence[Node]]) -> Lives:
-        """Return when each buffer is made and given back; those of copies come last."""
+        """Return when each buffer is made and freed; those of copies come last."""
         parts = [[node for node in nodes if node in self._at] for nodes in segments]
         inside = {node for nodes in parts for node in nodes}
         places = np.arange(len(self._at), dtype=float)
-        for node in inside:  # what reads a copy waits for it
+        for node in inside:  # a reader of a copy waits for it
             for reader in self._early.get(node, ()):
                 places[self._at[reader]] = self._late[reader]
         born = 2 * places[self._maker]
@@ -119,16 +119,16 @@ class StepMemory:
         return Lives(np.array(made), np.array(ends), np.array(sizes, dtype=np.int64), self.kept)
 
     def floors(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
-        """Return bytes that are alive at some times in any case, and what each of some nodes adds if it is kept.
+        """Return bytes that are alive at some times in any case, and the bytes that each of some nodes adds if kept.
 
         Args:
-            nodes: activations; all others are taken to be computed again at no cost.
+            nodes: activations; all others count as recomputed at no cost.
         """
         early, number = np.arange(len(self._at), dtype=float), {node: i for i, node in enumerate(nodes)}
         late = early.copy()
         for node, place in self._late.items():
             late[self._at[node]] = place
-        # a floor must hold wherever these gradients run: made as late, and read as early, as they can be
+        # a floor must hold wherever these gradients run: count them as made as late, and read as early, as possible
         early, late = np.minimum(early, late), np.maximum(early, late)
         born = 2 * late[self._maker]
         unread, read = 2 * early[self._maker] + 1, np.stack([np.full(len(born), np.inf), np.zeros(len(born))])
@@ -150,7 +150,7 @@ class StepMemory:
         return again @ np.array(self._nbytes, dtype=float), added
 
     def _copies(self, nodes: Sequence[Node], places: Any, lists: tuple[list[float], list[float], list[int]]) -> None:
-        """Add the buffers of a segment's copies, and let what they read live until then."""
+        """Add the buffers of a segment's copies, and extend the lives of the buffers that they read."""
         born, freed, nbytes = lists
         readers = [read for node in nodes for read in self._moved[node]]
         if not readers:
@@ -185,7 +185,7 @@ class StepMemory:
             if i is not None and not (node in acts.backward and has(node.op, "sizes")):  # these run in the forward
                 moves = node in acts.backward and not has(value.node.op, "sizes")
                 self._reads.append((i, self._at[node], made.reuses, value.node if moves else None))
-        # of a condition, what comes from the branch that is counted: nothing makes the other input
+        # a Merge of a condition takes the input from the branch that counts: the other input has no buffer
         handed = [i for i in sources if i is not None] if node.op in MERGES else sources[:1]
         for j, nbytes in enumerate(made.nbytes):
             if has(node.op, "held"):
@@ -199,7 +199,7 @@ class StepMemory:
 
 
 def _of_replicas(state: Propagation, buffers: dict[Node, Buffers], together: int) -> dict[Node, Buffers]:
-    """Return what the replicas on a device make: each of them what differs between replicas, and what is fed."""
+    """Return the buffers of all replicas on a device: values that differ between replicas, or are fed, count each."""
     if together == 1:
         return buffers
     lists, fed = future_splits(state), {value.node for value in state.whole_inputs}
@@ -211,9 +211,10 @@ def _of_replicas(state: Propagation, buffers: dict[Node, Buffers], together: int
 
 
 def _late_places(acts: Activations, at: Mapping[Node, int]) -> dict[Node, float]:
-    """Return when gradients that need no other gradient would run if they had to wait for what they read.
+    """Return the places at which gradients that need no other gradient run if they read a copy.
 
-    They run beside the forward, like the 2 a in the gradient of a square; behind a copy, just before who reads them.
+    Without copies they run during the forward, like the 2 a in the gradient of a square; after a copy, just before
+    their first reader.
     """
     end = max((at[node] for node in acts.repeatable if node in at), default=0)
     early = [node for node in sorted(acts.backward & at.keys(), key=at.__getitem__) if at[node] < end]
@@ -226,7 +227,7 @@ def _late_places(acts: Activations, at: Mapping[Node, int]) -> dict[Node, float]
 
 
 def _early_readers(acts: Activations, late: Mapping[Node, float]) -> dict[Node, set[Node]]:
-    """Return, by forward node, the gradients that could run beside the forward, and read it or what is made of it."""
+    """Return, by forward node, the gradients that can run during the forward and depend on it, also indirectly."""
     found: dict[Node, set[Node]] = {}
     for node in late:
         made_of = reachable([node], lambda one: [value.node for value in one.inputs if value.node in late])
@@ -236,7 +237,7 @@ def _early_readers(acts: Activations, late: Mapping[Node, float]) -> dict[Node, 
 
 
 def _queued(order: Sequence[Node]) -> list[Node]:
-    """Return nodes in the order in which a queue of those that are ready gives them out."""
+    """Return nodes in the order in which a queue of ready nodes runs them."""
     inside = set(order)
     before = {node: [one for one in dict.fromkeys(dependencies(node)) if one in inside] for node in order}
     users: dict[Node, list[Node]] = {}
@@ -259,8 +260,7 @@ def variable_bytes(plan: Plan, variables: Mapping[str, Variable]) -> int:
     """Return the bytes of variables on the device that holds most of them.
 
     Args:
-        plan: says where each of them is.
-        variables: by name; shards are variables of their own.
+        variables: by name; each shard is a separate variable.
     """
     homes, everywhere = Counter[str](), 0
     for name, variable in variables.items():

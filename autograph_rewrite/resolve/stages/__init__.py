@@ -1,1 +1,1 @@
-"""Which pipeline stage each node belongs to."""
+"""The pipeline stage of each node."""

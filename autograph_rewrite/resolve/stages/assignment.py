@@ -1,11 +1,11 @@
-"""Stage assignment: the pipeline stage of each node.
+"""Assign each node to a pipeline stage.
 
     x ─► [ layer_1 ] ─► h ─► [ layer_2 ] ─► loss          boundary h: stages 0 and 1
     w1 ◄─[ dw1 ◄─── ] ◄─ dh ◄─[ dw2 ◄── ]                 gradients and updates follow
 
 Stages of forward nodes come from boundaries, patterns of names, the user's devices, or a balance of costs. A forward
-edge never leads back to an earlier stage. A backward node is where the node is whose gradient it computes, but never
-behind what it reads; a variable is where it is first read.
+edge never leads back to an earlier stage. A backward node is in the stage of the node whose gradient it computes, but
+never in a later stage than the gradients that it reads; a variable is where it is first read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def balanced_cut(costs: Sequence[float], crossing: Sequence[float], stages: int)
 
     Args:
         costs: of each unit, in order.
-        crossing: what would have to be sent if a stage began at a unit, by unit.
+        crossing: the bytes to send if a stage began at a unit, by unit.
         stages: how many; none of them will be empty.
 
     Raises:
@@ -86,7 +86,7 @@ def balanced_cut(costs: Sequence[float], crossing: Sequence[float], stages: int)
 def _lightest_limit(costs: Sequence[float], sums: Sequence[float], stages: int) -> float:
     """Return the least cost that the heaviest stage can have."""
     low, high = max(max(costs), sums[-1] / stages), sums[-1]
-    for _ in range(60):
+    for _ in range(60):  # halves the interval to the precision of a float
         middle = (low + high) / 2
         if _stages_needed(sums, middle) <= stages:
             high = middle
@@ -108,7 +108,7 @@ def _stages_needed(sums: Sequence[float], limit: float) -> int:
 def _extend(
     best: Sequence[float], sums: Sequence[float], crossing: Sequence[float], limit: float
 ) -> tuple[list[float], list[int]]:
-    """Add one stage: return the bytes that cross in all, and where the last stage begins, by where it ends."""
+    """Add one stage: return the total bytes that cross, and where the last stage begins, by where it ends."""
     new, chosen = [float("inf")] * len(sums), [0] * len(sums)
     window: deque[tuple[float, int]] = deque()
     for end in range(1, len(sums)):
@@ -126,11 +126,11 @@ def _extend(
 
 @dataclass
 class Stages:
-    """What is known of the nodes of a pipeline besides their stages.
+    """Facts about the nodes of a pipeline, apart from their stages.
 
     Attributes:
-        backward: those of them that compute gradients.
-        owners: for which variable another is kept, as the nodes that give their handles.
+        backward: the nodes that compute gradients.
+        owners: the variable of each slot; both are given by the nodes of their handles.
     """
 
     backward: set[Node]
@@ -143,7 +143,6 @@ def assign_stages(
     """Return the stage of each node of the original graph that runs for each block; None where the plan has none.
 
     Args:
-        plan: resolved.
         variables: those whose optimizer slots follow them, by name.
 
     Raises:
@@ -162,7 +161,7 @@ def assign_stages(
 
 
 def stages_of_each(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> dict[Node, int]:
-    """Return the stages of what will run for each block, before it is known of any node how often it runs.
+    """Return the stages of the nodes that will run for each block, before nodes have their spans.
 
     Args:
         plan: with its edges.
@@ -185,13 +184,13 @@ def divide(
 ) -> tuple[dict[Node, int], set[Node]]:
     """Return the stages of the nodes that run for each block, and those of them that compute gradients.
 
-    A loop is in one stage, with what it keeps for the backward part.
+    A loop is in one stage, with the values that it keeps for the backward part.
 
     Args:
         plan: resolved; it has stages.
         each: the nodes, producers first.
-        forward: those that make the loss, among others.
-        needed: what the gradients are made of, among others.
+        forward: a superset of the nodes that make the loss.
+        needed: a superset of the nodes that the gradients are computed from.
 
     Raises:
         PlanError: the division that the plan asks for is impossible on this graph.
@@ -212,7 +211,7 @@ def divide(
 
 
 def _keep_together(work: Sequence[Node], stages: dict[Node, int], loops: Mapping[Node, str]) -> None:
-    """Put all of a loop in the latest of its stages, and what follows from it no earlier."""
+    """Put all of a loop in the latest of its stages, and its descendants no earlier."""
     while True:
         latest: dict[str, int] = {}
         for node in work:
@@ -225,10 +224,10 @@ def _keep_together(work: Sequence[Node], stages: dict[Node, int], loops: Mapping
 
 
 def owners_of(plan: Plan, state: Propagation, variables: Mapping[str, Variable]) -> dict[Node, Node]:
-    """Return for which variable the state of an optimizer is kept.
+    """Return the variable of each slot, both by the nodes of their handles.
 
     Args:
-        plan: resolved, whose edges say which gradient is whose.
+        plan: resolved; its edges name the owner of each gradient.
     """
     graph = state.graph
     edges = [edge for edge in plan.edges if edge.owner in variables and edge.to == repr(REPLICATED)]
@@ -254,11 +253,11 @@ def _forward_stages(
 
 
 def _behind(graph: Graph, work: Sequence[Node], boundaries: Sequence[str]) -> dict[Node, int]:
-    """Begin a new stage behind each boundary."""
+    """Begin a new stage after each boundary."""
     inside = set(work)
     parts = grouped((name_of_whole(node), node) for node in work)
     cuts = [parts.get(name.partition(":")[0]) or [_boundary(graph, name)] for name in boundaries]
-    # What devices of a model axis add up crosses as the sum: none of them waits for the next stage to have it.
+    # A value that devices of a model axis add up crosses as the sum, so the sum belongs to the earlier stage.
     cuts = [[*cut, *(user for node in cut for user, _ in node.output().uses if axis_along(user))] for cut in cuts]
     stages = dict.fromkeys(work, 0)
     for i, (name, cut) in enumerate(zip(boundaries, cuts, strict=True)):
@@ -289,7 +288,7 @@ def _boundary(graph: Graph, name: str) -> Node:
 
 
 def _by_device(work: Sequence[Node], learnt: Collection[Node], stages: int) -> dict[Node, int]:
-    """Return the stages of the nodes that the user put on a device, in the order of the devices' first nodes."""
+    """Return the stages of the nodes that the user placed on devices, in the order of the devices' first nodes."""
     found = {node: canonical(node.device) for node in work if node.device and node in learnt}
     order = {device: i for i, device in enumerate(dict.fromkeys(found.values()))}
     if len(order) != stages:
@@ -302,7 +301,7 @@ def _by_device(work: Sequence[Node], learnt: Collection[Node], stages: int) -> d
 
 
 def _following(work: Sequence[Node], said: Mapping[Node, int], *, strict: bool = True) -> dict[Node, int]:
-    """Give nodes of which nothing is said the latest stage that they read from.
+    """Give nodes without a stated stage the latest stage that they read from.
 
     Raises:
         PlanError: an edge leads back.
@@ -327,7 +326,7 @@ def _balanced(
 ) -> dict[Node, int]:
     """Cut the forward nodes, in order, where the heaviest stage is lightest and the fewest bytes cross.
 
-    Where stages have to be alike, they are made of what the nodes do again and again, if that is found.
+    If stages have to be alike, they consist of repeated layers, where those are found.
     """
     learnt = variable_dependent_nodes(state.order)
     units = _units([node for node in work if node in learnt], state.order, loops)
@@ -350,7 +349,7 @@ def _balanced(
 
 
 def _units(work: Sequence[Node], order: Sequence[Node], loops: Mapping[Node, str]) -> list[list[Node]]:
-    """Return what has to be in one stage, in order: single nodes, and loops."""
+    """Return the units that have to be in one stage, in order: single nodes, and loops."""
     if loops.keys().isdisjoint(work):
         return [[node] for node in work]
     wanted = set(work)
@@ -359,7 +358,7 @@ def _units(work: Sequence[Node], order: Sequence[Node], loops: Mapping[Node, str
 
 
 def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
-    """Return what a node does, as far as it can be compared at a glance."""
+    """Return a signature of a node: its op, types and static sizes."""
     fact = state.facts.get(node.output())
     sizes = () if fact is None or fact.shape is None else fact.shape
     return node.op, node.output_dtypes, tuple(size if isinstance(size, int) else None for size in sizes)
@@ -368,7 +367,7 @@ def _sign(state: Propagation, node: Node) -> tuple[object, ...]:
 def _late_as_possible(
     work: Sequence[Node], stages: dict[Node, int], state: Propagation, loops: Container[Node]
 ) -> None:
-    """Move what needs no variable (labels, masks) to the stage that reads it first; loops stay in one."""
+    """Move nodes that need no variable (labels, masks) to the first stage that reads them; loops do not move."""
     learnt, inside = variable_dependent_nodes(state.order), set(work)
     for node in reversed(work):
         readers = [stages[use.node] for value in node.read_outputs for use in value.uses if use.node in inside]
@@ -386,11 +385,13 @@ def _require_every_stage(stages: Mapping[Node, int], count: int) -> None:
 
 
 def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collection[Node]) -> set[Node]:
-    """Return the nodes that compute gradients. Sizes of what the forward makes are measured there, so that it may go.
+    """Return the nodes that compute gradients.
+
+    Sizes of forward values count as forward: they are measured there, so that the values can be freed.
 
     Args:
-        rest: what runs for each block, and is not forward, producers first.
-        needed: what the gradients are made of.
+        rest: nodes that run for each block, and are not forward, producers first.
+        needed: nodes that the gradients are computed from.
         made: the forward nodes that run for each block.
     """
     found: set[Node] = set()
@@ -408,13 +409,13 @@ def gradients_of(rest: Iterable[Node], needed: Collection[Node], made: Collectio
 def _add_backward(
     rest: Sequence[Node], stages: dict[Node, int], backward: set[Node], count: int, loops: Mapping[Node, str]
 ) -> None:
-    """Place the gradients, and whatever else runs for each block: outputs beside the loss, and what reads gradients.
+    """Place the gradients, and all other nodes that run for each block: further outputs, and readers of gradients.
 
     Args:
-        rest: what runs for each block, and is not forward, producers first.
+        rest: nodes that run for each block, and are not forward, producers first.
         stages: of the forward nodes; those of the rest are added.
         backward: the nodes that compute gradients; more are added.
-        loops: of the nodes that belong to one: all of it is where its first stage of the backward part is.
+        loops: of the nodes in loops. A backward loop is in the earliest stage of its nodes, any other in the latest.
     """
     held: dict[str, int] = {}
     while True:
@@ -452,10 +453,10 @@ def _place_rest(
         stages[node] = min(hint, latest, held.get(node, latest))
 
 
-# Stages of what runs once: a variable, its slots and its update are where it is first read.
+# Stages of nodes that run once: a variable, its slots and its update are in the stage that reads it first.
 #
-# From the summed gradient to the update: the stage of the gradient, or that of the update if it has a part in what they
-# read; what touches a variable: beside it.
+# Nodes from the summed gradient to the update are in the stage of the gradient, or in that of the update if some of
+# their operands are there. Nodes that touch a variable are in its stage.
 
 
 def stages_of_once(
@@ -466,7 +467,7 @@ def stages_of_once(
     Args:
         order: the nodes of a folded graph, producers first.
         given: the stages of those that run for each block.
-        owners: for which variable another is kept, as the nodes that give their handles.
+        owners: the variable of each slot; both are given by the nodes of their handles.
         captured: variables live outside of the graph, on the first device.
     """
     handles = _of_handles(order, given, owners)
@@ -492,12 +493,12 @@ def stages_of_once(
         if node not in found:
             found[node] = min(readers, default=0)
         elif len(set(readers)) == 1 and readers[0] in choices.get(node, ()):
-            found[node] = readers[0]  # a gradient that is scaled by the norm of all stays where it is
+            found[node] = readers[0]  # a gradient that is scaled by the norm of all gradients stays in its stage
     return {node: stage for node, stage in found.items() if node.span != EACH}
 
 
 def _of_handles(order: Sequence[Node], given: Mapping[Node, int], owners: Mapping[Node, Node]) -> dict[Node, int]:
-    """Return the stage of each variable: the first that reads it; of slots, that of what they are kept for.
+    """Return the stage of each variable: the first that reads it; for slots, that of their variable.
 
     Where that is not known, it is the stage of the gradient that updates them.
     """
@@ -541,8 +542,8 @@ def repeated_layers(signs: Sequence[Hashable], crossing: Sequence[float], stages
     """Return where each stage but the first begins; None where nothing is repeated as often as there are stages.
 
     Args:
-        signs: what each unit does, in order.
-        crossing: what would have to be sent if a stage began at a unit, by unit.
+        signs: the signature of each unit, in order.
+        crossing: the bytes to send if a stage began at a unit, by unit.
     """
     known: dict[Hashable, int] = {}
     numbers = np.asarray([known.setdefault(sign, len(known)) for sign in signs])
@@ -561,7 +562,7 @@ def repeated_layers(signs: Sequence[Hashable], crossing: Sequence[float], stages
 
 
 def _longest(alike: Any) -> tuple[int, int]:
-    """Return where the longest row of true values begins, and how long it is."""
+    """Return the start and the length of the longest run of true values."""
     ends = np.flatnonzero(np.diff(np.concatenate(([0], alike.astype(np.int8), [0]))))
     if not len(ends):
         return 0, 0
@@ -570,13 +571,13 @@ def _longest(alike: Any) -> tuple[int, int]:
     return int(ends[2 * longest]), int(lengths[longest])
 
 
-# Check that pipeline stages are isomorphic, each with variables of its own (required by the loop form).
+# Check that pipeline stages are isomorphic, each with separate variables (required by the loop form).
 #
 #     x ─► [ embed, layer_0 ] ─► [ layer_1 ] ─► [ layer_2, head ] ─► loss       layers: same ops, attributes, shapes
 #
-# What stands before the common part of the first stage, and behind that of the last, belongs to nobody else and may be
-# anything. All others are compared with the second stage, from what they hand on back to what they are handed;
-# constants count as part of a layer, the seeds of random numbers do not. The first difference is named.
+# Nodes before the common part of the first stage, and after that of the last, are not compared. All others are compared
+# with the second stage, from a stage's results back to its inputs. Constants count as part of a layer, the seeds of
+# random numbers do not. The first difference is named.
 
 
 HINT = "cut between layers that are alike"
@@ -600,7 +601,7 @@ def require_isomorphic_stages(state: Propagation, work: Sequence[Node], of: Mapp
         of: their stages.
 
     Raises:
-        PlanError: two stages differ; the message says in what.
+        PlanError: two stages differ; the message names the difference.
     """
     if count == 1:
         return
@@ -641,7 +642,7 @@ def _stage(number: int, work: Sequence[Node], of: Mapping[Node, int], learnt: Co
 
 
 def _made_by(stage: _Stage, like: Value) -> list[Value]:
-    """Return what a stage makes by the same op, the last first."""
+    """Return the values that a stage makes by the same op, the last first."""
     made = [node for node in reversed(stage.nodes) if node.op == like.node.op]
     return [node.output(like.index) for node in made if like.index < len(node.output_dtypes)]  # a Split has any number
 
@@ -649,20 +650,20 @@ def _made_by(stage: _Stage, like: Value) -> list[Value]:
 def _require_one(
     state: Propagation, mine: _Stage, other: _Stage, pairs: Sequence[tuple[Value, Value]], *, exact: bool
 ) -> None:
-    """Find a layer that both stages have: what one hands on besides, such as a loss of its own, may be missing."""
+    """Require a layer that both stages have: a further result of one stage, such as a local loss, need not match."""
     matches = [_match(state, mine, other, a, b, exact=exact) for a, b in pairs]
     if not any(_is_complete(*match, mine) for match in matches):
         _refuse_best(matches, mine, other)
 
 
 def _is_complete(pairs: Mapping[Value, Value], difference: str, stage: _Stage) -> bool:
-    """Return whether stages correspond, and not just in what they do to a value without any variable."""
+    """Return whether stages correspond, and not only in ops without any variable."""
     outside = (value for value in pairs if value.node not in stage.inside and not has(value.node.op, "constant"))
     return not difference and len(list(outside)) > 1
 
 
 def _refuse_best(matches: Sequence[tuple[Mapping[Value, Value], str]], *stages: _Stage) -> None:
-    """Name the difference that is farthest away from where the comparison began."""
+    """Refuse with the difference of the match that reached farthest."""
     early, late = sorted(stages, key=lambda stage: stage.number)
     if matches:
         _, difference = max(matches, key=lambda match: len(match[0]))
@@ -683,14 +684,14 @@ def _refuse(stage: int, other: int, difference: str) -> None:
 def _match(
     state: Propagation, mine: _Stage, other: _Stage, first: Value, second: Value, *, exact: bool
 ) -> tuple[dict[Value, Value], str]:
-    """Walk back from two values at once; return what corresponds, and the first difference.
+    """Walk back from two values at once; return the values that correspond, and the first difference.
 
     Args:
         mine: the stage that is walked through completely.
-        other: the one that is compared with it.
-        first: of the former.
-        second: of the latter.
-        exact: what `mine` is handed, `other` must be handed too; else it may have made it.
+        other: the stage that is compared with it.
+        first: a value of `mine`.
+        second: a value of `other`.
+        exact: an input of `mine` must correspond to an input of `other`, which may not make it.
     """
     pairs: dict[Value, Value] = {}
     pending = [(first, second, "")]
@@ -714,7 +715,7 @@ def _match(
 def _differences(
     state: Propagation, a: Value, b: Value, inner: tuple[bool, bool], *, exact: bool, seeded: bool
 ) -> Iterator[str]:
-    """Yield in what two values differ, or the nodes that make them."""
+    """Yield the differences between two values, or between the nodes that make them."""
     one, two = f"'{a.node.name}'", f"'{b.node.name}'"
     if inner[0] and not inner[1]:
         yield f"{one} is made by its stage, {two} in its place is handed to the other"
@@ -765,30 +766,29 @@ def _text(value: object) -> str:
 
 # Forward and backward pass: which per-replica nodes compute the loss, and which its gradients.
 #
-#     forward    what the loss depends on, or waits for (assertions)
-#     backward   what the gradients depend on besides
-#     the rest   belongs to whichever of the two it reads from
+#     forward    nodes that the loss depends on, or waits for (assertions)
+#     backward   other nodes that the gradients depend on
+#     the rest   belongs to the one of the two that it reads from
 #
-# The loss is a number that no gradient has gone into, among the outputs; where it is none of them, the names that
-# TensorFlow gives to gradients tell.
+# The loss is a scalar output that depends on no gradient. If no output is, TensorFlow's names of gradients tell.
 
 
 GRADIENTS = re.compile(r"gradients(_\d+)?|gradient_tape")
 COPIES = "remat"
-"""The scope of what is computed again, for the gradients: remat/<segment>/<name of the original>."""
+"""The scope of nodes that are recomputed for the gradients: remat/<segment>/<name of the original>."""
 _COPY = re.compile(rf"{COPIES}/\d+/(.+)")
 
 
 def trained_nodes(plan: Plan, state: Propagation) -> set[Node]:
     """Return the gradients of variables, as the edges of a plan name them.
 
-    A gradient that variables have in pieces, cut in another way than it is, belongs to none of them: it is named as one
-    or made of such values, leads to an update, and to no other gradient. Where replicas share their variables and
-    gather what gradients are computed from, no edge names any: it is the updates.
+    A gradient of a variable in shards, cut in another way than these, has no owner: it is named as a gradient, or made
+    of such values, and leads to an update but to no other gradient. Where replicas share their variables and gather the
+    operands of gradients, no edge names a gradient, and the updates are returned.
     """
     found = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner != STEP}
     others = {state.graph.value(edge.value).node for edge in plan.edges if edge.owner == STEP} - found
-    if others:  # an optimizer may hand its gradients through nodes of its own names
+    if others:  # an optimizer may pass its gradients through nodes with other names
         others &= descendants([node for node in state.order if is_named_gradient(node.name)], controls=False)
     if found and others:
         updating = ancestors([node for node in state.order if is_update(node)], controls=False)
@@ -821,8 +821,8 @@ def forward_nodes(plan: Plan, state: Propagation, outputs: Iterable[Value]) -> s
             "nothing tells which part of the graph is forward and which backward",
             hint="declare the loss as an output of the graph",
         )
-    if named:  # what no gradient has gone into is forward, too: a loss that is no output
-        backward = descendants(named)  # by control edges, too: what is computed again once a gradient is there
+    if named:  # nodes that depend on no gradient are forward, too: a loss that is no output
+        backward = descendants(named)  # by control edges, too: recomputed nodes wait for a gradient
         forward |= ancestors([node for node in needed if node not in backward], controls=False)
     return forward | (ancestors(forward) - needed)
 
@@ -833,23 +833,23 @@ def _is_number(state: Propagation, value: Value) -> bool:
 
 
 def is_named_gradient(name: str) -> bool:
-    """Return whether a node is named as TensorFlow names gradients."""
+    """Return whether a node has a name that TensorFlow gives to gradients."""
     return any(GRADIENTS.fullmatch(part) for part in name.split("/"))
 
 
 def is_copy(name: str) -> bool:
-    """Return whether a node is computed again, for the gradients."""
+    """Return whether a node is recomputed for the gradients."""
     return _COPY.fullmatch(name) is not None
 
 
 def copied(name: str) -> str:
-    """Return the name of which a node is a copy; of another node, its own."""
+    """Return the name of the node that a node is a copy of; for any other node, its name."""
     match = _COPY.fullmatch(name)
     return name if match is None else match[1]
 
 
 def differentiated(name: str, forward: Mapping[str, int]) -> int | None:
-    """Return the entry of the forward node of which a node computes the gradient, or is a copy, going by its name.
+    """Return the entry of the forward node that a node copies or computes the gradient of, found by its name.
 
     Args:
         name: `gradients/layer/MatMul_grad/MatMul_1`, `gradient_tape/layer/MatMul/MatMul_1`, or `remat/0/layer/MatMul`.
