@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -420,9 +420,11 @@ class Starts:
 
     def _recompute(self) -> None:
         """Try recomputation with plans that do not fit, if they take less time than those that fit."""
-        kinds = [[start for start in self.found if (start.config.pipeline is None) is plain] for plain in (False, True)]
+        kinds = [[start for start in self.found if (start.config.pipeline is None) is plain] for plain in (True, False)]
         for start in [start for kind in kinds for start in _front(kind)]:  # without stages, then with stages
-            if start.candidate.fits(self.limit) or start.candidate.found.step_seconds >= self._shortest:
+            step = start.candidate.found
+            held = max(device.variable_bytes for device in step.devices)  # which no recomputation makes less
+            if start.candidate.fits(self.limit) or held >= self.limit or step.step_seconds >= self._shortest:
                 continue
             if self._by_policy(start, LEAST):
                 self._by_policy(start, CHEAPEST)
@@ -433,24 +435,32 @@ class Starts:
 
         With stages, recompute in as few as fit, from the first on: these keep the most micro-batches.
         """
-
-        def fits(stages: Sequence[int] | None) -> bool:
-            section = Remat(policy=policy) if stages is None else Remat(policy=policy, stages=tuple(stages))
-            made = self._try(with_settings(start.config, remat=section), start.builder)
-            return made is not None and made.candidate.fits(self.limit)
-
-        if not fits(None):
+        made = self._recomputed(start, Remat(policy=policy))
+        if made is None or not made.candidate.fits(self.limit):
             return False  # with fewer stages that recompute, more would be kept
-        stages = start.config.pipeline.stages if start.config.pipeline is not None else 1
-        bisect_left(range(1, stages), True, key=lambda count: fits(range(count)))
+        if (pipeline := start.config.pipeline) is None:
+            return True
+        # Each stage adds about as much time as the others, so only so few are tried as would beat what already fits.
+        before, after = start.candidate.found.step_seconds, made.candidate.found.step_seconds
+        counts = [
+            n for n in range(1, pipeline.stages) if before + (after - before) * n / pipeline.stages < self._shortest
+        ]
+
+        def fits(count: int) -> bool:
+            fewer = self._recomputed(start, Remat(policy=policy, stages=tuple(range(count))))
+            return fewer is not None and fewer.candidate.fits(self.limit)
+
+        bisect_left(counts, True, key=fits)
         return True
+
+    def _recomputed(self, start: Start, section: Remat) -> Start | None:
+        return self._try(with_settings(start.config, remat=section), start.builder)
 
     def _budget(self, start: Start) -> None:
         """Search for the largest budget with which the whole step fits: a device may hold more than a budget counts."""
         room = self.limit
         for _ in range(ATTEMPTS):
-            section = Remat(policy=f"budget:{room}")
-            made = self._try(with_settings(start.config, remat=section), start.builder)
+            made = self._recomputed(start, Remat(policy=f"budget:{room}"))
             if made is None or made.candidate.fits(self.limit):
                 return
             room = room * self.limit // made.candidate.found.peak_bytes

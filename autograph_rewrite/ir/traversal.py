@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from autograph_rewrite.errors import GraphError
 from autograph_rewrite.ir.graph import Graph, Node
-from autograph_rewrite.ops.traits import BACK_EDGES, EXITS
+from autograph_rewrite.ops.traits import BACK_EDGES, EXITS, has
 
 
 def dependencies(node: Node) -> list[Node]:
@@ -139,8 +139,12 @@ def ancestors(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
     return seen
 
 
-def descendants(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
-    """Return the roots and everything that depends on them."""
+def descendants(roots: Iterable[Node], *, controls: bool = True, unless: str = "") -> set[Node]:
+    """Return the roots and everything that depends on them.
+
+    Args:
+        unless: a trait of ops; readers that have it, and what only they lead to, are left out.
+    """
     seen = set(roots)
     stack = list(seen)
     while stack:
@@ -149,7 +153,7 @@ def descendants(roots: Iterable[Node], *, controls: bool = True) -> set[Node]:
         if controls:
             readers += node._control_users
         for reader in readers:
-            if reader not in seen:
+            if reader not in seen and not (unless and has(reader.op, unless)):
                 seen.add(reader)
                 stack.append(reader)
     return seen

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from autograph_rewrite.analysis.networks import grouped, reachable
+from autograph_rewrite.analysis.networks import grouped
 from autograph_rewrite.analysis.op_work import cost_of
 from autograph_rewrite.ir.graph import Node
-from autograph_rewrite.ir.traversal import descendants, topological_order
+from autograph_rewrite.ir.traversal import descendants
 from autograph_rewrite.ops.traits import has
 from autograph_rewrite.resolve.remat.activations import Activations, Left, Segment, root_of
 from autograph_rewrite.resolve.remat.policies import Parts
@@ -110,10 +110,11 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
         readers: the nodes that read the copies, or will.
     """
     readers = set(readers)
-    behind, made = descendants(readers), _made_of(nodes)
+    behind = descendants(readers)
+    made = descendants(nodes, controls=False, unless="reads_size")  # of their values, not of their sizes alone
     found: dict[Node, None] = {}
     without: set[Node] = set()  # made of copies, and of no gradient so far
-    for node in topological_order(acts.state.graph):
+    for node in acts.state.order:  # that of the originals: only copies have been added since
         if node not in behind or node not in acts.backward:
             continue
         producers = [value.node for value in node.inputs]
@@ -125,16 +126,6 @@ def triggers_of(acts: Activations, nodes: Iterable[Node], readers: Iterable[Node
         elif not any(p in behind and p not in without and p in acts.backward for p in producers):
             without.add(node)
     return list(found)
-
-
-def _made_of(nodes: Iterable[Node]) -> Collection[Node]:
-    """Return the nodes that are computed from the values of some nodes, and not from their sizes alone."""
-
-    def readers(node: Node) -> list[Node]:
-        users = [use.node for value in node.read_outputs for use in value.uses]
-        return [user for user in users if not has(user.op, "reads_size")]
-
-    return reachable(nodes, readers)
 
 
 def _is_gradient(acts: Activations, node: Node) -> bool:
