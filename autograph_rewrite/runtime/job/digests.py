@@ -317,11 +317,11 @@ class StepAccount:
 
 
 Telling = Callable[[], StepAccount | None]
-"""Gives what a step has to tell besides what it is given itself."""
+"""Returns the account of values that must be equal in all workers but are no arguments of the step; None: no values."""
 
 
 def nothing() -> None:
-    """Tell nothing more."""
+    """Return no account."""
 
 
 def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:

@@ -159,7 +159,7 @@ class OwnLoop:
         return f"a snapshot of step {self._done}"
 
     def _keep(self) -> None:
-        """Let worker 0 take a snapshot; all workers read the values, as a read may need all of them."""
+        """Let worker 0 take a snapshot; all workers have the same values, and all read them."""
         self._last = self._done
         values = {who: read() for who, read in self._reads.items()}
         if self._memory.rank:
