@@ -342,7 +342,7 @@ class MirrorGuard:
         return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, ShardedCopies)]
 
     def failed(self) -> None:
-        """Keep the updates of a failed step: write the user's variables from shards, and keep each replica's own."""
+        """Keep the updates of a failed step: in shards, and in the copies that replicas train by themselves."""
         for variable in self.variables:
             if isinstance(variable, ShardedCopies):
                 variable.join(variable.held())

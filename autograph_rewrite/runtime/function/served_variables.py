@@ -148,7 +148,7 @@ class Held:
     def _look(self) -> None:
         """Find the complete graphs without a function, whose references do not count: TensorFlow keeps some of them.
 
-        It traces a function that makes variables twice, and makes graphs for the variables.
+        It traces a function twice if it makes variables, and makes separate graphs for these.
         """
         began = time.monotonic()
         graph_type, function_type = tf_private.graphs_and_functions()

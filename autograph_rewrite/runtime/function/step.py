@@ -143,8 +143,7 @@ class BoundStep:
         """Go on after an error with all other workers, from the values of worker 0.
 
         Each worker may have made other updates. TensorFlow does not cancel the requests of a failed step to other
-        processes: such a request would take a value of the next step from its receiver. So the collectives get new
-        groups.
+        processes: they would take values of the next step from their receivers. So the collectives get new groups.
         """
         assert self._member is not None
         self._ready_order = None  # its timed step uses the old groups

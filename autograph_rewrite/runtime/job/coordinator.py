@@ -133,7 +133,7 @@ class Workers(Coordinator):
         self._problem: ClusterError | None = None
 
     def check(self) -> None:
-        """Raise the error by which the job has ended."""
+        """Raise the error by which the job has ended, if it has."""
         if self._problem is not None:
             raise self._problem
 

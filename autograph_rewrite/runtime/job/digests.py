@@ -137,7 +137,7 @@ class SessionDigest:
         feed: the tensor to feed with the digest.
         fetch: the tensor with the digests of all.
         account: of the last run that has met others.
-        apart: operations that meet nobody, so that workers may differ in whether they fetch them.
+        apart: operations that exchange nothing, so that workers may differ in whether they fetch them.
     """
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:

@@ -225,7 +225,7 @@ GROUP, KEY = 2**29 - 2, 1
 
 
 def replica_means(rows: Sequence[Sequence[Array]], member: Membership | None, seconds: float) -> list[Array]:
-    """Return the mean of each variable over the replicas of all workers, who call it together.
+    """Return the mean of each variable over the replicas of all workers, which call this together.
 
     Args:
         rows: for each variable, its values on the replicas of this process.

@@ -166,7 +166,7 @@ def abort_when_lost(member: Membership, seconds: float) -> None:
     """From now on, abort all collectives of functions once a worker is lost, and print which one.
 
     This is for steps inside another function, which this package can neither cancel nor give another error. If a
-    connection breaks in the middle of an exchange, such a step ends with TensorFlow's message.
+    connection breaks in the middle of an exchange, the step ends with TensorFlow's message.
     """
     if _server().is_guarded:
         return
