@@ -226,11 +226,7 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expand a list of hosts, in its order.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Expand a list of hosts, in its order."""
     hosts: list[str] = []
     for entry in _entries(text):
         pieces = [_alternatives(match[1], match[2]) for match in _PIECE.finditer(entry)]
@@ -241,11 +237,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Expand a list of task counts, in its order.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Expand a list of task counts, in its order."""
     counts: list[int] = []
     for entry in text.split(","):
         match = _COUNT.fullmatch(entry)

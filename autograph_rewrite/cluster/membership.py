@@ -118,7 +118,6 @@ def all_members(addresses: Sequence[str], workers: int) -> tuple[Membership, ...
     """Return the memberships of all processes of a job: its workers, then its parameter servers.
 
     Args:
-        addresses: in this order.
         workers: how many of them are workers.
     """
     cluster = tuple(addresses[:workers]), tuple(addresses[workers:])

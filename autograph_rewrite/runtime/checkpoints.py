@@ -217,11 +217,7 @@ class CheckpointManager:
         return str(self.folder.whole(self._pace.last)) if self._pace.last is not None else None
 
     def _target(self) -> Target:
-        """Return the variables that exist now.
-
-        Raises:
-            GraphError: there are none yet.
-        """
+        """Return the variables that exist now."""
         target = target_of(self._given, len(self._names))
         if not target.common:
             raise GraphError(
@@ -314,8 +310,6 @@ class JointSave:
     Args:
         partial: the folder while it is being written, the same on all workers and unique to this save.
         label: of the checkpoint; that of worker 0 counts.
-        workers: their names, for messages.
-        seconds: how long to wait for the others.
     """
 
     folder: CheckpointFolder
@@ -362,12 +356,7 @@ class JointSave:
         self.folder.commit(self.partial, self.label)
 
     def _until(self, is_done: Callable[[], bool], missing: Callable[[], list[str]]) -> None:
-        """Wait for the others.
-
-        Raises:
-            CheckpointError: a worker has failed.
-            ClusterError: a worker takes too long.
-        """
+        """Wait for the others."""
         deadline = time.monotonic() + self.seconds
         while not is_done():
             failed = self.partial / _FAILED

@@ -108,7 +108,6 @@ class _Sharding:
 
     Args:
         seconds: how long to wait for the others.
-        dataset: batched.
         is_told: whether the program gives `seconds` for this dataset; else the timeout of the distributed function or
             model counts, once there is one.
     """
@@ -263,11 +262,7 @@ def distribute_datasets_from_function(
 
 
 def _require_per_worker(options: Any) -> None:
-    """Refuse a pipeline for each replica: a step takes one batch for all replicas of its process.
-
-    Raises:
-        ConfigError: the options ask for a pipeline for each replica.
-    """
+    """Refuse a pipeline for each replica: a step takes one batch for all replicas of its process."""
     mode = getattr(options, "experimental_replication_mode", None)
     if getattr(mode, "name", "PER_WORKER") == "PER_REPLICA":
         raise ConfigError(
@@ -319,11 +314,7 @@ def _first_size(dataset: Any) -> int:
 
 
 def _require_alike(member: Membership, given: Config, local: int) -> None:
-    """Refuse workers with different numbers of replicas.
-
-    Raises:
-        ClusterError: the numbers differ.
-    """
+    """Refuse workers with different numbers of replicas."""
     job = Rendezvous(member, given.timeout_seconds)
     counts = job.rows(np.array(local, np.int64), "make datasets from a function")
     if (counts != counts[0]).any():
@@ -358,7 +349,6 @@ class EndingTogether:
 
     Attributes:
         dataset: this worker's part, without padding.
-        element_spec: of its batches.
     """
 
     def __init__(self, dataset: Any, member: Membership, connect: Connect) -> None:
@@ -385,10 +375,6 @@ class EndingTogether:
 
     def _of_somebody(self, batch: Any, iteration: int, number: int) -> list[int] | None:
         """Tell the others whether there is another batch; return the lengths of any worker's batch, None if all end.
-
-        Args:
-            iteration: the number of this iteration over the dataset.
-            number: of the batch in it.
 
         Raises:
             ClusterError: another worker asks for another batch, or a worker is missing.

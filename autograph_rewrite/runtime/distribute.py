@@ -114,9 +114,6 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
 def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
     """Return the rewritten graphs of a distributed function or model, with their originals, training first.
 
-    Args:
-        target: the result of `distribute`.
-
     Raises:
         GraphError: the target is not distributed, or has run no step yet.
     """

@@ -37,11 +37,7 @@ def seed(memory: JobMemory) -> None:
 
 
 def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
-    """Let a model's `fit` take snapshots, and begin at the last one; let a loop around `train_on_batch` do so, too.
-
-    Args:
-        every: how many steps there are from one snapshot to the next.
-    """
+    """Let a model's `fit` take snapshots, and begin at the last one; let a loop around `train_on_batch` do so, too."""
     object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
     object.__setattr__(model, "train_on_batch", _stepping(model, model.train_on_batch))
 
@@ -135,7 +131,6 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
     """Counts the epochs and steps of one `fit`, takes snapshots, and resumes at the last one.
 
     Args:
-        name: of the snapshot.
         every: how many steps there are from one snapshot to the next.
         others: all other callbacks, a History among them.
     """
@@ -319,7 +314,6 @@ def make_preemptible(model: Any, member: Membership | None, seconds: float) -> N
 
     Args:
         member: this process; None where there are no others.
-        seconds: how long to wait for the others.
     """
     if is_wanted():
         object.__setattr__(model, "fit", _keeping(model.fit, member, seconds))
@@ -352,11 +346,7 @@ def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float)
 
 
 class PreemptedFit(FitPosition):
-    """Counts the steps of a `fit`, and takes a snapshot only when the process is asked to end.
-
-    Args:
-        others: all other callbacks, a History among them.
-    """
+    """Counts the steps of a `fit`, and takes a snapshot only when the process is asked to end."""
 
     def __init__(self, file: SnapshotFile, others: Sequence[Any]) -> None:
         self._file = file
@@ -390,7 +380,6 @@ class SnapshotFile:
 
     Args:
         member: this process; None where there are no others.
-        seconds: how long to wait for the others.
     """
 
     lets_join = False

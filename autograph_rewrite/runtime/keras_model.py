@@ -337,11 +337,7 @@ class _StepFunction:
 
 
 class IteratorFunction(_StepFunction):
-    """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator.
-
-    Attributes:
-        items: the rewritten items, for `ar.dump` and `ar.explain`.
-    """
+    """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator."""
 
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
         super().__init__(model, run, kind)
@@ -379,11 +375,7 @@ class IteratorFunction(_StepFunction):
 
 
 class PredictFunction(_StepFunction):
-    """A model's `predict_function`: runs the step on a list of batches and joins the results.
-
-    Attributes:
-        items: the rewritten items, for `ar.dump` and `ar.explain`.
-    """
+    """A model's `predict_function`: runs the step on a list of batches and joins the results."""
 
     def __call__(self, given: Iterable[Any]) -> Any:
         """Return the predictions for all batches, in order.

@@ -53,7 +53,6 @@ class KerasJob:
     """Takes one worker's part of the batches of a model, and changes the model's methods for a job.
 
     Args:
-        seconds: how long to wait for the others.
         splits: whether all workers are given the same data.
         batch_inputs: axis by argument path, as in `ar.distribute`.
         whole: the kinds of steps for which every worker feeds the whole batch, because workers hold stages.
@@ -118,9 +117,6 @@ class KerasJob:
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
         """Return the error of a step whose batch differs between workers.
-
-        Args:
-            failed: whether the step has failed.
 
         Raises:
             ClusterError: a worker is missing.
@@ -353,7 +349,6 @@ class WrittenFiles:
     """Lets worker 0 write the files of one model, and the others wait for them.
 
     Args:
-        seconds: how long to wait for worker 0.
         at: returns how many batches the model was given.
         is_alone: returns whether workers train without waiting for each other.
     """

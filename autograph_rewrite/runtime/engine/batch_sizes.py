@@ -69,11 +69,7 @@ def _wants_equal_parts(item: TrainingGraph) -> bool:
 
 
 def _require_stated(item: TrainingGraph, info: TensorInfo, size: int | None) -> None:
-    """Refuse a number of examples other than the one that an input states.
-
-    Raises:
-        GraphError: it is another one, or unknown.
-    """
+    """Refuse a number of examples other than the one that an input states."""
     stated = _stated(info)
     if stated is None or size == stated:
         return

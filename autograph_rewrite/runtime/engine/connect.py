@@ -124,9 +124,6 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
 def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
     """Import a GraphDef into a tf.Graph.
 
-    Args:
-        is_rewritten: whether it is the result of a rewrite.
-
     Raises:
         VerifyError: TensorFlow refuses a rewritten graph.
         GraphError: TensorFlow refuses an original graph.
@@ -215,7 +212,6 @@ class ChiefDrivenSession:
 
     Args:
         session: on worker 0, one on the stages of all workers; on others, one that runs no step of the program.
-        seconds: how long to wait for the others.
         all_read: whether each worker reads variables by itself after a run.
         free: operations that free the resources that outlive the session.
 

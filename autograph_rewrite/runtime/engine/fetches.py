@@ -33,7 +33,6 @@ class Fetch(NamedTuple):
     """The assembly of one original fetch.
 
     Attributes:
-        elements: the tensors or operations to run.
         placement: how the values of the tensors combine; None for operations, which have no value.
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
         variable: the variable whose value it is, read separately; empty where the elements give the value.

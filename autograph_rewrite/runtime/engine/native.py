@@ -41,9 +41,6 @@ def new_name(base: str) -> str:
 class Call:
     """A function, registered as long as this object lives. Call it with flat tensors, eagerly or in a traced function.
 
-    Args:
-        on_cpu: whether all of it runs on CPUs.
-
     Attributes:
         types: of the results.
     """
@@ -84,9 +81,7 @@ class Call:
         """Do several steps, each a call of the function, in one eager call; return the results of the last step.
 
         Args:
-            inputs: one tensor per argument.
             stacked: which of them have rows.
-            cancellation: a manager from `cancellation_manager`.
         """
         key = stacked, tuple(one.dtype for one in inputs)
         if key not in self._loops:
@@ -113,11 +108,7 @@ class Call:
 
 
 def add_call(name: str, types: Sequence[Any], inputs: Sequence[Any], config: bytes = b"") -> tuple[list[Any], Any]:
-    """Add a call of a known function to the graph under construction; return its results, and the operation.
-
-    Args:
-        types: of the results.
-    """
+    """Add a call of a known function to the graph under construction; return its results, and the operation."""
     tf = tensorflow()
     made = tf.raw_ops.StatefulPartitionedCall(args=list(inputs), Tout=types, f=name, config_proto=config)
     if tf.executing_eagerly():
@@ -289,7 +280,6 @@ class Stack(NamedTuple):
     """Variables of one type and shape, whose values are the rows of one tensor.
 
     Attributes:
-        handles: placeholders.
         dtype: of the variables, as TensorFlow's enum.
     """
 
@@ -385,7 +375,6 @@ def of_nodes(
     Args:
         arguments: the types of `a0`, `a1` and so on.
         nodes: encoded, as `node` fields of GraphDef.
-        types: of the results.
     """
     parts = [delimited(_SIGNATURE, _op_def(name, arguments, types, ())), *map(_as_node_def, nodes)]
     parts += [_entry(_RET, f"o{i}", result.encode()) for i, result in enumerate(results)]

@@ -95,11 +95,7 @@ class DistributedSession:
             self.run_ops([self.graph.get_operation_by_name(name) for name in added])
 
     def _make_coordinator(self, seconds: float) -> Coordinator:
-        """Return the coordinator with the other workers.
-
-        Args:
-            seconds: without progress, after which a run is ended.
-        """
+        """Return the coordinator with the other workers."""
         if self._member is None:
             return Coordinator()
         plan, session = self.item.report.plan, self._session
@@ -368,11 +364,7 @@ class DistributedSession:
 
 
 class GateFeeds:
-    """The gates of one graph.
-
-    Args:
-        targets: names of the operations that train.
-    """
+    """The gates of one graph."""
 
     def __init__(self, graph: Any, targets: Collection[str]) -> None:
         ops = (op for op in graph.get_operations() if op.type == "PlaceholderWithDefault")
@@ -421,7 +413,6 @@ class StepNumbers:
     """Numbers the runs of one session.
 
     Args:
-        graph: the tf.Graph of the session, to which a node is added.
         is_driven: whether the session of worker 0 runs for all workers.
     """
 
@@ -440,7 +431,6 @@ class StepNumbers:
 
         Args:
             fetches: tensors and operations, or names of them.
-            options: the RunOptions of the run.
         """
         if self._is_driven and not self._is_chief:  # this worker runs nothing: it takes the results of worker 0
             return False
@@ -474,9 +464,6 @@ class StepNumbers:
     def renew(self, session: Any, seconds: float) -> None:
         """Go on with a number that no worker has used; all workers call this.
 
-        Args:
-            seconds: to wait for the others.
-
         Raises:
             ClusterError: a worker is missing.
         """
@@ -505,11 +492,7 @@ def _numbered() -> Any:
 
 
 class OriginalNames:
-    """Finds original names in a graph.
-
-    Args:
-        graph: the tf.Graph that holds the item's graph.
-    """
+    """Finds original names in a graph."""
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self._tf = tensorflow()
@@ -556,11 +539,7 @@ class OriginalNames:
         return Fetch(elements, REPLICATED, variable=variable, late=late)
 
     def _instances(self, name: str) -> Fetch:
-        """Return the instances of an original tensor or operation.
-
-        Raises:
-            GraphError: the rewritten graph does not have them.
-        """
+        """Return the instances of an original tensor or operation."""
         layout = self._item.layout
         is_tensor = ":" in name
         node = name.partition(":")[0]

@@ -45,7 +45,6 @@ class Recording:
 
     Args:
         observed: the functions or sessions whose steps are recorded; each has run before.
-        items: the rewritten graphs that they run.
 
     Attributes:
         tracer: observes every step.
@@ -179,11 +178,7 @@ def prediction(
 
 
 class RequestedProfile:
-    """Observes the steps of one function or session; the first to run a step takes the request.
-
-    Args:
-        variable: the environment variable with the request.
-    """
+    """Observes the steps of one function or session; the first to run a step takes the request."""
 
     def __init__(self, variable: str) -> None:
         self._variable = variable
@@ -244,7 +239,6 @@ class Tracer:
     """A trace of this process.
 
     Attributes:
-        folder: of the files that TensorFlow's profiler writes.
         examples: of each step; 0 if unknown.
         traces: the graphs that ran, in order of their first steps.
     """

@@ -332,11 +332,7 @@ class MirrorGuard:
         self._know(variable for variable in self._unwatched if variable.alone)
 
     def after_in_graph(self, values: Sequence[Any]) -> list[Any]:
-        """Write the user's variables from their shards, in the function that is being traced; return the ops.
-
-        Args:
-            values: as in `after`.
-        """
+        """Write the user's variables from their shards, in the function that is being traced; return the ops."""
         rest = iter(values)
         told = [(variable, [next(rest) for _ in range(variable.parts)]) for variable in self._told]
         return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, ShardedCopies)]

@@ -54,7 +54,6 @@ class Served:
     Attributes:
         source: holds its value; None: the tf.Variable does.
         is_empty: whether its memory has been freed, as its value is elsewhere.
-        held: counts the references to its handle.
     """
 
     def __init__(self, variable: Any, held: Held) -> None:

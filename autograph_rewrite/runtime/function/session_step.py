@@ -105,11 +105,7 @@ def without_shards(plan: Plan) -> Plan:
 
 
 class SessionStep:
-    """A rewritten item without captures (`stand_alone`), as a function of its flat arguments.
-
-    Args:
-        item: the rewritten item; its binding is that of the function.
-    """
+    """A rewritten item without captures (`stand_alone`), as a function of its flat arguments."""
 
     def __init__(self, item: TrainingGraph, mirrors: Mirrors) -> None:
         assert isinstance(item.binding, FunctionBinding)
@@ -363,12 +359,7 @@ class SessionVariables:
         return name not in self._served or name in self._held
 
     def after_step(self, names: Iterable[str], values: Sequence[Any]) -> None:
-        """Write the user's variables, or leave their values in the session.
-
-        Args:
-            names: of the variables that the step has fetched.
-            values: of these.
-        """
+        """Write the user's variables, or leave their values in the session."""
         self.ended()
         self._give(list(names), values)
         held = self._holders.others(self._served)

@@ -385,7 +385,6 @@ class Timed(NamedTuple):
     """A step that also returns when values were ready.
 
     Attributes:
-        data: its encoded graph.
         output: the tensor of the times, in seconds.
     """
 
@@ -403,11 +402,7 @@ class ReadyOrder:
         self._call: Callable[..., list[Any]] | None = None
 
     def measures(self, number: int) -> bool:
-        """Return whether this process measures a step.
-
-        Args:
-            number: of the step, from 1.
-        """
+        """Return whether this process measures a step."""
         return bool(self._member.is_chief) and FIRST <= number <= LAST
 
     def measured(self, make: Callable[[Timed], Callable[..., list[Any]]], args: list[Any], more: Any) -> list[Any]:
@@ -415,7 +410,6 @@ class ReadyOrder:
 
         Args:
             make: makes a function that runs a timed step, and returns the times after the results.
-            more: the canceller of the step.
         """
         if self._call is None:
             self._call = make(self._timed())

@@ -110,7 +110,6 @@ class Workers(Coordinator):
     """Coordinates one process with the others of its job.
 
     Args:
-        watchdog: ends steps that wait for a worker that is missing.
         carry_on: lets all workers go on after an error on all of them; raises ClusterError if they do not.
         failed: exchanges failed steps with the other workers; None: each worker goes on by itself.
         abandon: gives up the session or function once a worker is missing, and ends the job with it; None: it can be

@@ -75,7 +75,6 @@ class Inputs:
     These are inputs without a batch dimension, and lengths of other dimensions of batch inputs.
 
     Args:
-        item: a rewritten one.
         key: from the name of an input's tensor, returns the key of its value in `given`; None if it has no value.
     """
 
@@ -129,9 +128,6 @@ class _Kind(NamedTuple):
 
 class SessionDigest:
     """Compares the runs of one session with those of the other workers' sessions.
-
-    Args:
-        graph: the tf.Graph of the session.
 
     Attributes:
         feed: the tensor to feed with the digest.
@@ -342,7 +338,6 @@ def disagreement(member: Membership, account: StepAccount, seconds: float, table
 
     Args:
         seconds: how long others may still wait for each other in the step.
-        table: the digests, one row for each worker.
     """
     found = difference(member, account, seconds + PATIENCE)
     if found is not None:

@@ -41,7 +41,6 @@ class Rendezvous:
 
     Args:
         numbers: counts its exchanges, equally on all workers; None: the counter of exchanges outside of a step.
-        tells: whether to print that an exchange stands still.
     """
 
     def __init__(
@@ -149,10 +148,8 @@ class RepeatedSum:
     """A sum over workers that can be computed again and again. Use it as a context manager, or close it.
 
     Args:
-        seconds: how long to wait for the others.
         like: an array with the shape and type of the summands; int32, int64, float32 or float64.
         key: the instance key, unique among the exchanges of the group.
-        tells: whether to print that it stands still.
     """
 
     def __init__(
@@ -230,7 +227,6 @@ def replica_means(rows: Sequence[Sequence[Array]], member: Membership | None, se
     Args:
         rows: for each variable, its values on the replicas of this process.
         member: this process; None where there are no others.
-        seconds: how long to wait for the others.
 
     Raises:
         ClusterError: a worker is missing.
@@ -430,7 +426,6 @@ class Flags:
 
     Args:
         name: of the flags, equal on all workers and unique in the job.
-        tasks: the workers on whose devices the flags are.
         target: the session's target, given by a parameter server; "": this worker's server.
     """
 
@@ -563,7 +558,6 @@ def _hold(is_over: Callable[[], bool], is_awaited: Callable[[], bool], told: Cal
     Args:
         is_over: whether the others have said that they need it no more.
         is_awaited: whether one of the others still runs.
-        told: returns the message.
     """
     began = asked = time.monotonic()
     pause, is_told = _LOOK, False

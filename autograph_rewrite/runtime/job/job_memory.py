@@ -80,9 +80,6 @@ class Snapshot:
 def require_alike(*, trains_alone: bool) -> None:
     """Refuse local SGD in an elastic job: the variables of a lost replica are on no other.
 
-    Args:
-        trains_alone: whether replicas train by themselves between two averages.
-
     Raises:
         ConfigError: they do, in an elastic job.
     """
@@ -299,11 +296,7 @@ class OwnedMemory:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def begin(self, generation: int, lease: float = 0.0) -> JobMemory:
-        """Begin a generation, and expel all earlier ones.
-
-        Args:
-            lease: for how many seconds workers go on without news of other hosts; 0: there are no other hosts.
-        """
+        """Begin a generation, and expel all earlier ones."""
         write_whole(self.folder / "generation", str(generation).encode())
         memory = JobMemory(self.folder, generation, lease=lease)
         memory.renew()

@@ -117,7 +117,6 @@ def ask(addresses: Mapping[str, str], patience: float, *, as_themselves: bool = 
 
     Args:
         addresses: by the name that messages give a process.
-        patience: seconds to wait for an answer.
         as_themselves: whether the status of a process that answers as another one is `OTHER` instead of `OK`.
     """
     if not threading.main_thread().is_alive():
@@ -250,7 +249,6 @@ def missing(
     """Return the error of a worker that waited in vain, with the names of the processes that do not answer.
 
     Args:
-        seconds: its timeout.
         lost: the processes that are known not to answer.
         differs: asked if all processes answer: returns the error that says what the workers do differently.
     """

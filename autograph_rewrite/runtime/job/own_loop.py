@@ -104,10 +104,6 @@ class OwnLoop:
     def before(self, who: str, read: Read) -> None:
         """Before a step: take a snapshot if one is due, and then let others join if they want to.
 
-        Args:
-            who: the name of the function or session.
-            read: returns the values of its variables.
-
         Raises:
             ConfigError: nothing leads the program back to the step of a snapshot.
         """
@@ -174,11 +170,7 @@ class OwnLoop:
 
 
 class Batches:
-    """The batches of a worker's part of a dataset, from the last snapshot on.
-
-    Args:
-        failed: returns the error of a failed comparison of batches.
-    """
+    """The batches of a worker's part of a dataset, from the last snapshot on."""
 
     def __init__(self, dataset: Any, loop: OwnLoop, number: int, failed: Failed | None = None) -> None:
         self._dataset, self._loop, self._number = dataset, loop, number

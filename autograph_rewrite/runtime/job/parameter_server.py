@@ -40,9 +40,6 @@ def serve_if_server(member: Membership | None, seconds: float) -> None:
     """Serve, and never return, if this process is a parameter server; else return at once.
 
     Every function by which a process joins its job calls this first, so a server runs the workers' program up to there.
-
-    Args:
-        member: this process; None where there are no others.
     """
     if member is not None and not member.is_worker:
         serve(member, seconds)
@@ -138,11 +135,7 @@ class Leaving:
             self._asked.wait(seconds)
 
     def look(self, there: Collection[str]) -> None:
-        """End if a signal has asked for it, and no worker is left or time is up.
-
-        Args:
-            there: the addresses of the workers that still run.
-        """
+        """End if a signal has asked for it, and no worker is left or time is up."""
         if not self._asked.is_set():
             return
         names = listed(name_of("worker", task, a) for task, a in enumerate(self._member.workers) if a in there)

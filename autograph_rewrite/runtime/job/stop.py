@@ -193,12 +193,7 @@ class Stop:
             repeat(look, _LOOK)
 
     def notice(self, number: int, *, tells: bool = True) -> None:
-        """Begin to stop this process; a second Ctrl-C ends it at once.
-
-        Args:
-            number: the signal.
-            tells: whether to tell the other workers.
-        """
+        """Begin to stop this process; a second Ctrl-C ends it at once."""
         with self._state:
             if self._number is not None:
                 if number == signal.SIGINT:
@@ -276,11 +271,7 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def of_grace(seconds: float) -> float:
-    """Return the seconds in which to stop; the rest of the time until the kill is for ending the process.
-
-    Args:
-        seconds: from the signal to the kill.
-    """
+    """Return the seconds in which to stop; the rest of the time until the kill is for ending the process."""
     return seconds - min(2.0, seconds / 5)
 
 
