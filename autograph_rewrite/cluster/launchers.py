@@ -46,7 +46,7 @@ class Launcher:
     local_sizes: tuple[str, ...] = ()
     """The variables with the number of processes on this host."""
     only_with: tuple[str, ...] = ()
-    """Variables that must be set, too: a SLURM batch script also has rank and size, but only srun steps have these."""
+    """Variables that must be set, too: a SLURM batch script has rank and size, but only srun steps have these."""
 
 
 TORCHRUN = Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
@@ -74,7 +74,7 @@ class Rank:
 
 
 def is_told(environ: Mapping[str, str]) -> bool:
-    """Return whether TF_CONFIG, a launcher's number of processes (even 1) or a command line's configuration is set.
+    """Return whether TF_CONFIG, a launcher's number of processes (even 1) or a configuration is set.
 
     It is cheap, because importing the package calls it.
     """
@@ -124,7 +124,6 @@ def addresses_of(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_on_one_host(rank: Rank, environ: Mapping[str, str]) -> bool:
-    """Return whether all processes are on this host."""
     # Only a loopback address proves it: MASTER_ADDR names this host also where other processes run elsewhere.
     master = environ.get("MASTER_ADDR", "") if rank.launcher is TORCHRUN else ""
     if master in ("localhost", "::1") or master.startswith("127."):

@@ -81,7 +81,7 @@ class _TrackedTensor:
 
 @dataclass(frozen=True)
 class EagerVariables:
-    """Variables of the eager runtime; a step writes to a new buffer if the value is referenced: that is a snapshot."""
+    """Variables of the eager runtime: a step does not overwrite a value that is referenced, so that is a snapshot."""
 
     variables: Mapping[str, Any]
     """Variables, and parts of other state, by name."""
@@ -151,7 +151,7 @@ class SessionTarget:
         self._session.write_variables(common)
 
     def holds(self, name: str) -> bool:
-        """Return False: a graph has all its variables from the start, so other names in a checkpoint are ignored."""
+        """Return False: a graph has all its variables from the start."""
         return False
 
 

@@ -108,8 +108,7 @@ class _Sharding:
 
     Args:
         seconds: how long to wait for the others.
-        is_told: whether the program gives `seconds` for this dataset; else the timeout of the distributed function or
-            model counts, once there is one.
+        is_told: whether the program gives `seconds` for this dataset; else the program's timeout counts once known.
     """
 
     def __init__(self, member: Membership, seconds: float, dataset: Any, *, is_told: bool) -> None:
@@ -374,7 +373,7 @@ class EndingTogether:
             number += 1
 
     def _of_somebody(self, batch: Any, iteration: int, number: int) -> list[int] | None:
-        """Tell the others whether there is another batch; return the lengths of any worker's batch, None if all end.
+        """Tell the others whether there is another batch; return the lengths of any worker's, None if all end.
 
         Raises:
             ClusterError: another worker asks for another batch, or a worker is missing.

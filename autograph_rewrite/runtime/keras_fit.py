@@ -37,7 +37,7 @@ def seed(memory: JobMemory) -> None:
 
 
 def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
-    """Let a model's `fit` take snapshots, and begin at the last one; let a loop around `train_on_batch` do so, too."""
+    """Let a model's `fit`, or a loop around `train_on_batch`, take snapshots and begin at the last one."""
     object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
     object.__setattr__(model, "train_on_batch", _stepping(model, model.train_on_batch))
 
@@ -211,7 +211,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._memory.wait_to_join()
 
     def _take(self, epoch: int, steps: int, logs: Any) -> None:
-        """Let worker 0 take a snapshot; all workers have the same values, and build an optimizer that is not built."""
+        """Let worker 0 take a snapshot; all workers have the same values, and build the optimizer if needed."""
         self._since = 0
         variables = _changed(self.model)
         if self._memory.rank:
@@ -376,7 +376,7 @@ class PreemptedFit(FitPosition):
 
 
 class SnapshotFile:
-    """The snapshot of one fit: worker 0 writes and reads it, and sends it to the others, which may not see its files.
+    """The snapshot of one fit: worker 0 writes and reads it, and sends it to the others, which may not see files.
 
     Args:
         member: this process; None where there are no others.

@@ -443,7 +443,7 @@ class WrittenFiles:
             now = time.monotonic()
             if lost or now - began > self._seconds:
                 raise missing(self._member, doing, self._seconds, lost=lost)
-            if now - asked > _ASK:  # worker 0 may have put the flag and ended: look once more before the error
+            if now - asked > _ASK:  # worker 0 may have put the flag and ended: look once more
                 lost, asked = [name for name in lookout.lost() if name.startswith("worker 0 ")], now
             else:
                 time.sleep(_LOOK)
@@ -458,7 +458,7 @@ class WrittenFiles:
         """Return worker 0's flag of a call; None if there is none yet.
 
         Args:
-            is_late: whether to accept a flag of another path, too: workers may save under different paths.
+            is_late: whether to accept a flag of another path, too: each worker may save under its own.
         """
         if self._flags is None:
             self._flags = exchanges.Flags(self._member, self._name, [self._member.task])

@@ -55,7 +55,6 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
 
     Args:
         own: address of a server for this session alone; "": none.
-        all_read: whether all workers read variables by themselves where worker 0 runs the steps for all.
     """
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
@@ -93,10 +92,7 @@ def _freeing(tf: Any, graph: Any) -> list[Any]:
 
 
 def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool = False) -> tuple[Any, str]:
-    """Return a GraphDef, once all workers agree on it, and the container of its resources on servers or all workers.
-
-    Args:
-        all_read: whether all workers read variables by themselves where worker 0 runs the steps for all.
+    """Return a GraphDef, once all workers agree on it, and the container of its shared resources.
 
     Raises:
         ClusterError: they would run different graphs, or a worker is missing.
@@ -109,7 +105,7 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
         require_consensus(member, plan, item.report.contents)
     if plan.is_driven and not member.is_chief and not all_read:
         for node in graph.node:
-            node.device = ""  # a Saver that restores in this worker's session must not write to other workers
+            node.device = ""  # a Saver that restores here must not write to other workers
     if plan.homes:
         hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
         meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
@@ -178,7 +174,7 @@ def watchdog_of(
 
     Args:
         seconds: without progress, after which a run is ended.
-        failed: exchanges failed steps with the other workers; None: failures of others do not concern this one.
+        failed: the failed steps of other workers; None: they do not concern this one.
     """
     plan = item.report.plan
     servers = bool(plan.homes)
@@ -211,7 +207,7 @@ class ChiefDrivenSession:
     """A tf.compat.v1.Session that worker 0 runs for all workers.
 
     Args:
-        session: on worker 0, one on the stages of all workers; on others, one that runs no step of the program.
+        session: on worker 0, one on the stages of all workers; on others, one that runs no step.
         all_read: whether each worker reads variables by itself after a run.
         free: operations that free the resources that outlive the session.
 
@@ -256,7 +252,7 @@ class ChiefDrivenSession:
             _close(self.session, self._relay, self._member, ())
 
     def leave(self) -> None:
-        """Close the session of a program that has failed; a worker other than 0 does not wait for the others."""
+        """Close the session of a program that has failed; only worker 0 waits for the others."""
         if self._member.is_chief:
             self.close()
             return
@@ -365,7 +361,7 @@ class ChiefDrivenSession:
         return made
 
     def _diverged(self, problem: ClusterError) -> ClusterError:
-        """Leave the relay, so that worker 0 is not waited for, and return the error of workers whose calls differ."""
+        """Leave the relay, to end without worker 0, and return the error of workers whose calls differ."""
         if not self._member.is_chief:
             self._relay.leave()
         return problem
@@ -394,7 +390,6 @@ def _close(session: Any, relay: Relay, member: Membership, free: Sequence[Any]) 
 
 
 def _account(what: str, names: Sequence[str], feeds: Mapping[Any, Any], changed: Mapping[str, str]) -> StepAccount:
-    """Return a worker's account of a run."""
     fed = {f"'{key if isinstance(key, str) else key.name}'": described(value) for key, value in feeds.items()}
     return StepAccount(what, {"what is fetched": _listed(sorted(set(names))), **fed, **changed}, hint=_HINT)
 

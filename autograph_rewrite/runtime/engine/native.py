@@ -66,7 +66,6 @@ class Call:
         return self._execute(self._name, len(self.types), inputs, cancellation)
 
     def _execute(self, name: str, count: int, inputs: Sequence[Any], cancellation: Any) -> list[Any]:
-        """Run a registered function eagerly."""
         assert self._private is not None
         context, execute = self._private
         attrs = ("executor_type", "", "config_proto", self._config)
@@ -78,7 +77,7 @@ class Call:
         return results
 
     def looped(self, inputs: Sequence[Any], stacked: Stacked, cancellation: Any = None) -> list[Any]:
-        """Do several steps, each a call of the function, in one eager call; return the results of the last step.
+        """Do several steps, each a call of the function, in one eager call; return the last results.
 
         Args:
             stacked: which of them have rows.
@@ -535,7 +534,7 @@ def _reads(
     """Return nodes that read variables after the nodes in `last`, references to the values, and the types of these.
 
     Args:
-        by_rows: variables of which the function updates rows: later reads are made to share their buffers again.
+        by_rows: variables of which rows are updated: later reads are made to share their buffers again.
     """
     done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
     single = [(taken[node], dtype) for node, dtype in reads.single.items() if node in taken]

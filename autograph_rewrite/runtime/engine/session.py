@@ -49,12 +49,11 @@ class DistributedSession:
     Args:
         item: rewritten, or an original to run as it is.
         target: address of a server; "": this process, or its job.
-        all_read: whether all workers read variables by themselves where worker 0 runs the steps for all.
+        all_read: whether each worker reads variables by itself where worker 0 runs the steps for all.
 
     Attributes:
         whole_variables: reads and writes the variables as full values.
-        driven: the session in which worker 0 runs everything for all workers, which make the same calls; None: each
-            worker runs its part.
+        driven: the session that worker 0 runs for all workers, which make the same calls; None: each runs its part.
     """
 
     def __init__(self, item: TrainingGraph, config: Any = None, target: str = "", *, all_read: bool = False) -> None:
@@ -116,7 +115,7 @@ class DistributedSession:
             self.close()
 
     def fetch_apart(self, operations: Iterable[Any]) -> None:
-        """Let workers differ in whether they fetch some operations, which exchange nothing with other workers."""
+        """Let workers differ in whether they fetch some operations, which exchange nothing."""
         if self._digest is not None:
             self._digest.apart.update(operations)
 
@@ -205,8 +204,8 @@ class DistributedSession:
     def _carry_on(self) -> None:
         """Go on after an error, together with all workers; refuse if their variables differ.
 
-        Variables are compared after all workers have met, when no step writes them any more: a worker that comes late
-        to a step which has failed elsewhere may still update variables on servers, as decayed slots.
+        Variables are compared after all have met, when no step writes them any more: a worker that comes late to a step
+        which has failed elsewhere may still update variables on servers, as decayed slots.
         """
         assert self._member is not None
         plan = self.item.report.plan
@@ -440,7 +439,7 @@ class StepNumbers:
         return meets and self._member is not None and not self._is_driven
 
     def step_failed(self) -> None:
-        """Note that a run has failed: TensorFlow gives the next run the same number, also in another session."""
+        """Note that a run has failed: TensorFlow gives the next the same number, also in another session."""
         if self._is_driven and self._is_chief:
             counts().has_failed = True
 
@@ -477,7 +476,6 @@ class StepNumbers:
 
 
 def _numbered() -> Any:
-    """Return options for a run that uses up a number."""
     options = tensorflow().compat.v1.RunOptions()
     options.experimental.collective_graph_key = _KEY
     return options
@@ -604,7 +602,7 @@ class NamedVariables:
     """Reads and writes the variables of an item, by original name.
 
     Args:
-        graph: the tf.Graph that holds the item's graph; reads are added at once, a variable's writes when first asked.
+        graph: the tf.Graph of the item; reads are added at once, a variable's writes when first asked.
     """
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:

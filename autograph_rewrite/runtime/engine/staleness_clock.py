@@ -38,7 +38,6 @@ ENDED = np.int64(2**62)
 _LOOK = 0.001
 """Seconds between two looks at the counters, at first."""
 _RARELY = 0.05
-"""The same after a long wait."""
 _ASK = 1.0
 """Seconds of waiting between two questions whether the others are still there."""
 _LAST = 2_000
@@ -73,7 +72,7 @@ class StalenessBound:
         self._set(0)
         options = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         self._end = weakref.finalize(self, _end, session, self._write, {self._number: ENDED}, options)
-        session_name(member, plan.timeout_seconds)  # an exchange: all workers have set their counters after it
+        session_name(member, plan.timeout_seconds)  # an exchange, after which all workers have set their counters
         self.counts: np.ndarray[Any, np.dtype[np.int64]] = np.zeros(len(handles), np.int64)
 
     def _set(self, number: int) -> None:
@@ -100,7 +99,7 @@ class StalenessBound:
             pause = min(2 * pause, _RARELY)
 
     def _is_ahead(self) -> bool:
-        """Return whether another step would be too far ahead; read the counters only if the last look says so."""
+        """Return whether another step would be too far ahead; look again only if the last look says so."""
         if self._done + 1 - self.counts.min() > self._bound:
             self.counts = self._run(self._read)
         return bool(self._done + 1 - self.counts.min() > self._bound)
@@ -151,7 +150,7 @@ class BoundedStaleness(Workers):
 
 
 def _end(session: Any, write: Any, feeds: Any, options: Any) -> None:
-    """Say that this worker has ended; ignore errors, as no worker waits if the server is gone."""
+    """Say that this worker has ended; if the server is gone, no worker waits."""
     with suppress(Exception):
         session.run(write, feeds, options)
 

@@ -170,7 +170,7 @@ def prediction(
     return of_step(found), notes
 
 
-# A profile that the environment asks for: the first function or session to run a step is traced, once per process.
+# A profile that the environment asks for: the first function or session to run a step is traced.
 #
 # `autograph-rewrite profile` sets AUTOGRAPH_REWRITE_PROFILE for each process that it starts, and reads their files:
 #
@@ -274,7 +274,7 @@ class Tracer:
         """End the trace, and return it.
 
         Args:
-            marks: begin and end of exchanges with the other ranks outside of the steps, by this process's clock.
+            marks: begin and end of exchanges with other ranks, by this process's clock.
 
         Raises:
             GraphError: no step ran.
@@ -305,7 +305,7 @@ def rank_trace(
     Args:
         items: the graphs that ran, whose nodes are measured.
         examples: of each step on this rank; 0: unknown.
-        marks: begin and end of exchanges with the other ranks, by this process's clock.
+        marks: begin and end of exchanges with other ranks, by this process's clock.
 
     Raises:
         GraphError: no step ran.

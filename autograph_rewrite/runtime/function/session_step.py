@@ -290,7 +290,7 @@ class SessionVariables:
         return all(any(host in f"{one.device}/" for host in staying) for one in copy.handles if one.device)
 
     def before_step(self) -> dict[str, str]:
-        """Write the program's new values into the session; return descriptions of the changes, for the digest."""
+        """Write the program's new values into the session; describe the changes, for the digest."""
         bring(one for one in self._served.values() if one.source is not self)  # fetch values in another step's session
         changed: dict[str, str] = {}
         new = self._changes(changed)
@@ -399,13 +399,13 @@ class SessionVariables:
         values = session.tf_session.run(reads) if self._runs else session.run_ops(reads, alone=self._is_driven)
         with self._tf.__internal__.eager_context.eager_mode():
             self._give(names, values)
-        if self._runs:  # the running step may have changed the value already: fetch it again at the next read
+        if self._runs:  # the running step may change the value: fetch it again at the next read
             for name in names:
                 self._served[name].source = self
 
 
 def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
-    """Return a reader of the user's variables in one call: separate reads would cost as much as a small step."""
+    """Return a reader of the user's variables in one call: separate reads cost as much as a small step."""
     if not variables:
         return list
     return Reader([variable.handle for variable in variables], [v.dtype.as_datatype_enum for v in variables])
@@ -461,7 +461,7 @@ class OthersBegan:
         return {self._count: still}
 
 
-# Lift captures: make a function's graph self-contained, with captured variables as its variables and inlined constants.
+# Lift captures: turn captured variables into variables of a function's graph, and captured constants into constants.
 #
 #     captured     w = Placeholder(dtype=resource)            the user's tf.Variable is passed in
 #     stand-alone  w = VarHandleOp(shared_name="captured/w")  a variable of the graph, and the value it starts from

@@ -101,7 +101,7 @@ class BoundStep:
         """Make the function of the item.
 
         Args:
-            attempt: how many of its steps have failed in all workers: after each the collectives get new groups.
+            attempt: how many of its steps have failed in all workers: each gives the collectives new groups.
             timed: the same step with one more result.
         """
         item, binding = self.item, self.binding
@@ -286,7 +286,7 @@ class BoundStep:
         """Call the function from one that is being traced.
 
         Raises:
-            GraphError: replicas train separate variables, which each such call would overwrite with the first one's.
+            GraphError: replicas train separate variables, which the call would overwrite with the first one's.
         """
         if self.item.report is not None and self.item.report.alone:
             raise GraphError(

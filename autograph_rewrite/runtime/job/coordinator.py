@@ -58,7 +58,7 @@ class Coordinator:
         """Note that a step is done."""
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed, with an unknown part of its updates made on each worker."""
+        """Note that a step has failed, after an unknown part of its updates on each worker."""
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
@@ -112,8 +112,7 @@ class Workers(Coordinator):
     Args:
         carry_on: lets all workers go on after an error on all of them; raises ClusterError if they do not.
         failed: exchanges failed steps with the other workers; None: each worker goes on by itself.
-        abandon: gives up the session or function once a worker is missing, and ends the job with it; None: it can be
-            used again.
+        abandon: gives up the session, and so the job, once a worker is missing; None: it can be used again.
     """
 
     watchdog: Watchdog
@@ -153,10 +152,7 @@ class Workers(Coordinator):
         self._problem = problem
 
     def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
-        """Return the error that names the missing workers, the failure on another worker, or how workers differ.
-
-        None for an error of the program's own computation.
-        """
+        """Return the error of missing or failed workers, or of a difference; None for an error of the program."""
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
         if self._told is not None and not self.watchdog.expired:
@@ -256,10 +252,7 @@ class FailedSteps:
         return ["", ""]
 
     def _answer(self, ask: Callable[[], list[str]]) -> list[str]:
-        """Return the first answer that is not empty; [] if there is none in time.
-
-        Asked in a thread, because a new session waits without end for a process that has just gone.
-        """
+        """Return the first answer that is not empty; [] if there is none in time, as for a process that is gone."""
         question, ends = Question(ask), time.monotonic() + _TELLS
         while time.monotonic() < ends and not silent(self._member):
             if found := question.answer():

@@ -70,12 +70,10 @@ def written_between(name: str) -> str:
 
 
 class Inputs:
-    """Describes the parts of a graph's inputs that must be equal in all workers.
-
-    These are inputs without a batch dimension, and lengths of other dimensions of batch inputs.
+    """Describes the inputs of a graph without a batch axis, and the open lengths of batch inputs: alike in all workers.
 
     Args:
-        key: from the name of an input's tensor, returns the key of its value in `given`; None if it has no value.
+        key: returns the key of a tensor's value in `given`, by the tensor's name; None if it has no value.
     """
 
     def __init__(self, item: TrainingGraph, key: Callable[[str], Hashable | None]) -> None:
@@ -118,7 +116,7 @@ _FETCHES, _BETWEEN = "what is fetched", "what was run since the last step"
 
 
 class _Kind(NamedTuple):
-    """The nodes by which a run meets others and writes; whether a digest can go with it; the names that it fetches."""
+    """The nodes by which a run meets others and writes; whether a digest can go with it; its fetches."""
 
     meets: frozenset[str]
     writes: frozenset[str]
@@ -185,7 +183,7 @@ class SessionDigest:
             step = ancestors(roots)
             meets = frozenset(common_name(op.name) for op in step if _meets(op))
             writes = frozenset(common_name(op.name) for op in step if has(op.type, "writes"))
-            # To fetch the digests also runs `_needs`: the run must feed those placeholders and draw those elements.
+            # Fetching the digests runs `_needs`: the run must feed these placeholders and draw these elements.
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
             names = sorted({common_name(op.name) for op in roots - self.apart})
             self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(names))
@@ -321,7 +319,7 @@ def nothing() -> None:
 
 
 def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:
-    """Return the error that says what the workers do differently; None if nothing, or if a worker does not answer."""
+    """Return the error of what the workers do differently; None if nothing, or if a worker does not answer."""
     if len(member.workers) < 2:
         return None
     text = json.dumps([account.what, dict(account.given), dict(account.shown)])

@@ -308,12 +308,12 @@ class Relay:
         self._holds = holds
         if not member.is_chief:  # keeps the relay alive although the program drops it: worker 0 may still need it
             atexit.register(self.end)
-            for stay in counts().stays:  # to run before `end`, which waits for worker 0, which may wait for a `stay`
+            for stay in counts().stays:  # to run before `end`: that waits for worker 0, which may wait for a `stay`
                 atexit.unregister(stay)
                 atexit.register(stay)
 
     def end(self) -> None:
-        """Wait until worker 0 is done with the relay, and leave it; on worker 0: say that it is done, and leave."""
+        """Leave the relay once worker 0 is done with it; on worker 0: say so, and leave."""
         atexit.unregister(self.end)
         with suppress(Exception):
             if self._member.is_chief:
@@ -323,7 +323,7 @@ class Relay:
         self.leave()
 
     def _serve(self) -> None:
-        """Hold this worker's stage until worker 0 has ended, or has put a message that this program does not take."""
+        """Hold this worker's stage until worker 0 has ended, or puts a message that is not taken here."""
         name, chief = self._member.name, self._member.workers[0]
         _hold(
             lambda: bool(self.session.run(self._size)),

@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
 """The environment variables with the folder of the job's memory, and the worker's generation and rank."""
 LEASE = "AUTOGRAPH_LEASE"
-"""The environment variable with the seconds that a worker goes on without news of other hosts; 0: no other hosts."""
+"""The variable with the seconds that a worker goes on without news of other hosts; 0: there are none."""
 EXPELLED = 75
 """The exit code of a worker after the others have gone on without it."""
 _SHARED_MEMORY = Path("/dev/shm")
@@ -132,7 +132,7 @@ class JobMemory:
         """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost."""
         if not self._lease:
             return steps
-        self._waits_at_once = steps < 2  # no second snapshot fits in: each must be copied before the next step
+        self._waits_at_once = steps < 2  # no second snapshot fits in
         return max(1, steps // 2)
 
     def save(self, name: str, snapshot: Snapshot, step: int = 0) -> None:
@@ -228,7 +228,7 @@ class JobMemory:
         return None
 
     def refuse(self) -> None:
-        """Note that the program is refused, or differs between workers, so that a new generation would fail, too."""
+        """Note that the program is refused, or differs between workers: a new generation would fail, too."""
         self._mark("refused").touch()
 
     @property

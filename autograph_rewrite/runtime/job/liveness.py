@@ -66,7 +66,7 @@ class PeerMonitor:
         return listed(silent) or f"{listed(self._others)} answers, and has not come to what this process waits for"
 
     def break_off(self, names: Iterable[str]) -> bool:
-        """Break the connections to some processes, which end TensorFlow's waits; return whether there were any."""
+        """Break the connections to some processes, which ends TensorFlow's waits; return whether there were any."""
         return break_connections(self._others[name] for name in names)
 
     def break_off_servers(self) -> bool:
@@ -75,12 +75,12 @@ class PeerMonitor:
 
 
 def all_answer(addresses: Iterable[str]) -> bool:
-    """Return whether some processes all answer; asked without threads, so that it works while Python ends, too."""
+    """Return whether some processes all answer; without threads, so that it works while Python ends."""
     return all(_status(address, PATIENCE) == "OK" for address in addresses)
 
 
 def silent_at_exit(member: Membership) -> list[str]:
-    """Return one other worker that does not answer, or []; asked without threads, for while Python ends."""
+    """Return one other worker that does not answer, or []; without threads, for the end of Python."""
     workers = others(member, {"worker": member.workers})
     return next(([name] for name, address in workers.items() if not all_answer([address])), [])
 
@@ -172,7 +172,7 @@ Place = tuple[str, int]
 
 
 def sockets() -> Iterator[socket.socket]:
-    """Yield the sockets of this process, each opened a second time, for the caller to close; nothing but on Linux."""
+    """Yield the sockets of this process, each opened a second time; close them. None if this is not Linux."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:

@@ -78,7 +78,7 @@ class OwnLoop:
 
         Args:
             ends: whether the dataset ends. For an endless one the program must count its steps (`on_resize`).
-            failed: returns the error of a failed comparison of batches, of which TensorFlow keeps only the text.
+            failed: returns the error of a comparison of batches, of which TensorFlow keeps only the text.
         """
         self._is_led = self._is_led or ends
         self._drawn.append([])
@@ -91,7 +91,7 @@ class OwnLoop:
         mine.append(0)
         iteration = len(mine) - 1
         dropped = before[iteration] if iteration < len(before) else 0
-        is_over = iteration < len(before) - 1  # a later iteration began: the program had left this one, or it had ended
+        is_over = iteration < len(before) - 1  # a later one had begun
         if is_over and not dropped:
             return
         for batch in dataset:

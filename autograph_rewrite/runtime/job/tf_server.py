@@ -95,10 +95,10 @@ def target(member: Membership) -> str:
 
 
 def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> None:
-    """Set the collective leader of a session's or server's configuration, and the processes that it connects to.
+    """Set the collective leader in the configuration of a session or server, and the processes to connect to.
 
     Args:
-        servers: devices of other processes that hold variables; a session waits for those processes when it starts.
+        servers: devices of other processes that hold variables; a session waits for these when it starts.
     """
     config.experimental.collective_group_leader = LEADER
     if not config.device_filters:
@@ -165,8 +165,8 @@ def patience(default: float) -> float:
 def abort_when_lost(member: Membership, seconds: float) -> None:
     """From now on, abort all collectives of functions once a worker is lost, and print which one.
 
-    This is for steps inside another function, which this package can neither cancel nor give another error. If a
-    connection breaks in the middle of an exchange, the step ends with TensorFlow's message.
+    For steps inside another function, which can be neither cancelled nor given another error. If a connection breaks
+    during an exchange, the step ends with TensorFlow's message.
     """
     if _server().is_guarded:
         return
@@ -408,7 +408,7 @@ _SHARED = "TF_GRPC_REUSE_PORT"
 
 
 class PortGuard:
-    """Listens at the port of a server before the server does, and drops connections to all but the right address.
+    """Listens at the port of a server before the server does, and drops connections to other addresses.
 
     All sockets of one user that share a port are a group, in the order in which they were bound. The first socket
     attaches a program that chooses one for each new connection: number 0, the guard, which drops everything, or

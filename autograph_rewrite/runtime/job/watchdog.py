@@ -44,10 +44,7 @@ def may_wait(definition: bytes) -> bool:
 
 
 def users_may_wait(graph: Graph) -> bool:
-    """Return whether an op of the original graph may wait for something other than workers.
-
-    Queues that a pass has added do not count: they wait for workers.
-    """
+    """Return whether an op of the user may wait for something other than workers; queues of passes wait for these."""
     return any(has(node.op, "waits") and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
 
 
@@ -75,10 +72,10 @@ class Watchdog:
     Args:
         seconds: how long the process may be idle in a step.
         lookout: makes the monitor of the other workers for one step; None where there are no others.
-        canceller: makes a canceller; the next step after one that was cancelled or has failed gets a new one.
+        canceller: makes a canceller; a step after a failed one gets a new one.
         may_idle: whether the step may wait for something other than replicas, such as input.
-        ahead: returns the workers that wait for this one to carry on after a failed step; None: workers never wait so.
-        exchanges: names the values that a step exchanges with others, for the message about a step that stands still.
+        ahead: returns the workers that wait for this one to carry on after a failed step; None: none ever does.
+        exchanges: names the values that a step exchanges with others, for messages.
 
     Attributes:
         doing: the step, as messages call it.
@@ -208,7 +205,7 @@ class Watchdog:
         self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
 
     def _look_ahead(self, step: int) -> None:
-        """Let an idle step fail if other workers say that their part of it has failed: their values never arrive.
+        """Let an idle step fail if its part on other workers has failed: their values never arrive.
 
         The connections to servers are broken first. TensorFlow refuses all later collectives of a process once the
         connection of a collective has broken, unless its step has failed before for another reason.
@@ -230,7 +227,7 @@ class Watchdog:
         say(f"{self.doing} has stood still for {stood:.0f} s: {others}{where}; {ends}")
 
     def _end(self, step: int, canceller: Canceller) -> None:
-        """End a step; break its connections first, for a cancelled step may wait for a process that does not answer."""
+        """End a step; break its connections first, for a cancelled step may wait for a silent process."""
         if self._lookout is not None and self._lookout.break_off(self.lost) and self._has_ended(step):
             return
         if self._running == step:  # in a thread: closing a session may block for ever
