@@ -90,7 +90,7 @@ class EagerVariables:
     own: Mapping[str, StoredShape]
     """Those of this worker alone."""
     ways: frozenset[str] = frozenset()
-    """The paths of all tracked objects: the program must have every value that was saved below one of them."""
+    """The paths of tracked objects: the program must have every value that was saved below one."""
 
     def holds(self, name: str) -> bool:
         """Return whether a name that the program lacks is below an object that it tracks."""
@@ -213,7 +213,7 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
             )
         else:
             common |= _parts(path, one)
-    for path, one in reversed(objects):  # so that a layer's variable gets the layer's path, not the model's
+    for path, one in reversed(objects):  # a layer's variable gets the layer's path, not the model's
         for at, variable in enumerate(_untracked(one)):
             add(_way(path, f"variables/{at}"), variable)
     for path, one in objects:

@@ -308,7 +308,7 @@ def _stated_size(dataset: Any) -> int:
 
 
 def _first_size(dataset: Any) -> int:
-    """Return the size of the first batch; 0 if there is none."""
+    """Return the size of the first batch; 0 without one."""
     return next((int(batch_size(batch)) for batch in dataset.take(1)), 0)
 
 

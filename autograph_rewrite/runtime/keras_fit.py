@@ -376,7 +376,7 @@ class PreemptedFit(FitPosition):
 
 
 class SnapshotFile:
-    """The snapshot of one fit: worker 0 writes and reads it, and sends it to the others, which may not see files.
+    """The snapshot of one fit: worker 0 writes, reads and sends it to the others, which may not see its files.
 
     Args:
         member: this process; None where there are no others.

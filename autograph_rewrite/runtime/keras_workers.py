@@ -159,7 +159,6 @@ def _account(tf: Any, data: Any, what: str) -> StepAccount:
 
 
 def _size(tf: Any, data: Any) -> int:
-    """Return how many bytes a batch has."""
     parts = tf.nest.flatten(data, expand_composites=True)
     return sum(
         int(np.prod(part.shape)) * np.dtype(tf.as_dtype(part.dtype).as_numpy_dtype).itemsize

@@ -252,7 +252,7 @@ class ChiefDrivenSession:
             _close(self.session, self._relay, self._member, ())
 
     def leave(self) -> None:
-        """Close the session of a program that has failed; only worker 0 waits for the others."""
+        """Close the session of a program that has failed, without waiting for other workers."""
         if self._member.is_chief:
             self.close()
             return

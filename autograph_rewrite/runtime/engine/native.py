@@ -240,7 +240,7 @@ _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20 
 _ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
 _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
-_OWN_GROUP = "_autograph_own_group"  # marks a key that was already changed: collectives share key constants
+_OWN_GROUP = "_autograph_own_group"  # marks a changed key, which collectives may share
 
 
 @dataclass(frozen=True)
@@ -562,7 +562,6 @@ def _as_node_def(encoded: bytes) -> bytes:
 
 
 def _op_def(name: str, inputs: Iterable[int], outputs: Iterable[int], targets: Iterable[str]) -> bytes:
-    """Encode the OpDef of a function."""
     parts = [delimited(_NAME, name.encode())]
     parts += [delimited(_INPUT_ARG, _arg(f"a{i}", dtype)) for i, dtype in enumerate(inputs)]
     parts += [delimited(_OUTPUT_ARG, _arg(f"o{i}", dtype)) for i, dtype in enumerate(outputs)]
@@ -576,7 +575,6 @@ def _arg(name: str, dtype: int) -> bytes:
 
 
 def _entry(field: int, key: str, value: bytes) -> bytes:
-    """Encode one entry of a map."""
     return delimited(field, delimited(1, key.encode()) + delimited(2, value))
 
 

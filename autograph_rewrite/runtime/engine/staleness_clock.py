@@ -48,7 +48,7 @@ class StalenessBound:
     """The step counters of one session's workers.
 
     Args:
-        run: runs fetches in the session, and watches the other processes meanwhile.
+        run: runs fetches in the session, and watches the others meanwhile.
         container: of the session's resources on servers.
 
     Attributes:
@@ -240,7 +240,7 @@ class FinishTogether:
         self._behind: dict[str, list[Any]] = defaultdict(list)
         if not self._is_needed:
             return
-        # At once: a control edge added to an operation after its first run changes it, which TensorFlow warns about.
+        # At once: a control edge from an operation after its first run changes it, of which TensorFlow warns.
         for name in item.targets:
             operation = graph.get_operation_by_name(name)
             if not operation.outputs:

@@ -1,4 +1,4 @@
-"""Report the steps of a distributed function or session to observers: stops, profiles and progress files."""
+"""Report the steps of functions and sessions to observers: stops, profiles and progress files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StepObserver(Protocol):
 def observed(
     observer: StepObserver | None, item: TrainingGraph, feeds: Mapping[str, Any]
 ) -> AbstractContextManager[None]:
-    """Return a context in which a session runs one step, which it reports to an observer."""
+    """Return a context in which a session runs one step."""
     if observer is None:
         return nullcontext()
     sizes = []

@@ -25,7 +25,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 class _Loop(NamedTuple):
-    """The fetches in place of the original ones, and the placeholders of inputs with rows, by original name."""
+    """The fetches of a loop, and the placeholders of inputs with rows, by original name."""
 
     fetches: list[Any]
     rows: dict[str, Any]

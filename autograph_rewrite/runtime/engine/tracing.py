@@ -41,7 +41,7 @@ class Observed(Protocol):
 
 
 class Recording:
-    """A recording of steps, which all ranks begin and end together; the constructor begins it.
+    """A recording of steps, begun by the constructor; all ranks begin and end it together.
 
     Args:
         observed: the functions or sessions whose steps are recorded; each has run before.
@@ -334,9 +334,9 @@ def rank_trace(
 
 
 def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
-    """Return this rank, the FLOPs of a step of all ranks, and whether the examples of this rank count."""
+    """Return this rank, the FLOPs of a step of all ranks, and whether its examples count."""
     for report in (item.report for item in items if item.report is not None):
-        staged = report.plan.is_driven  # all ranks feed the same batch: only rank 0 counts its examples
+        staged = report.plan.is_driven  # all ranks feed the same batch: rank 0 counts it
         covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
         return report.task, covered.flops, not (staged and report.task)
     return 0, 0.0, True
@@ -413,7 +413,7 @@ def read(data: bytes, step: str) -> tuple[list[KernelRun], list[tuple[int, int]]
 
 
 def _began(space: Any) -> int:
-    """Return the time at which the trace began, from which all its times count."""
+    """Return the time from which all times of a trace count."""
     for plane in space.planes:
         names = {number: one.name for number, one in plane.stat_metadata.items()}
         for stat in plane.stats:

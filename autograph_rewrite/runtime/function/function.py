@@ -71,7 +71,7 @@ class DistributedFunction(NotebookView):
         mirrors: the copies of variables; shared by functions of the same variables.
         trace: makes an item of the function and specs.
         telling: returns the account of other values that must be equal in all workers in a step.
-        tells: whether to print at the first call how much of the step is divided.
+        tells: whether to print the coverage at the first call.
         steps: how many steps one call does at most; several are given as the rows of the arguments.
         opens: opens more dimensions of the leaves that are traced, given their paths.
         elastic: saves and restores the variables in an elastic job.

@@ -122,7 +122,7 @@ class Held:
                     self._counted = None
 
     def others(self, variables: Mapping[str, Served]) -> set[str]:
-        """Return the names of the variables whose handles other code holds, and may read without fetching."""
+        """Return the variables whose handles other code holds, and may read without fetching."""
         found = self._others(variables)
         seen = {id(variables[name].handle): sys.getrefcount(variables[name].handle) for name in found}
         if found and seen != self._found and time.monotonic() - self._looked > _SHARE * self._took:

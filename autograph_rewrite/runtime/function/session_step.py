@@ -61,8 +61,8 @@ def stand_alone(item: TrainingGraph) -> TrainingGraph:
 def with_proxies(plan: Plan) -> Plan:
     """Return the plan in which workers wait until worker 0 has written the program's values between two steps.
 
-    Every worker has a cached copy of the variables on servers that it reads as a whole. It looks up rows, and reads
-    other workers' shards, where they are.
+    Every worker has a cached copy of the variables on servers that it reads as a whole. Lookups of rows, and of other
+    workers' shards, are not cached.
     """
     lookups = not plan.is_asynchronous
 
@@ -213,7 +213,7 @@ class SessionVariables:
     def _others_ask_later(self) -> bool:
         """Return whether workers hold variables that others may read after the last step, so that none may leave.
 
-        In an elastic job, which may lose workers, each worker fetches all variables with every step instead.
+        In an elastic job, which may lose workers, each fetches all variables with every step instead.
         """
         plan = self._item.report.plan
         on_workers = plan.is_driven or any("/job:worker/" in device for device in plan.homes.values())

@@ -231,7 +231,7 @@ class FailedSteps:
         return self._answer(self.ahead)
 
     def error(self, ahead: Sequence[str]) -> Exception | None:
-        """Return the program's error on one of the workers that are ahead; None if it was no error of the program."""
+        """Return the program's error on a worker that is ahead; None if it was no error of the program."""
         name, text = self._answer(functools.partial(self._told, ahead)) or ("", "")
         if not text:
             return None
@@ -241,7 +241,7 @@ class FailedSteps:
         return made
 
     def _told(self, ahead: Sequence[str]) -> list[str]:
-        """Return the name of a worker that is ahead and has told of an error, and its text; "" if there is none."""
+        """Return a worker that is ahead and has told of an error, and the text; "" if there is none."""
         at = counts().failures
         for task in self._others:
             if self._name(task) in ahead:

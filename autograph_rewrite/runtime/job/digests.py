@@ -48,7 +48,7 @@ def digest_of(given: Mapping[str, str]) -> Array:
 
 
 def agree(table: Array) -> bool:
-    """Return whether all workers have sent the same digest; a row of the table has a size, then a digest."""
+    """Return whether the rows of all workers, a size and a digest each, have the same digest."""
     return bool((table[:, 1:] == table[0, 1:]).all())
 
 
@@ -241,7 +241,7 @@ class Beside:
         self._pending = self._pool.submit(self._odd, account)
 
     def is_done(self, seconds: float) -> bool:
-        """Wait for a while; return whether the comparison that was started last is done, or has failed."""
+        """Wait for a while; return whether the last comparison has ended."""
         return self._pending is None or bool(wait([self._pending], seconds).done)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
@@ -311,7 +311,7 @@ class StepAccount:
 
 
 Telling = Callable[[], StepAccount | None]
-"""Returns the account of values that must be equal in all workers but are no arguments of the step; None: no values."""
+"""Returns the account of values that must be equal in all workers but are no arguments of the step."""
 
 
 def nothing() -> None:
@@ -380,8 +380,8 @@ def _differences(told: Sequence[StepAccount]) -> Iterator[str]:
 
 # Consensus before the first step: workers compare graph and plan, and take the chief's initial values.
 #
-# Every worker rewrites the graph by itself. Equal graphs and plans give equal keys and orders, so the collectives
-# match. If one worker ran another program, or another version of it, the collectives would wait for ever.
+# Every worker rewrites the graph by itself. Equal graphs and plans give equal keys and orders, so collectives match. If
+# a worker ran another program, or another version of it, they would wait for ever.
 
 COMPARE = "compare what they run"
 CARRY_ON = "carry on after an error, too"

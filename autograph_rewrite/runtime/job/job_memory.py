@@ -1,4 +1,4 @@
-"""Keep the state that outlives the workers of an elastic job: files that its launcher holds in the memory of its host.
+"""Keep the state of an elastic job that outlives its workers: files that its launcher holds in its host's memory.
 
     launcher   makes the folder (tmpfs), counts generations, removes it at the end
     worker 0   writes snapshots           fit-1.npz, loop.npz

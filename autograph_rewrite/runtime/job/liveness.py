@@ -117,7 +117,7 @@ def ask(addresses: Mapping[str, str], patience: float, *, as_themselves: bool = 
 
     Args:
         addresses: by the name that messages give a process.
-        as_themselves: whether the status of a process that answers as another one is `OTHER` instead of `OK`.
+        as_themselves: whether a process that answers as another one has the status `OTHER` instead of `OK`.
     """
     if not threading.main_thread().is_alive():
         return dict.fromkeys(addresses, "OK")  # the program ends: no thread can be started any more
@@ -223,7 +223,7 @@ _SIGNS = (
     "worker/replica",
 )
 _REFUSED = "Restart your program to reset"
-"""Part of TensorFlow's error of every collective after one was broken off other than by the failure of its step."""
+"""In TensorFlow's error of every collective after one was broken off other than by the failure of its step."""
 _ENDED_BY_ANOTHER = ("InternalError", "UnavailableError", "AbortedError")
 _ENDS, _GLANCE = 3.0, 0.1
 """Seconds that a worker may still answer while it ends, because its step has failed; and between two looks."""
@@ -250,7 +250,7 @@ def missing(
 
     Args:
         lost: the processes that are known not to answer.
-        differs: asked if all processes answer: returns the error that says what the workers do differently.
+        differs: returns the error of a difference between workers; asked if all answer.
     """
     quiet = lost or _silent(member, error)
     node = _NODE.search(str(getattr(error, "message", "")))
@@ -284,10 +284,7 @@ def missing(
 
 
 def _silent(member: Membership, error: Exception | None) -> list[str]:
-    """Return the processes that do not answer.
-
-    After an error by which another process ends a collective, that process gets time to end.
-    """
+    """Return the processes that do not answer; one that may have ended a collective gets time to end."""
     ends = time.monotonic() + (_ENDS if type(error).__name__ in _ENDED_BY_ANOTHER else 0.0)
     while not (quiet := silent(member)) and time.monotonic() < ends:
         time.sleep(_GLANCE)

@@ -48,7 +48,7 @@ def listen(told: Callable[[int], None]) -> bool:
     read, write = os.pipe()
     os.set_blocking(write, False)
     others = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    if others != -1:  # asyncio uses the wakeup pipe: `handle` writes the number, as late as Python calls it
+    if others != -1:  # asyncio's: `handle` writes the number, when Python calls it
         signal.set_wakeup_fd(others)
 
     def handle(number: int, _: object) -> None:

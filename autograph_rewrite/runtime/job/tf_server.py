@@ -206,8 +206,8 @@ class Counts:
         accounts: numbers of exchanges of step accounts.
         failures: how many steps have failed after which all workers carry on together.
         numbers: how many step numbers runs with collectives have used up.
-        has_failed: whether the last run of worker 0 for all has failed, so that the next run gets its number.
-        stays: the functions that wait for the other workers when the program ends, in their order.
+        has_failed: whether the last run of worker 0 for all has failed, so that the next gets its number.
+        stays: functions that wait for the other workers when the program ends.
     """
 
     exchanges: Iterator[int] = field(default_factory=lambda: count(1))
@@ -237,7 +237,7 @@ class ServerDef:
 
     @property
     def job_name(self) -> str:
-        """Return `worker` or `ps`, and confine the server: TensorFlow reads this right after the server's start."""
+        """Return `worker` or `ps`, and confine the server: TensorFlow reads this when the server has started."""
         if self._guard is not None:
             self.is_confined = self._guard.release()
             self._guard = None
@@ -280,7 +280,7 @@ class ServerDef:
 
 
 def require_free(member: Membership) -> None:
-    """Raise if another process listens at this process's port; TensorFlow's error does not give the reason."""
+    """Raise if the port of this process is taken; TensorFlow's error does not say so."""
     port = int(member.address.rpartition(":")[2])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last job may linger
@@ -382,9 +382,9 @@ def homes_of(member: Membership, plan: Plan) -> dict[str, str]:
 #     tf.distribute.Server at 10.0.0.1:2222      listens at [::]:2222, whatever the cluster says
 #     confine("10.0.0.1:2222")                   who connects to another address of this host gets no answer
 #
-# Any client that reaches this server can run any graph in its process, without a password. TensorFlow has no option
-# for the interface, so the kernel drops packets that were not sent to the right address: a socket filter needs no
-# privileges, and the connections that a listening socket accepts inherit it. Loopback always works.
+# Any client of this server can run any graph in its process, without a password. TensorFlow has no option for the
+# interface, so the kernel drops packets to other addresses: a socket filter needs no privileges, and the connections
+# that a listening socket accepts inherit it. Loopback always works.
 #
 # A filter can only be attached to a server that listens already. A guard takes earlier connections:
 #
@@ -410,9 +410,8 @@ _SHARED = "TF_GRPC_REUSE_PORT"
 class PortGuard:
     """Listens at the port of a server before the server does, and drops connections to other addresses.
 
-    All sockets of one user that share a port are a group, in the order in which they were bound. The first socket
-    attaches a program that chooses one for each new connection: number 0, the guard, which drops everything, or
-    number 1, the server.
+    All sockets of one user that share a port are a group, in the order of their binding. The first socket attaches a
+    program that chooses one for each connection: number 0, the guard, which drops everything, or 1, the server.
     """
 
     def __init__(self, address: str) -> None:
