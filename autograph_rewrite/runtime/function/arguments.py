@@ -167,7 +167,7 @@ class Arguments:
         """Return leaves that are open along some axes.
 
         Args:
-            axes: by the index of a tensor among the tensors of all leaves.
+            axes: one by the index of each tensor among those of all leaves.
         """
         found, at = [], 0
         for leaf in leaves:
