@@ -1,11 +1,11 @@
-"""Rank, world size and addresses from the environment variables of torchrun, MPI and SLURM.
+"""Read rank, world size and addresses from the environment variables of torchrun, MPI and SLURM.
 
     RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29500     ->  rank 1 of 127.0.0.1:29501, 127.0.0.1:29502
     SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2
       SLURM_STEP_NODELIST=n[1-2] SLURM_JOB_ID=1                  ->  rank 1 of n1:10688, n2:10688
 
-None of them tells the addresses of the processes, so those are derived where that is sound (all on one host, or a SLURM
-step with its list of nodes), and must otherwise be given.
+No launcher gives the addresses of the processes. They are derived where that is sound (all on one host, or a SLURM step
+with its list of nodes), and must otherwise be configured.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from autograph_rewrite.errors import ConfigError
 
 TF_CONFIG = "TF_CONFIG"
 CONFIG = "AUTOGRAPH_REWRITE_CONFIG"
-"""The configuration of `run --config` and `launch --config`, which `plan.selected` reads."""
+"""The variable with the configuration of `run --config` and `launch --config`; `plan.selected` reads it."""
 PORT_VARIABLE = "AUTOGRAPH_PORT"
 LOOPBACK = "127.0.0.1"
 
-# Ports are chosen below those that the kernel gives to outgoing connections: 320 slots of 64 ports.
+# Ports below those that the kernel gives to outgoing connections: 320 slots of 64 ports.
 _FIRST_PORT, _SLOTS, _SLOT_PORTS = 10_240, 320, 64
 _LAST_PORT = 65_535
 
@@ -38,15 +38,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start processes: the variables in which each of them finds its rank, and how many there are."""
+    """A launcher: the environment variables with the rank of a process and the number of processes."""
 
     name: str
     rank: str
     sizes: tuple[str, ...]
     local_sizes: tuple[str, ...] = ()
-    """How many of the processes are on this host."""
+    """The variables with the number of processes on this host."""
     only_with: tuple[str, ...] = ()
-    """A SLURM batch script has a rank and a size as well; only what is started in it by srun has these."""
+    """Variables that must be set, too: a SLURM batch script has rank and size, but only srun steps have these."""
 
 
 TORCHRUN = Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
@@ -54,7 +54,7 @@ OPEN_MPI = Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",
 MPI = Launcher("MPI", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"))
 SLURM = Launcher("SLURM", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), only_with=("SLURM_STEP_NODELIST",))
 
-# The innermost comes first: mpirun and torchrun are started inside SLURM jobs, not the other way round.
+# The innermost launcher first: SLURM jobs start mpirun and torchrun, not the other way round.
 LAUNCHERS = (TORCHRUN, OPEN_MPI, MPI, SLURM)
 
 
@@ -69,14 +69,14 @@ class Rank:
 
     @property
     def source(self) -> str:
-        """Who said it, for messages."""
+        """The launcher and its variables, for messages."""
         return f"{self.launcher.name} ({self.launcher.rank}, {self.size_variable})"
 
 
 def is_told(environ: Mapping[str, str]) -> bool:
-    """Whether there is TF_CONFIG, a launcher's number of processes, 1 included, or a configuration of the command line.
+    """Return whether TF_CONFIG, a launcher's number of processes (even 1) or a configuration is set.
 
-    It is cheap, as importing the package asks.
+    It is cheap, because importing the package calls it.
     """
     return any(
         environ.get(name) for name in (TF_CONFIG, CONFIG, *(name for launcher in LAUNCHERS for name in launcher.sizes))
@@ -84,7 +84,7 @@ def is_told(environ: Mapping[str, str]) -> bool:
 
 
 def rank_of(environ: Mapping[str, str]) -> Rank | None:
-    """What the first launcher that left its variables says; None when none did.
+    """Return the rank by the first launcher whose variables are set; None if there is none.
 
     Raises:
         ConfigError: a variable is malformed or missing, or the rank is out of range.
@@ -100,7 +100,7 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
                 problem = f"{launcher.rank} is {rank}, but there are {size} processes ({size_variable})"
                 raise ConfigError(problem, hint="ranks count from 0")
             return Rank(launcher, rank, size, size_variable)
-        if size > 1:  # a stray WORLD_SIZE=1 says nothing
+        if size > 1:  # a stray WORLD_SIZE=1 is no sign of a launcher
             raise ConfigError(
                 f"{size_variable} is {size}, but {launcher.rank} is not set: which of the {size} processes is this?",
                 hint=f"set {launcher.rank}, or unset {size_variable} to train in one process",
@@ -109,10 +109,10 @@ def rank_of(environ: Mapping[str, str]) -> Rank | None:
 
 
 def addresses_of(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses of all processes in the order of their ranks, as far as they follow from the environment.
+    """Return the addresses of all processes in the order of their ranks, derived from the environment.
 
     Raises:
-        ConfigError: they do not, or a variable is malformed.
+        ConfigError: they cannot be derived, or a variable is malformed.
     """
     if _is_on_one_host(rank, environ):
         base = _base_port(rank, environ)
@@ -124,8 +124,7 @@ def addresses_of(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_on_one_host(rank: Rank, environ: Mapping[str, str]) -> bool:
-    """Whether all processes are on this host."""
-    # That MASTER_ADDR is *this host* would not do: so it is for every process beside the master.
+    # Only a loopback address proves it: MASTER_ADDR names this host also where other processes run elsewhere.
     master = environ.get("MASTER_ADDR", "") if rank.launcher is TORCHRUN else ""
     if master in ("localhost", "::1") or master.startswith("127."):
         return True
@@ -133,14 +132,14 @@ def _is_on_one_host(rank: Rank, environ: Mapping[str, str]) -> bool:
 
 
 def _is_slurm_step(rank: Rank, environ: Mapping[str, str]) -> bool:
-    """Whether the ranks are those of a SLURM step; mpirun and torchrun in a SLURM job may count otherwise."""
+    """Return whether the ranks are those of a SLURM step; mpirun and torchrun in a SLURM job may count otherwise."""
     step = {"SLURM_PROCID": rank.rank, "SLURM_STEP_NUM_TASKS": rank.size}
     agrees = rank.launcher is SLURM or all(environ.get(name) == str(value) for name, value in step.items())
     return agrees and bool(environ.get("SLURM_STEP_NODELIST"))
 
 
 def _on_nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The addresses of the tasks of a SLURM step, which fills node after node."""
+    """Return the addresses of the tasks of a SLURM step, which fills node after node."""
     nodes, counts = _nodes(rank, environ)
     places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     for variable, expected in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank.rank], strict=True):
@@ -153,7 +152,7 @@ def _on_nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The nodes of a SLURM step, and how many tasks each of them runs."""
+    """Return the nodes of a SLURM step, and how many tasks each of them runs."""
     nodes = _read(environ, "SLURM_STEP_NODELIST", expand_hosts)
     if environ.get("SLURM_STEP_TASKS_PER_NODE"):
         counts = _read(environ, "SLURM_STEP_TASKS_PER_NODE", expand_counts)
@@ -169,11 +168,11 @@ def _nodes(rank: Rank, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tup
 
 
 def _base_port(rank: Rank, environ: Mapping[str, str]) -> int:
-    """The first port: as the user says, else one that other jobs on the host are unlikely to have."""
+    """Return the first port: the user's, else one that other jobs on the host are unlikely to have."""
     if environ.get(PORT_VARIABLE):
         return _number(environ, PORT_VARIABLE, least=1)
     if rank.launcher is TORCHRUN and environ.get("MASTER_PORT"):
-        return _number(environ, "MASTER_PORT", least=1) + 1  # torchrun's own store listens at MASTER_PORT
+        return _number(environ, "MASTER_PORT", least=1) + 1  # torchrun's store listens at MASTER_PORT
     if environ.get("SLURM_JOB_ID"):
         # Neighbouring jobs, and the first steps of one job, get different slots.
         step = environ.get("SLURM_STEP_ID", "")
@@ -199,7 +198,7 @@ def _number(environ: Mapping[str, str], variable: str, *, least: int = 0) -> int
 
 
 def _read(environ: Mapping[str, str], variable: str, read: Callable[[str], _T]) -> _T:
-    """The value of a variable, as `read` understands it."""
+    """Return the value of a variable, converted by `read`."""
     try:
         return read(environ[variable])
     except ValueError as error:
@@ -213,10 +212,10 @@ def _read(environ: Mapping[str, str], variable: str, read: Callable[[str], _T]) 
 #     r[1-2]n[1-2]-ib           ->  r1n1-ib r1n2-ib r2n1-ib r2n2-ib
 #     2(x3),1                   ->  2 2 2 1      (how many tasks each of them runs)
 #
-# Both raise ValueError with a sentence that tells what is wrong; who reads a variable adds its name.
+# Both raise ValueError with a sentence that says what is wrong; `_read` adds the name of the variable.
 
 
-# Nobody has that many nodes; a slip of the hand in a range should not fill the memory.
+# More nodes than any cluster has: a typing error in a range must not fill the memory.
 MOST_HOSTS = 100_000
 
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\]){1,100000}")
@@ -226,11 +225,7 @@ _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Write a list of hosts out, in its order.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Expand a list of hosts, in its order."""
     hosts: list[str] = []
     for entry in _entries(text):
         pieces = [_alternatives(match[1], match[2]) for match in _PIECE.finditer(entry)]
@@ -241,11 +236,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """Write a list of task counts out, in its order.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Expand a list of task counts, in its order."""
     counts: list[int] = []
     for entry in text.split(","):
         match = _COUNT.fullmatch(entry)
@@ -258,7 +249,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """Cut at the commas that stand outside brackets."""
+    """Yield the parts between commas outside brackets."""
     place = 0
     while True:
         match = _ENTRY.match(text, place)
@@ -274,7 +265,7 @@ def _entries(text: str) -> Iterator[str]:
 
 
 def _alternatives(ranges: str | None, literal: str) -> list[str]:
-    """What one piece of a name stands for: itself, or the numbers of its ranges."""
+    """Return the expansions of a piece of a name: itself, or the numbers of its ranges."""
     if ranges is None:
         return [literal]
     found: list[str] = []

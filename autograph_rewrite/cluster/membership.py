@@ -1,11 +1,11 @@
-"""The membership of this process: its task and its peers, from the configuration and the environment.
+"""Find the membership of this process, its task and its peers, in the configuration and the environment.
 
     TF_CONFIG={"cluster": {"chief": [a], "worker": [b]}, "task": {"type": "worker", "index": 0}}
         ->  Membership(workers=(a, b), ps=(), job="worker", task=1)
-    torchrun, MPI, SLURM        the rank from their variables; the addresses from `cluster`, or derived (plan.ranks)
+    torchrun, MPI, SLURM        the rank from their variables; the addresses from `cluster`, or derived (`launchers`)
     nothing                     one process: None
 
-TF_CONFIG comes first, as every orchestrator can set it. Pure: it reads two mappings, and starts and imports nothing.
+TF_CONFIG has precedence, as every orchestrator can set it. Membership is found without starting TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from autograph_rewrite.requires import tensorflow
 
 Job = Literal["worker", "ps"]
 
-_CHIEFS = ("chief", "master")  # two names that TensorFlow has for worker 0
+_CHIEFS = ("chief", "master")  # TensorFlow's two names for worker 0
 _JOBS = (*_CHIEFS, "worker", "ps", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
 
@@ -37,17 +37,17 @@ class Membership:
     """The processes of a job, and which of them this one is.
 
     Raises:
-        ConfigError: an address is malformed or stands twice, or there is no such process.
+        ConfigError: an address is malformed or appears twice, or the cluster has no such process.
     """
 
     workers: tuple[str, ...]
-    """The addresses (host:port) of those that train, in the order of their parts of the global batch."""
+    """The addresses (host:port) of the workers, in the order of their parts of the global batch."""
     ps: tuple[str, ...]
     """The addresses of the parameter servers."""
     job: Job
     task: int
     source: str = field(default="the cluster", compare=False)
-    """Who said all that, for messages."""
+    """The origin of this information, for messages."""
 
     def __post_init__(self) -> None:
         for address in self.addresses:
@@ -75,12 +75,12 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """Where this process listens."""
+        """The address of this process."""
         return self._peers[self.task]
 
     @property
     def index(self) -> int:
-        """The place of this process in `addresses`."""
+        """The index of this process in `addresses`."""
         return self.task + (0 if self.job == "worker" else len(self.workers))
 
     @property
@@ -90,7 +90,7 @@ class Membership:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is worker 0, who writes checkpoints and speaks for all."""
+        """Whether this is worker 0, which writes checkpoints and messages for all."""
         return self.is_worker and self.task == 0
 
     @property
@@ -100,26 +100,25 @@ class Membership:
 
     @property
     def cluster(self) -> dict[str, list[str]]:
-        """The cluster as TensorFlow takes it."""
+        """The cluster in TensorFlow's form."""
         return {job: list(addresses) for job, addresses in (("worker", self.workers), ("ps", self.ps)) if addresses}
 
     @property
     def tf_config(self) -> str:
-        """What TF_CONFIG must be for this process."""
+        """The value of TF_CONFIG for this process."""
         return json.dumps({"cluster": self.cluster, "task": {"type": self.job, "index": self.task}})
 
     def applied_to(self, config: Config) -> Config:
-        """`config` with the processes of this job in place of those that it names, or does not name."""
+        """Return `config` with the processes of this job as its cluster."""
         network = config.cluster.network if config.cluster else None
         return config.model_copy(update={"cluster": Cluster(workers=self.workers, ps=self.ps, network=network)})
 
 
 def all_members(addresses: Sequence[str], workers: int) -> tuple[Membership, ...]:
-    """Return the memberships of all processes of a job: its workers, then those that serve them.
+    """Return the memberships of all processes of a job: its workers, then its parameter servers.
 
     Args:
-        addresses: in this order.
-        workers: how many of them there are.
+        workers: how many of them are workers.
     """
     cluster = tuple(addresses[:workers]), tuple(addresses[workers:])
     jobs: tuple[Job, ...] = ("worker", "ps")
@@ -127,10 +126,10 @@ def all_members(addresses: Sequence[str], workers: int) -> tuple[Membership, ...
 
 
 def membership_of(config: Config, environ: Mapping[str, str] = os.environ) -> Membership | None:
-    """Which process of the job this is; None where there is only one.
+    """Return the membership of this process; None where it is the only one.
 
     Raises:
-        ConfigError: what the environment says is malformed, or does not fit the configuration; or the configuration
+        ConfigError: the environment's variables are malformed, or do not fit the configuration; or the configuration
             names several processes and nothing says which of them this is.
     """
     member = _of_tf_config(config, environ) if environ.get(TF_CONFIG, "").strip() else _of_rank(config, environ)
@@ -148,7 +147,7 @@ def membership_of(config: Config, environ: Mapping[str, str] = os.environ) -> Me
 
 
 def in_job(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Config, Membership | None]:
-    """The configuration with the processes of the job that this one takes part in, and which of them it is.
+    """Return the configuration with the processes of this process's job, and the membership of this process.
 
     Raises:
         ConfigError: as `membership_of`.
@@ -158,12 +157,12 @@ def in_job(config: Config, environ: Mapping[str, str] = os.environ) -> tuple[Con
 
 
 def process_count(config: Config) -> int:
-    """How many processes a configuration names: workers and parameter servers."""
+    """Return how many processes a configuration names: workers and parameter servers."""
     return len((*config.cluster.workers, *config.cluster.ps)) if config.cluster else 1
 
 
 def _require_the_same_size(member: Membership, config: Config) -> None:
-    """The configuration may have other addresses, never another number of them: the plan depends on it."""
+    """Refuse a configuration with another number of processes, on which the plan depends; addresses may differ."""
     if config.cluster is None:
         return
     for key, here, there in (
@@ -176,7 +175,7 @@ def _require_the_same_size(member: Membership, config: Config) -> None:
 
 
 def _of_rank(config: Config, environ: Mapping[str, str]) -> Membership | None:
-    """What torchrun, MPI or SLURM say; ranks after the last worker are parameter servers."""
+    """Return the membership by torchrun, MPI or SLURM; ranks after the last worker are parameter servers."""
     rank = rank_of(environ)
     if rank is None or rank.size == 1:
         return None
@@ -193,7 +192,7 @@ def _of_rank(config: Config, environ: Mapping[str, str]) -> Membership | None:
 
 
 def _of_tf_config(config: Config, environ: Mapping[str, str]) -> Membership | None:
-    """What TF_CONFIG says; None when it names no cluster and the configuration does not, either."""
+    """Return the membership by TF_CONFIG; None if it has no cluster, and no task or no configured cluster either."""
     said = _parsed(environ[TF_CONFIG])
     task = _mapping(said, "task")
     if task.get("type") == "evaluator":
@@ -218,12 +217,12 @@ def _of_tf_config(config: Config, environ: Mapping[str, str]) -> Membership | No
 
 
 def _task(task: Mapping[str, Any], *, has_chief: bool) -> tuple[Job, int]:
-    """Read which process this is; a chief is worker 0, and the other workers come after it."""
+    """Return job and index of this process; a chief is worker 0, and the other workers follow it."""
     if not task:
         raise _malformed('it has a cluster, but no "task" that says which process this is')
     kind, index = task.get("type"), task.get("index", 0)
     if isinstance(index, str) and index.isdecimal() and len(index) < 10:
-        index = int(index)  # some templates can only write texts
+        index = int(index)  # some templates can only write strings
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise _malformed(f"task.index is {index!r}, which is no number")
     if kind in _CHIEFS:
@@ -279,10 +278,10 @@ def _malformed(problem: str) -> ConfigError:
 
 
 def with_local_devices(config: Config) -> Config:
-    """The configuration with a replica on each accelerator of this process, where it names no devices.
+    """Return the configuration with a replica on each accelerator of this process, if it names no devices.
 
-    In a job, the physical devices are counted: asking for the logical ones would start TensorFlow before the process
-    has joined.
+    In a job the physical devices are counted: to list the logical ones would start TensorFlow before the process has
+    joined.
 
     Raises:
         ConfigError: there is no accelerator, and no cluster whose workers could train on their CPUs.

@@ -1,10 +1,10 @@
-"""What a checkpoint holds of a program: its variables by name, read at one moment and written back.
+"""Find the variables of a program that a checkpoint holds, by name, read them at one moment, and write them back.
 
     session          the variables of the original graph, by their names there
     Keras model      weights, other variables, the optimizer's: by their paths; what else it tracks by the way to it
     anything that TensorFlow tracks (tf.Module, tf.train.Checkpoint)    by the way to them: `net/layers/0/w`
 
-What a rewrite has added for each replica (the residuals of compressors) is this worker's alone.
+Variables that a rewrite has added for each replica (the residuals of compressors) belong to this worker alone.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from autograph_rewrite.runtime.function.function import DistributedFunction
 
 
 def target_of(given: Any, workers: int = 1) -> Target:
-    """Return the variables of a session, a Keras model, or what TensorFlow tracks.
+    """Return the variables of a session, a Keras model, or an object that TensorFlow tracks.
 
     Raises:
-        GraphError: it has none that can be found, or some that cannot be saved.
+        GraphError: no variables can be found, or some state cannot be saved.
     """
     if isinstance(given, DistributedSession):
         return SessionTarget(given)
@@ -47,7 +47,7 @@ def target_of(given: Any, workers: int = 1) -> Target:
 
 
 def average_variables(given: Any) -> None:
-    """Let replicas meet that have trained by themselves since they were averaged (`local_sgd`)."""
+    """Average the variables of replicas that train by themselves (`local_sgd`)."""
     if isinstance(given, DistributedSession):
         given.average_variables()
     elif is_model(given):
@@ -63,14 +63,14 @@ def average_variables(given: Any) -> None:
 
 @dataclass(frozen=True)
 class _TrackedTensor:
-    """One tensor of what is no variable and yet has a state: a table's keys, an iterator's position."""
+    """One tensor of the state of an object that is no variable: a table's keys, an iterator's position."""
 
     saveable: Any
     at: int
 
     @property
     def tensor(self) -> Any:
-        """Its value when it was found."""
+        """Its value when the object was found."""
         return self.saveable.specs[self.at].tensor
 
     @property
@@ -81,19 +81,19 @@ class _TrackedTensor:
 
 @dataclass(frozen=True)
 class EagerVariables:
-    """Variables of the eager runtime: a step gives one that is being held a new buffer, so holding is a snapshot."""
+    """Variables of the eager runtime: a step does not overwrite a value that is referenced, so that is a snapshot."""
 
     variables: Mapping[str, Any]
     """Variables, and parts of other state, by name."""
     common: Mapping[str, StoredShape]
-    """Those that all workers have alike."""
+    """Those with equal values on all workers."""
     own: Mapping[str, StoredShape]
     """Those of this worker alone."""
     ways: frozenset[str] = frozenset()
-    """The ways to all objects that are tracked: what was saved below one of them is to be found in the program."""
+    """The paths of tracked objects: the program must have every value that was saved below one."""
 
     def holds(self, name: str) -> bool:
-        """Return whether something of this name, which the program does not have, would belong to what it tracks."""
+        """Return whether a name that the program lacks is below an object that it tracks."""
         steps = name.split("/")
         return any("/".join(steps[:count]) in self.ways for count in range(1, len(steps)))
 
@@ -119,7 +119,7 @@ class EagerVariables:
 
 
 class SessionTarget:
-    """The variables of a session, whole, wherever they are."""
+    """The variables of a session, as full values, on whatever devices they are."""
 
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
@@ -151,7 +151,7 @@ class SessionTarget:
         self._session.write_variables(common)
 
     def holds(self, name: str) -> bool:
-        """Return whether the program lacks something of this name: a graph has all that it will ever have."""
+        """Return False: a graph has all its variables from the start."""
         return False
 
 
@@ -160,7 +160,7 @@ Target = EagerVariables | SessionTarget
 
 
 def _of_model(model: Any, workers: int) -> EagerVariables:
-    """Return the variables of a Keras model, none before it is built; its optimizer makes its own now."""
+    """Return the variables of a Keras model, none before it is built; build its optimizer if it is not."""
     from autograph_rewrite.runtime.keras_model import functions_of
 
     if not model.built:
@@ -171,10 +171,10 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
     optimizer: Any = getattr(model, "optimizer", None)
     state = {id(variable) for variable in optimizer_variables(optimizer)} if optimizer is not None else set()
     for variable in variables:
-        if id(variable) in seeds:  # whose paths count how many a process has made
+        if id(variable) in seeds:  # `_tracked` names them: their paths count the seeds that the process has made
             continue
         path = path_of(variable)
-        if id(variable) in state:  # Keras' path says where the optimizer was built: by itself, or in its first step
+        if id(variable) in state:  # Keras' path depends on where the optimizer was built: alone, or in its first step
             path = f"{optimizer.name}/{path.removeprefix(f'{optimizer.name}/')}"
         named[_unique(path, named)] = variable
     own = {name: v for function in functions_of(model) for name, v in _children(function.state)}
@@ -182,10 +182,11 @@ def _of_model(model: Any, workers: int) -> EagerVariables:
 
 
 def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], workers: int) -> EagerVariables:
-    """Return all state that an object leads to.
+    """Return all state that an object tracks, directly or through other objects.
 
     Args:
-        named: variables that have other names than the way to them.
+        named: variables that have other names than their paths.
+        own: variables of this worker alone, by name.
 
     Raises:
         GraphError: some of it cannot be saved.
@@ -212,7 +213,7 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
             )
         else:
             common |= _parts(path, one)
-    for path, one in reversed(objects):  # a layer's before the model's
+    for path, one in reversed(objects):  # a layer's variable gets the layer's path, not the model's
         for at, variable in enumerate(_untracked(one)):
             add(_way(path, f"variables/{at}"), variable)
     for path, one in objects:
@@ -223,9 +224,9 @@ def _tracked(root: Any, named: Mapping[str, Any], own: Mapping[str, Any], worker
 
 
 def _objects(root: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what TensorFlow tracks from an object on, each with the way to it.
+    """Yield an object and all objects that TensorFlow tracks through it, each with its path.
 
-    What an optimizer leads to comes last: the way to a weight is the same with its optimizer and without.
+    Objects that an optimizer tracks come last, so that a weight has the same path with its optimizer and without.
     """
     tf = tensorflow()
     seen = {id(root)}
@@ -255,7 +256,7 @@ def _is_keras(one: Any) -> bool:
 
 
 def _untracked(one: Any) -> Sequence[Any]:
-    """Return the variables of a Keras object, also those that TensorFlow does not see: of seeds and metrics."""
+    """Return the variables of a Keras object, also those that TensorFlow does not track: of seeds and metrics."""
     if not _is_keras(one):
         return ()
     keras = sys.modules["keras"]
@@ -263,25 +264,25 @@ def _untracked(one: Any) -> Sequence[Any]:
         return (one.state,)
     if isinstance(one, keras.Metric):
         return list(one.variables)
-    of_metrics = (variable for metric in one._metrics for variable in metric.variables)  # not of those of `compile`
+    of_metrics = (variable for metric in one._metrics for variable in metric.variables)  # without those of `compile`
     return [*variables_of(one), *of_metrics]
 
 
 def _slots(path: str, one: Any, variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what an optimizer of TensorFlow's keeps for variables, named as TensorFlow does."""
+    """Yield the slot variables of a TensorFlow optimizer, under TensorFlow's names."""
     for slot in one.get_slot_names() if "get_slot_names" in dir(one) else ():
         for name, variable in list(variables.items()):
-            with suppress(AttributeError, KeyError):  # another optimizer's, or none at all
+            with suppress(AttributeError, KeyError):  # a variable of another optimizer, or of none
                 found = one.get_slot(variable, slot)
                 if found is not None:
                     yield f"{name}/.OPTIMIZER_SLOT/{path}/{slot}", found
 
 
 def _parts(path: str, one: Any) -> Mapping[str, _TrackedTensor]:
-    """Return the state of what is no variable, as TensorFlow saves it.
+    """Return the state of an object that is no variable, in TensorFlow's form.
 
     Raises:
-        GraphError: it cannot be saved in parts, or by its name.
+        GraphError: TensorFlow cannot save it.
     """
     tracking = tensorflow().__internal__.tracking
     if not isinstance(one, tracking.Trackable):
@@ -323,7 +324,7 @@ def _extents(variables: Mapping[str, Any]) -> dict[str, StoredShape]:
 
 
 def _extent(shape: Iterable[int | None] | None, dtype: str) -> StoredShape:
-    """Return the extent of a value; where the shape is open, that of something small, which is never cut."""
+    """Return shape and size of a value; for an open shape those of a small value, which is never cut."""
     known = tuple(shape) if shape is not None else (None,)
     if None in known:
         return StoredShape((), 1)
@@ -336,10 +337,11 @@ def _extent(shape: Iterable[int | None] | None, dtype: str) -> StoredShape:
 #     w [1000, 64]  b [64]  m [1000, 64]          3 workers
 #     worker 0   w 0:667        worker 1   w 667:1000, b, m 0:333        worker 2   m 333:1000
 #
-# All workers deal alike, without a word: names are taken in order, and only the first dimension is cut.
+# All workers compute the same shares without communication: names are taken in order, and only the first dimension is
+# cut.
 
 WHOLE_BELOW = 1 << 16
-"""Bytes of a variable that is not worth cutting."""
+"""Variables of fewer bytes are not cut."""
 
 
 @dataclass(frozen=True)
@@ -352,7 +354,7 @@ class StoredShape:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows `start` to `stop` of a variable; of one that is written whole, no rows are said."""
+    """Rows of a variable, from `rows[0]` to `rows[1]`; None if it is written whole."""
 
     name: str
     shape: tuple[int, ...]
@@ -360,7 +362,7 @@ class Piece:
 
     @property
     def slice_spec(self) -> str:
-        """The form that `SaveV2` takes: the whole shape, then offset and length in each dimension."""
+        """The slice in the form of `SaveV2`: the full shape, then offset and length in each dimension."""
         if self.rows is None:
             return ""
         start, stop = self.rows
@@ -369,7 +371,7 @@ class Piece:
 
 
 def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
-    """Return the pieces that each worker writes; together they are every variable once."""
+    """Return the pieces that each worker writes; together they contain every variable once."""
     shares: list[list[Piece]] = [[] for _ in range(workers)]
     ends = bounds(sum(extent.size for extent in extents.values()), workers)[1:]
     offset = 0
@@ -386,7 +388,7 @@ def deal(extents: Mapping[str, StoredShape], workers: int) -> list[list[Piece]]:
 
 
 def _rows(extent: StoredShape, offset: int, ends: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield workers with their rows of a variable that begins `offset` bytes behind the first."""
+    """Yield workers with their rows of a variable that begins `offset` bytes after the first variable."""
     rows, start = extent.shape[0], 0
     for worker, end in enumerate(ends):
         stop = rows if end == ends[-1] else min(rows, max(start, round((end - offset) * rows / extent.size)))

@@ -1,4 +1,4 @@
-"""`ar.CheckpointManager`: saves while training goes on, and restores into any number of processes.
+"""`ar.CheckpointManager`: save while training goes on, and restore into any number of processes.
 
 save(120)      values are held ─► the next step begins
 beside it      each worker writes its part ─► worker 0 joins them ─► step-00000120
@@ -46,22 +46,23 @@ class Restored:
 
     step: int
     extra: Mapping[str, Any]
-    """What was saved with it."""
+    """The program's data that were saved with it."""
 
 
 class CheckpointManager:
     """Saves and restores the variables of a program. In a job all workers make the same calls.
 
     Args:
-        target: a session, a Keras model, or what TensorFlow tracks: a tf.Module, `tf.train.Checkpoint(net=net)`.
-        folder: where the checkpoints are; in a job on a file system that all workers share.
-        max_to_keep: how many of the newest stay.
-        asynchronous: whether `save` comes back once the values are held, or once they are on the disk.
-        config: where the processes are, if not in the environment, and `timeout_seconds`.
+        target: a session, a Keras model, or an object that TensorFlow tracks: a tf.Module,
+            `tf.train.Checkpoint(net=net)`.
+        folder: of the checkpoints; in a job on a file system that all workers share.
+        max_to_keep: how many of the newest checkpoints are kept.
+        asynchronous: whether `save` returns once the values are copied, or only once they are on the disk.
+        config: names the processes, if the environment does not, and sets `timeout_seconds`.
 
     Raises:
         ConfigError: `max_to_keep` is below 1.
-        GraphError: the target has no variables that can be found.
+        GraphError: no variables can be found in the target.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class CheckpointManager:
         target_of(target, len(self._names))
 
     def _agreed(self) -> str:
-        """Return a name of this run of the job; what earlier runs left half-written is removed."""
+        """Remove incomplete checkpoints of earlier runs, and return a unique name of this run of the job."""
         if self._member is not None:
             join(self._member)
         if self._is_first:
@@ -116,17 +117,17 @@ class CheckpointManager:
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which there are whole checkpoints, the newest first."""
+        """The steps with complete checkpoints, the newest first."""
         return self.folder.steps()
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
-        """Save the variables as they are now.
+        """Save the present values of the variables.
 
-        Waits for the save before this one, if it is still being written.
+        Waits for the previous save, if it is still being written.
 
         Args:
             step: of the training; a checkpoint of the same step is replaced.
-            extra: what the program wants back with it, as JSON knows it; that of worker 0 counts.
+            extra: data that JSON can hold, which `restore` returns; those of worker 0 count.
 
         Raises:
             CheckpointError: this save, or the one before, could not be written.
@@ -157,14 +158,14 @@ class CheckpointManager:
             if self._is_first:
                 note_saved("checkpoint", save.label.step)
                 self.folder.prune(self._keep)
-        except Exception as error:  # the program may never ask again
+        except Exception as error:  # warn at once: the program may never call `wait` again
             warn_user(f"step {save.label.step} was not saved: {error}")
             if isinstance(error, OSError):
                 raise CheckpointError(f"a checkpoint could not be written: {error}") from error
             raise
 
     def wait(self) -> None:
-        """Come back when all that was saved is on the disk.
+        """Wait until everything that was saved is on the disk.
 
         Raises:
             CheckpointError: it could not be written.
@@ -175,19 +176,19 @@ class CheckpointManager:
             running.result()
 
     def restore(self, step: int | None = None) -> Restored | None:
-        """Give the variables the values of a checkpoint: the newest that is whole and undamaged, or that of a step.
+        """Restore the variables from the newest complete and undamaged checkpoint, or from that of a step.
 
-        All that the target tracks is restored, or nothing.
+        All variables that the target tracks are restored, or none.
 
         Args:
-            step: of which; None: the newest.
+            step: of the checkpoint; None: the newest.
 
         Returns:
-            What was restored; None where there is no checkpoint.
+            The step and extra data of the checkpoint; None where there is none.
 
         Raises:
-            CheckpointError: there is none of this step, or none that is undamaged.
-            ClusterError: somebody is missing.
+            CheckpointError: there is no checkpoint of this step, or none is undamaged.
+            ClusterError: a worker is missing.
         """
         self.wait()
         target = self._target()
@@ -199,7 +200,7 @@ class CheckpointManager:
             bad = self._who_fails(problem)
             if manifest is not None and not bad:
                 target.write(values)
-                self._all([0])  # nobody begins before all have written
+                self._all([0])  # no worker begins a step before all have written their variables
                 self._pace.restored(manifest, Stop.here().steps)
                 return Restored(manifest.step, manifest.extra)
             tried = CheckpointError(problem or f"{listed(bad)} cannot read {self.folder.whole(candidate)}")
@@ -208,7 +209,7 @@ class CheckpointManager:
         return None
 
     def _save_before_the_end(self) -> str | None:
-        """Save, as the process was asked to end, if the step is known; return what is on the disk then."""
+        """Save, as the process was asked to end, if the step is known; return the path of the last checkpoint."""
         self.wait()
         step = self._pace.step(Stop.here().steps)
         if step is not None and step != self._pace.last:
@@ -216,11 +217,7 @@ class CheckpointManager:
         return str(self.folder.whole(self._pace.last)) if self._pace.last is not None else None
 
     def _target(self) -> Target:
-        """Return the variables as they are known now.
-
-        Raises:
-            GraphError: there are none yet.
-        """
+        """Return the variables that exist now."""
         target = target_of(self._given, len(self._names))
         if not target.common:
             raise GraphError(
@@ -230,7 +227,7 @@ class CheckpointManager:
         return target
 
     def _candidates(self, step: int | None) -> Iterator[int]:
-        """Yield the steps to try, as worker 0 says."""
+        """Yield the steps of the checkpoints to try, by the files that worker 0 sees."""
         mine = [found for found in self.folder.steps() if step in (None, found)] if self._is_first else []
         while True:
             told = int(self._all([mine[0] if mine else _NONE])[0][0])
@@ -240,7 +237,7 @@ class CheckpointManager:
             yield told
 
     def _read(self, step: int, target: Target) -> tuple[Manifest | None, dict[str, np.ndarray[Any, Any]], str | None]:
-        """Return what a checkpoint holds, or what is wrong with it."""
+        """Return manifest and values of a checkpoint, or else the problem with it."""
         try:
             manifest = self.folder.manifest(step)
             folder = self.folder.whole(step)
@@ -265,10 +262,10 @@ class CheckpointManager:
 def _require_fitting(
     folder: Path, target: Target, values: Mapping[str, np.ndarray[Any, Any]], written: Iterable[str]
 ) -> None:
-    """Refuse a checkpoint that is not of all that the target tracks, or of more of it than there is.
+    """Refuse a checkpoint whose values do not match the variables that the target tracks.
 
     Raises:
-        CheckpointError: a variable has no value in it, or one of another shape; or a value has no variable.
+        CheckpointError: a variable has no value, or one of another shape; or a value has no variable.
     """
     missing = sorted(target.common.keys() - values.keys())
     if missing:
@@ -294,7 +291,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:3]) + more
 
 
-# One checkpoint being written by all workers, beside the steps: files say who is done, so that no step waits.
+# All workers write one checkpoint while the steps go on: files say which workers are done, so that no step waits.
 #
 # worker 1   part-1.index, part-1.data-...   then `part-1.done`
 # worker 0   its own part, then looks for those of all, joins them, and puts the checkpoint in its place
@@ -302,7 +299,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 _LOOK = 0.02
-"""Seconds between looks at what the others have written."""
+"""Seconds between two looks at the files of the others."""
 _FAILED = "failed"
 
 
@@ -311,10 +308,8 @@ class JointSave:
     """One save of a job.
 
     Args:
-        partial: where this one is while it is being written: of all workers the same, and of no other save.
-        label: what the program says of it; that of worker 0 counts.
-        workers: their names, for messages.
-        seconds: how long to wait for the others.
+        partial: the folder while it is being written, the same on all workers and unique to this save.
+        label: of the checkpoint; that of worker 0 counts.
     """
 
     folder: CheckpointFolder
@@ -325,14 +320,14 @@ class JointSave:
     seconds: float
 
     def run(self, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
-        """Write this worker's part, and come back when the checkpoint is whole.
+        """Write this worker's part, and wait until the checkpoint is complete.
 
         Args:
-            values: whole values of the variables that these are of, by name.
+            values: full values of the variables of the pieces, by name.
 
         Raises:
-            CheckpointError: somebody could not write.
-            ClusterError: somebody does not.
+            CheckpointError: a worker could not write.
+            ClusterError: a worker does not write in time.
         """
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
@@ -342,7 +337,7 @@ class JointSave:
             if self.task == 0:
                 self._join()
         except (OSError, CheckpointError, ClusterError) as error:
-            with suppress(OSError):  # where nothing can be written the others find out by themselves
+            with suppress(OSError):  # if this cannot be written either, the others wait for their timeout
                 write_whole(self.partial / _FAILED, f"{self.workers[self.task]}: {error}".encode())
             raise
         if self.task != 0:
@@ -361,12 +356,7 @@ class JointSave:
         self.folder.commit(self.partial, self.label)
 
     def _until(self, is_done: Callable[[], bool], missing: Callable[[], list[str]]) -> None:
-        """Wait for the others.
-
-        Raises:
-            CheckpointError: somebody has failed.
-            ClusterError: somebody takes too long.
-        """
+        """Wait for the others."""
         deadline = time.monotonic() + self.seconds
         while not is_done():
             failed = self.partial / _FAILED
@@ -382,7 +372,7 @@ class JointSave:
             time.sleep(_LOOK)
 
 
-# The pace of a program's checkpoints: how many of its steps one call makes, found by the steps that it names.
+# The pace of a program's checkpoints: how many of its steps one call makes, derived from the steps that it names.
 #
 # save(100) behind 100 calls, save(200) behind 200     1: behind 250 calls its step is 250
 # save(1) behind 500 calls                             none: it counts epochs, and only the program can save in between
@@ -394,7 +384,7 @@ class Pace:
 
     Attributes:
         last: the step of the last checkpoint; None: there is none.
-        steps_per_call: the pace; 0: it is not known.
+        steps_per_call: the pace; 0: unknown.
     """
 
     def __init__(self) -> None:
@@ -404,12 +394,12 @@ class Pace:
         self._has_extra = False
 
     def restored(self, checkpoint: Manifest, calls: int) -> None:
-        """Note that a checkpoint was read: its pace holds until this program's own is known."""
+        """Note that a checkpoint was read; its pace counts until that of this program is known."""
         self.last, self._from, self._has_extra = checkpoint.step, (checkpoint.step, calls), bool(checkpoint.extra)
         self.steps_per_call = self.steps_per_call or checkpoint.steps_per_call
 
     def saved(self, step: int, calls: int, extra: Mapping[str, Any] | None) -> None:
-        """Note that a checkpoint is written."""
+        """Note that a checkpoint is being written."""
         step_before, calls_before = self._from
         steps, made = step - step_before, calls - calls_before
         if made:
@@ -417,7 +407,7 @@ class Pace:
         self.last, self._from, self._has_extra = step, (step, calls), bool(extra)
 
     def step(self, calls: int) -> int | None:
-        """Return the step that the program would name; None where only the program can tell."""
+        """Return the step that the program would name; None if only the program knows it, or has saved extra data."""
         step, before = self._from
         if calls == before:
             return self.last
@@ -428,15 +418,11 @@ class Pace:
 #
 #     SaveV2 part-0, SaveV2 part-1 ─► MergeV2Checkpoints ─► variables.index, variables.data-00000-of-00002, ...
 #
-# It is what `tf.train.Saver` reads under the names of the variables, and `tf.train.load_checkpoint` anywhere.
+# `tf.train.Saver` reads the bundle by the names of the variables, and `tf.train.load_checkpoint` reads it anywhere.
 
 
 def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any]) -> None:
-    """Write pieces of variables.
-
-    Args:
-        pieces: which; at least one.
-    """
+    """Write pieces of variables, at least one."""
     tf = tensorflow()
     with tf.device("CPU:0"), kept_small(prefix):
         cut = [values[p.name] if p.rows is None else values[p.name][p.rows[0] : p.rows[1]] for p in pieces]
@@ -449,7 +435,7 @@ def write_part(prefix: Path, pieces: Sequence[Piece], values: Mapping[str, Any])
 
 
 def merge_parts(parts: Sequence[Path], prefix: Path) -> None:
-    """Make one bundle of parts; their files move."""
+    """Merge parts into one bundle; their files move."""
     tf = tensorflow()
     with tf.device("CPU:0"):
         tf.raw_ops.MergeV2Checkpoints(
@@ -463,17 +449,17 @@ def names_in(prefix: Path) -> list[str]:
 
 
 def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield whole values by name, those that the bundle has.
+    """Yield full values by name, those that the bundle has.
 
     Raises:
-        Damaged: the checksum of a value is not that of what was written.
+        Damaged: the checksum of a value does not match.
     """
     tf = tensorflow()
     try:
         reader = tf.train.load_checkpoint(str(prefix))
         kinds = reader.get_variable_to_dtype_map()
         for name in names:
-            if kinds.get(name) == tf.variant:  # the position of an iterator: nothing that numpy has
+            if kinds.get(name) == tf.variant:  # the position of an iterator, for which numpy has no type
                 given = {"prefix": str(prefix), "tensor_names": [name], "shape_and_slices": [""]}
                 yield name, tf.raw_ops.RestoreV2(**given, dtypes=[tf.variant])[0]
             elif name in kinds:
@@ -482,7 +468,7 @@ def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
         raise Damaged(f"the checkpoint {prefix.parent} is damaged: {str(error).splitlines()[0]}") from None
 
 
-# The folder of a job's checkpoints: one is there once it is whole, and what was left half-written is never taken.
+# The folder of a job's checkpoints: a checkpoint appears once it is complete; incomplete ones are never read.
 #
 #     checkpoints/
 #       step-00000120/                  whole: put here under its name in one go, as the last act of writing it
@@ -491,7 +477,7 @@ def read(prefix: Path, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
 #         variables.data-0000?-of-0000? what each worker has written
 #       .step-00000130.3f2a-7/          being written: `part-0`, `part-1`, ...
 #
-# The digest of the index and the checksums in it cover every byte; TensorFlow compares the latter as it reads.
+# The digest of the index and the checksums in it cover every byte; TensorFlow compares these checksums as it reads.
 
 MANIFEST = "checkpoint.json"
 PREFIX = "variables"
@@ -499,23 +485,23 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 
 class Damaged(CheckpointError):
-    """A checkpoint whose files are not what was written."""
+    """A checkpoint has files that are missing or have changed."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a program says of a checkpoint."""
+    """The program's data of a checkpoint."""
 
     step: int
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What it adds, as JSON."""
+    """The program's extra data, which JSON can hold."""
     steps_per_call: int = 0
-    """How many of its steps one call makes, as far as its checkpoints have told; 0: they have not."""
+    """How many of the program's steps one call makes; 0: unknown."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The contents of a checkpoint's `checkpoint.json`."""
 
     step: int
     bytes: int
@@ -533,27 +519,27 @@ _KINDS = {name: type(value) for name, value in vars(Manifest(0, 0, "", {})).item
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Where the checkpoints of a job are."""
+    """The folder of a job's checkpoints."""
 
     path: Path
 
     def partial(self, step: int, token: str) -> Path:
-        """Return where a checkpoint is while it is being written; nobody else has the token."""
+        """Return the folder of a checkpoint while it is being written; the token is unique."""
         return self.path / f".{_name(step)}.{token}"
 
     def whole(self, step: int) -> Path:
-        """Return where it is in the end."""
+        """Return the folder of a complete checkpoint."""
         return self.path / _name(step)
 
     def steps(self) -> list[int]:
-        """Return the steps of which there are checkpoints, the newest first."""
+        """Return the steps with complete checkpoints, the newest first."""
         if not self.path.is_dir():
             return []
         found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if (entry / MANIFEST).is_file())
         return sorted((int(match[1]) for match in found if match is not None), reverse=True)
 
     def commit(self, partial: Path, label: Label) -> None:
-        """Make a checkpoint whose files are all there a whole one; one of the same step is replaced."""
+        """Write the manifest of a checkpoint, and rename its folder; replace a checkpoint of the same step."""
         files = sorted(file for file in partial.iterdir() if file.name.startswith(f"{PREFIX}."))
         sizes = {file.name: file.stat().st_size for file in files}
         manifest = Manifest(
@@ -572,10 +558,10 @@ class CheckpointFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def manifest(self, step: int) -> Manifest:
-        """Return what a checkpoint says of itself, once its files have been looked at.
+        """Return the manifest of a checkpoint, after a check of its files.
 
         Raises:
-            Damaged: a file is missing, shorter or longer than it was, or the index has changed.
+            Damaged: a file is missing or has another size, or the index has changed.
         """
         folder = self.whole(step)
         try:
@@ -597,11 +583,11 @@ class CheckpointFolder:
         """Remove all but the newest checkpoints."""
         for step in self.steps()[keep:]:
             gone = self.partial(step, "removed")
-            os.replace(self.whole(step), gone)  # it is gone in one go, too
+            os.replace(self.whole(step), gone)  # a rename is atomic, the removal of files is not
             shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what killed processes have left half-written."""
+        """Remove the incomplete checkpoints of killed processes."""
         for entry in self.path.iterdir() if self.path.is_dir() else ():
             if re.fullmatch(r"\.step-\d{8,}\..+", entry.name):
                 shutil.rmtree(entry, ignore_errors=True)
@@ -616,7 +602,7 @@ def _digest(file: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk."""
+    """Wait until the contents of a file, or the names in a folder, are on the disk."""
     with _opened(path) as handle:
         os.fsync(handle)
 
@@ -630,23 +616,23 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-# Large files leave the page cache as they are written, so that the steps beside keep their cores and memory.
+# Large files leave the page cache as they are written, so that concurrent steps keep their cores and memory.
 #
 #     SaveV2 ──► pages ──► disk          each 64 MiB: what is written goes to the disk, its pages are given back
 #                └── given back, and taken again for what comes next
 #
-# Without it a checkpoint fills fresh memory with what nobody will read soon, and the system looks for that memory,
-# clears it and writes it back in the time of the steps: on a virtual machine that is most of what writing costs.
+# Otherwise a checkpoint fills fresh memory with pages that are not read soon. The system finds, clears and writes back
+# this memory during the steps: on a virtual machine that is most of the cost of writing.
 
 _CAN = hasattr(os, "posix_fadvise") and hasattr(os, "fdatasync")
 _LOOK_AT_FILES = 0.01
 _ENOUGH = 2**26
-"""Bytes that are written back at once."""
+"""Bytes of a file after which its pages are written back."""
 
 
 @contextmanager
 def kept_small(prefix: Path) -> Iterator[None]:
-    """Keep files whose names begin like this out of the page cache while the block writes them."""
+    """Keep files with this prefix out of the page cache while the block writes them."""
     if not _CAN:
         yield
         return
@@ -665,7 +651,7 @@ def _drain(prefix: Path, over: threading.Event) -> None:
     drained: dict[Path, int] = {}
     while not over.wait(_LOOK_AT_FILES):
         for file in prefix.parent.glob(f"{prefix.name}.data-*"):
-            with suppress(OSError):  # it has another name by now
+            with suppress(OSError):  # the file was renamed meanwhile
                 size = file.stat().st_size
                 if size - drained.get(file, 0) >= _ENOUGH:
                     _write_back(file)
@@ -679,6 +665,6 @@ def _write_back(file: Path) -> None:
 
 
 def be_patient() -> None:
-    """Let this thread run where others leave a core idle, rather than take its share of them."""
+    """Lower the priority of this thread, so that it runs mainly on idle cores."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,4 +1,4 @@
-"""`ar.shard_dataset`: this worker's shard of a tf.data pipeline that all workers build alike.
+"""`ar.shard_dataset`: take this worker's shard of a tf.data pipeline that all workers build alike.
 
     batches of 8     worker 0   rows 0 1 2 of each          DATA: every worker reads everything
     for 3 workers    worker 1   rows 3 4 5
@@ -8,7 +8,7 @@
     for 3 workers    worker 1   3 rows at a time of b       more gives empty batches until all have ended
                      worker 2   2 rows at a time of c
 
-The batch of a step is what all workers hold together, in worker order. With DATA it is that of the pipeline itself.
+The batch of a step consists of the parts of all workers, in worker order. With DATA it is the pipeline's batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shard_dataset(
     """Return this worker's part of a dataset; see `api.shard_dataset`.
 
     Args:
-        global_batch_size: examples of a step on all workers together; None: it is batched already.
+        global_batch_size: examples of a step on all workers together; None: the dataset is batched already.
         policy: an `AutoShardPolicy`; None: the dataset's own.
     """
     if global_batch_size is not None:
@@ -79,10 +79,10 @@ def _require_the_same_batches(policy: str) -> None:
 
 
 def _policy(dataset: Any, policy: Any) -> str:
-    """Return the name of the policy that is asked for, here or in the dataset's options.
+    """Return the name of a policy, or of the policy in the dataset's options.
 
     Raises:
-        ConfigError: there is no such policy, or none that can be followed here.
+        ConfigError: there is no policy of this name.
     """
     if policy is None:
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -93,7 +93,7 @@ def _policy(dataset: Any, policy: Any) -> str:
 
 
 def _in_graph(dataset: Any, policy: str) -> Any:
-    """Return a dataset inside a graph: rewriting that takes the part of what its iterator gives."""
+    """Return a dataset inside a graph unchanged: the rewrite slices the batches of its iterator."""
     if policy in ("FILE", "OFF"):
         raise ConfigError(
             f"inside a graph a dataset cannot be split by the policy {policy}: nobody sees when a worker's data end",
@@ -108,8 +108,7 @@ class _Sharding:
 
     Args:
         seconds: how long to wait for the others.
-        dataset: batched.
-        is_told: the program says so here; else as long as what it distributes waits, once it does.
+        is_told: whether the program gives `seconds` for this dataset; else the program's timeout counts once known.
     """
 
     def __init__(self, member: Membership, seconds: float, dataset: Any, *, is_told: bool) -> None:
@@ -125,22 +124,22 @@ class _Sharding:
         return self._default if self._is_told else patience(self._default)
 
     def failed(self) -> ClusterError | None:
-        """Return why the first batches could not be compared: TensorFlow tells no more than its text."""
+        """Return the error of the comparison of first batches, of which TensorFlow keeps only the text."""
         return self._problem
 
     def by(self, policy: str) -> Any:
         """Return this worker's part.
 
         Raises:
-            ClusterError: the workers have different datasets, or somebody is missing.
+            ClusterError: the workers have different datasets, or a worker is missing.
             GraphError: the policy does not fit the dataset.
         """
         stated = _stated_size(self._dataset)
         files = self._of_own_files() if policy in ("AUTO", "FILE") else None
         own = self._dataset if policy == "OFF" else files
-        # Looking at the first batch of what is split by rows would shuffle it anew: one process does not do that.
+        # Not for a dataset that is split by rows: to draw its first batch would shuffle it once more than one process.
         seen = 0
-        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow's, of a worker without a file
+        with suppress(self._tf.errors.InvalidArgumentError):  # TensorFlow raises it for a worker without a file
             seen = _first_size(own) if own is not None else 0
         mine = [stated, _POLICIES.index(policy), own is not None, seen]
         table = Rendezvous(self._member, self._seconds).rows(np.array(mine, np.int64), "split a dataset")
@@ -164,7 +163,7 @@ class _Sharding:
         return self._rows_of_each_batch()
 
     def _of_own_files(self) -> Any:
-        """Return what TensorFlow makes of the pipeline for this worker's files; None if it reads none."""
+        """Return TensorFlow's pipeline over this worker's files; None if the dataset reads none."""
         tf, spec = self._tf, self._dataset.element_spec
         leaves = tf.nest.flatten(spec)
         dense = [leaf if isinstance(leaf, tf.TensorSpec) else tf.TensorSpec(None, tf.variant) for leaf in leaves]
@@ -177,12 +176,12 @@ class _Sharding:
                 output_types=[leaf.dtype for leaf in dense],
                 output_shapes=[leaf.shape for leaf in dense],
             )
-        except tf.errors.NotFoundError:  # it reads none
+        except tf.errors.NotFoundError:  # the dataset reads no files
             return None
         return tf.data.experimental.from_variant(variant, spec)
 
     def _in_batches_of_parts(self, dataset: Any, size: int) -> Any:
-        """Return this worker's own examples in batches of its part's size, with empty ones until all have ended."""
+        """Return this worker's examples in batches of its part's size, then empty batches until all workers end."""
         if size < self._workers:
             raise GraphError(
                 f"the dataset has batches of {size}, of which {self._workers} workers cannot have a part each",
@@ -226,13 +225,13 @@ class _Sharding:
         return RepeatedSum(self._member, self._seconds, like, FIRST_KEY + self._channel, FIRST_KEY)
 
 
-# `ar.distribute_datasets_from_function`: each worker's own pipeline, made by a function that is told which part it is.
+# `ar.distribute_datasets_from_function`: a pipeline for each worker, made by a function that is told which part it is.
 #
 #     dataset_fn(InputContext(2 pipelines, this is 1, 4 replicas))      batches of one replica
 #     worker 1 has replicas 2 and 3                                     two of them together are what its step is given
 #
-# The batch of a step is what all workers hold together, in worker order; here each replica's part is one batch of the
-# function's. TensorFlow has this as `tf.distribute.Strategy.distribute_datasets_from_function`.
+# The batch of a step consists of the parts of all workers, in worker order; here each replica's part is one batch of
+# the function's dataset. TensorFlow's version is `tf.distribute.Strategy.distribute_datasets_from_function`.
 
 
 def distribute_datasets_from_function(
@@ -262,11 +261,7 @@ def distribute_datasets_from_function(
 
 
 def _require_per_worker(options: Any) -> None:
-    """Refuse a pipeline for each replica: a step is given what all replicas of its process have.
-
-    Raises:
-        ConfigError: the options ask for that.
-    """
+    """Refuse a pipeline for each replica: a step takes one batch for all replicas of its process."""
     mode = getattr(options, "experimental_replication_mode", None)
     if getattr(mode, "name", "PER_WORKER") == "PER_REPLICA":
         raise ConfigError(
@@ -276,10 +271,10 @@ def _require_per_worker(options: Any) -> None:
 
 
 def _checked(dataset: Any, options: Any) -> Any:
-    """Return a dataset that has batches, and none that no device can be given ahead of time.
+    """Return the dataset of a user's function, checked.
 
     Raises:
-        GraphError: the function has returned something else.
+        GraphError: it is no dataset of batches, or has sparse or ragged parts that were to be fetched to a device.
     """
     tf = tensorflow()
     if not isinstance(dataset, tf.data.Dataset):
@@ -301,28 +296,24 @@ def _checked(dataset: Any, options: Any) -> Any:
 
 
 def _batch_size(dataset: Any) -> int:
-    """Return how many examples a replica is given; 0 where there are none at all."""
+    """Return the size of a replica's batch; 0 for an empty dataset."""
     stated = _stated_size(dataset)
     return stated if stated >= 0 else _first_size(dataset)
 
 
 def _stated_size(dataset: Any) -> int:
-    """Return how many examples TensorFlow knows that each batch has; where it does not, a negative number."""
+    """Return the static batch size that TensorFlow infers; a negative number if it is unknown."""
     tf = tensorflow()
     return int(tf.raw_ops.ComputeBatchSize(input_dataset=tf.data.experimental.to_variant(dataset)))
 
 
 def _first_size(dataset: Any) -> int:
-    """Return the size of the first batch; 0 where there is none."""
+    """Return the size of the first batch; 0 without one."""
     return next((int(batch_size(batch)) for batch in dataset.take(1)), 0)
 
 
 def _require_alike(member: Membership, given: Config, local: int) -> None:
-    """Make sure that all workers have as many replicas.
-
-    Raises:
-        ClusterError: they have not.
-    """
+    """Refuse workers with different numbers of replicas."""
     job = Rendezvous(member, given.timeout_seconds)
     counts = job.rows(np.array(local, np.int64), "make datasets from a function")
     if (counts != counts[0]).any():
@@ -342,22 +333,21 @@ def _connection(member: Membership, given: Config) -> Callable[[Array], Repeated
 #     worker 0   a  b  c  .          before each batch all tell each other whether they have one;
 #     worker 1   d  .  .  .          the first time that nobody has, all end
 #
-# An empty batch is as long in each open dimension as the others' are: it has no rows, and is a part of theirs.
-# They do so in the program's own thread, between its steps. A tf.data pipeline may run ahead in threads of its own: it
-# would ask for a batch that the program never wants, and wait for the others for ever.
+# An empty batch has no rows, and the same length in each open dimension as a batch of another worker.
+# The exchange is in the program's thread, between its steps. A tf.data pipeline may run ahead in other threads: it
+# would ask for a batch that the program never takes, and wait for the others for ever.
 
 Connect = Callable[[Array], RepeatedSum]
 
 
 class EndingTogether:
-    """What one worker gets of a dataset; iterate over it as over the dataset, as often as all others do.
+    """One worker's batches of a dataset, padded with empty ones; all workers must iterate over it equally often.
 
     Args:
         connect: makes an exchange between the workers, of arrays like a given one.
 
     Attributes:
-        dataset: this worker's, which ends when its own examples do.
-        element_spec: of its batches.
+        dataset: this worker's part, without padding.
     """
 
     def __init__(self, dataset: Any, member: Membership, connect: Connect) -> None:
@@ -383,10 +373,10 @@ class EndingTogether:
             number += 1
 
     def _of_somebody(self, batch: Any, iteration: int, number: int) -> list[int] | None:
-        """Tell the others whether there is another batch; return the lengths of one, None if nobody has any.
+        """Tell the others whether there is another batch; return the lengths of any worker's, None if all end.
 
         Raises:
-            ClusterError: they are somewhere else, or somebody is missing.
+            ClusterError: another worker asks for another batch, or a worker is missing.
         """
         mine = [iteration, number, batch is not None, *lengths(batch, self.element_spec)]
         table = table_of(self._member, np.array(mine, np.int64))
@@ -403,11 +393,11 @@ class EndingTogether:
         return [int(size) for size in having[0, 3:]] if len(having) else None
 
 
-# Row operations on batches of a tf.data pipeline: whether there are any, one worker's slice, the empty slice.
+# Row operations on batches of a tf.data pipeline: their number, one worker's slice, the empty slice.
 
 
 def is_batched(dataset: Any) -> bool:
-    """Return whether everything that a dataset gives has a dimension that can count examples."""
+    """Return whether all tensors of a dataset have a dimension that can count examples."""
     leaves = tensorflow().nest.flatten(dataset.element_spec)
     ranks = [leaf.shape.rank for leaf in leaves]
     return bool(ranks) and all(rank is None or rank > 0 for rank in ranks)
@@ -419,7 +409,7 @@ def batch_size(batch: Any) -> Any:
 
 
 def rows(batch: Any, workers: int, task: int) -> Any:
-    """Return the part of a batch that one of several workers takes: contiguous, the first ones get one row more.
+    """Return one worker's part of a batch: contiguous rows; if they do not divide, the first workers get one more.
 
     Args:
         batch: nested tensors whose dimension 0 counts examples.
@@ -457,7 +447,7 @@ def _limits(size: Any, workers: int, task: int) -> tuple[Any, Any]:
 
 
 def empty(leaf: Any) -> Any:
-    """Return what is like a part of a batch, without rows."""
+    """Return a part of a batch without its rows."""
     tf = tensorflow()
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.slice(leaf, tf.zeros_like(leaf.dense_shape), tf.concat([[0], leaf.dense_shape[1:]], 0))
@@ -465,7 +455,7 @@ def empty(leaf: Any) -> Any:
 
 
 def lengths(batch: Any, spec: Any) -> list[int]:
-    """Return the lengths of a batch that its spec leaves open, besides the number of rows; zeros for None."""
+    """Return the lengths of a batch's dimensions that its spec leaves open, except for the rows; zeros for None."""
     leaves = _leaves(batch) if batch is not None else [None] * len(_leaves(spec))
     return [
         0 if leaf is None else int(leaf.shape[dim])
@@ -478,8 +468,8 @@ def none_of(spec: Any, sizes: Sequence[int], last: Any) -> Any:
     """Return an element without rows.
 
     Args:
-        sizes: the `lengths` that it has; what else is not known of its shape is empty, too.
-        last: the element before it, like which it is where the spec says too little.
+        sizes: its `lengths`; other unknown dimensions get the length 0.
+        last: the element before it, whose form it takes where the spec is too vague; None: there is none.
     """
     known = iter(sizes)
     before = _leaves(last) if last is not None else [None] * len(_leaves(spec))
@@ -493,7 +483,7 @@ def _leaves(nested: Any) -> list[Any]:
 
 
 def _open(spec: Any) -> list[int]:
-    """Return the dimensions that a spec leaves open, besides that of the rows."""
+    """Return the dimensions that a spec leaves open, except for the rows."""
     if isinstance(spec, tensorflow().RaggedTensorSpec) or spec.shape.rank is None:
         return []
     return [dim for dim, size in enumerate(spec.shape.as_list()) if dim and size is None]
@@ -523,7 +513,7 @@ def _sizes(shape: Any, known: Iterator[int]) -> list[int]:
 
 
 def checksum(leaves: Iterable[Any]) -> int:
-    """Return a number that differs where the contents do."""
+    """Return a checksum of the contents of some tensors."""
     total = 0
     for leaf in leaves:
         array = np.asarray(leaf)

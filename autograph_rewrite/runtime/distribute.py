@@ -1,4 +1,4 @@
-"""`ar.distribute`: a function or a Keras model that trains on many devices."""
+"""`ar.distribute`: make a function or a Keras model train on many devices."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def distribute(
     Args:
         config: file, dict, `Config` or plan.
         *specs: `tf.TensorSpec`s to trace a function for at once.
-        batch_inputs: axis of the examples by input; None: an input has none.
+        batch_inputs: axis of the examples by input; None for an input without one.
         **named_specs: the same for keyword arguments.
 
     Raises:
         ConfigError: specs were given for a model.
-        GraphError: it is neither a function nor a model, or it is distributed already.
+        GraphError: the target is neither a function nor a model, or it is distributed already.
     """
     if not callable(target) or isinstance(target, type):  # a model can be called, too
         hint = "give a compiled Keras model, or a function that runs one training step; ar.rewrite takes a GraphItem"
@@ -88,7 +88,7 @@ def _described(target: Any) -> str:
 
 
 def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str, int | None] | None) -> Any:
-    """Return the model, whose `fit` survives the loss of workers in an elastic job."""
+    """Distribute a model; make its `fit` survive the loss of workers in an elastic job, and stops in others."""
     from autograph_rewrite.runtime.keras_model import average_in_fit, distribute_keras
 
     memory = JobMemory.here()
@@ -105,20 +105,17 @@ def _distributed_model(model: Any, rewriter: Rewriter, batch_inputs: Mapping[str
         average_in_fit(model)
     if memory is not None:
         make_elastic(model, memory, rewriter.snapshot_steps)
-        kept_loop()  # one around `train_on_batch`
+        kept_loop()  # for a loop around `train_on_batch`
     elif not is_legacy(model):  # tf_keras' BackupAndRestore has `save_freq`
         make_preemptible(model, rewriter.member, rewriter.given.timeout_seconds)
     return model
 
 
 def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
-    """Return what was rewritten of something distributed, training first.
-
-    Args:
-        target: what `distribute` has returned.
+    """Return the rewritten graphs of a distributed function or model, with their originals, training first.
 
     Raises:
-        GraphError: it is something else, or has run no step yet.
+        GraphError: the target is not distributed, or has run no step yet.
     """
     if isinstance(target, DistributedFunction):
         functions, kind = [target], "function"
@@ -137,10 +134,10 @@ def traces_of(target: Any) -> tuple[RewrittenTrace, ...]:
 
 
 class Rewriter:
-    """Distributes traced items as one config or plan says.
+    """Distributes traced items by one configuration or plan.
 
-    Replicas that share their variables and run on CPUs of this process are all put on one: virtual devices have no
-    cores or memory of their own, so crossing from one to another only costs time.
+    Replicas that share their variables and run on CPUs of this process all use one device: virtual devices have no
+    separate cores or memory, so a transfer between them only costs time.
 
     Attributes:
         devices: one per replica of this process.
@@ -166,12 +163,12 @@ class Rewriter:
 
     @property
     def member(self) -> Membership | None:
-        """The place of this process in a job of several; None where there is one only."""
+        """The membership of this process; None where it is the only one."""
         return self._job.member
 
     @property
     def steps_per_run(self) -> int:
-        """How many steps a call, or a run, does at most."""
+        """How many steps a call or run does at most."""
         return max(1, self.given.steps_per_run)
 
     @property
@@ -186,7 +183,7 @@ class Rewriter:
         return (config if config is not None else Config()).snapshot_steps
 
     def keras_job(self, batch_inputs: Mapping[str, int | None] | None) -> KerasJob | None:
-        """Return what this worker does differently with a model; None where there is only one process."""
+        """Return the worker's side of a distributed model's job; None where there is only one process."""
         if self.member is None:
             return None
         self._is_of_model_in_job = True
@@ -201,7 +198,7 @@ class Rewriter:
         """Return the distributed item.
 
         Args:
-            bucket_order: values in the order in which they were ready in the first steps.
+            bucket_order: gradients in the order in which they were ready in the first steps.
 
         Raises:
             RewriteError: as `api.rewrite`.
@@ -210,9 +207,9 @@ class Rewriter:
             flat = normalise_original(item)
             plan = request(flat, self._job.given)
             if bucket_order:
-                notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # edges that are given keep their buckets
+                notes = plan.notes if plan.edges else (*plan.notes, ORDERED)  # a plan's given edges keep their buckets
                 plan = replace(plan, bucket_order=tuple(bucket_order), notes=notes)
-            if self._is_of_model_in_job:  # each process takes its part of each batch outside of the graph
+            if self._is_of_model_in_job:  # each process takes its part of every batch outside of the graph
                 plan = replace(plan, steps_per_run=min(plan.steps_per_run, 1))
             if self.member is not None:
                 plan = without_shards(plan)
@@ -225,6 +222,6 @@ class Rewriter:
                 else:
                     plan = without_servers(plan)
             new = compile_item(flat, plan, self._job, training=training)
-            if training and self.member is not None:  # of one process, once the first batch is there
+            if training and self.member is not None:  # in one process `FirstBatch` checks it, with the batch size
                 coverage.require(new.report.covered)
             return replace(new, binding=item.binding) if is_remote and training else new

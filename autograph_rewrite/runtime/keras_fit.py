@@ -1,6 +1,6 @@
-"""Where a Keras `fit` is: it goes on at the last snapshot, in an elastic job or after it was asked to end.
+"""Let a Keras `fit` go on at its last snapshot, in an elastic job or after it was asked to end.
 
-A loop around `train_on_batch` is the program's own; it is led as one around a function is (`own_loop`).
+A loop around `train_on_batch` belongs to the program; it resumes as a loop around a function does (`own_loop`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,13 @@ from autograph_rewrite.runtime.job.stop import Stop, is_wanted
 
 
 def seed(memory: JobMemory) -> None:
-    """Let a program that has set no random seed draw the same in all generations."""
+    """Set the same random seed in all generations, if the program has set none."""
     if tf_private.global_seed() is None:
         tensorflow().random.set_seed(memory.seed)
 
 
 def make_elastic(model: Any, memory: JobMemory, every: int) -> None:
-    """Let a model's `fit` take snapshots, and begin at the last one.
-
-    Args:
-        every: how many steps there are from one snapshot to the next.
-    """
+    """Let a model's `fit`, or a loop around `train_on_batch`, take snapshots and begin at the last one."""
     object.__setattr__(model, "fit", _fitting(model.fit, memory, every))
     object.__setattr__(model, "train_on_batch", _stepping(model, model.train_on_batch))
 
@@ -87,7 +83,7 @@ def _changed(model: Any) -> list[Any]:
 
 
 def _numbered(model: Any) -> dict[str, Any]:
-    """Return them by number: names depend on what else there is."""
+    """Return the changed variables by number: names depend on which other objects exist."""
     return {str(number): variable for number, variable in enumerate(_changed(model))}
 
 
@@ -105,7 +101,7 @@ def _fitting(fit: Callable[..., Any], memory: JobMemory, every: int) -> Callable
 def call_of(
     fit: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[inspect.BoundArguments, list[Any]]:
-    """Return the call of a `fit`, and its callbacks with the History that else `fit` would make for itself."""
+    """Return the call of a `fit`, and its callbacks with the History that `fit` would make itself."""
     call = inspect.signature(fit).bind(*args, **kwargs)
     call.apply_defaults()
     own = callbacks_of(call.arguments.get("callbacks"))
@@ -114,28 +110,28 @@ def call_of(
     return call, own
 
 
-# Where a `fit` is: the last of its callbacks takes snapshots, and leads a re-formed job to where the last one was.
+# The position of a `fit`: its last callback takes snapshots, and leads a re-formed job to the last snapshot.
 #
 #   epochs        0          1          2
 #   before        ────────── ──────s──  ✕          s: the snapshot, every `snapshot_steps` steps; ✕: a worker is lost
 #   re-formed     ░░░░░░░░░░ ░░░░░░│──  ────       ░: data are drawn and dropped; │: values, callbacks, metrics as at s
 #
-# Drawing the data again leaves all that orders them (shuffles, generators, seeds) where it was. Meanwhile nothing is
-# computed, no other callback hears of it, and nothing is printed.
+# Drawing the data again brings shuffles, generators and seeds to the state that they had. Meanwhile nothing is computed
+# or printed, and no other callback is called.
 
 _MUTED = (
     *(f"on_{what}_{when}" for what in ("epoch", "train_batch", "batch") for when in ("begin", "end")),
     *(f"on_test_{what}{when}" for what in ("", "batch_") for when in ("begin", "end")),
 )
 _COMPUTING = ("evaluate", "get_metrics_result")
-"""What `fit` asks a model for at the end of an epoch."""
+"""Methods of the model that `fit` calls at the end of an epoch."""
 
 
 class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
-    """Knows where one `fit` is.
+    """Counts the epochs and steps of one `fit`, takes snapshots, and resumes at the last one.
 
     Args:
-        every: how many steps there are from one to the next.
+        every: how many steps there are from one snapshot to the next.
         others: all other callbacks, a History among them.
     """
 
@@ -153,7 +149,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._mute()
 
     def run(self, fit: Callable[..., Any], call: inspect.BoundArguments) -> Any:
-        """Make a call of `fit` as the last of its callbacks; save it if its process is asked to end."""
+        """Call `fit` with this as its last callback; take a snapshot if the process is asked to end."""
         self._first = call.arguments.get("initial_epoch", 0)
         call.arguments["callbacks"] = [*self._others, self]
         stop = Stop.here()
@@ -166,7 +162,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
                 stop.remove(self.save)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the first snapshot, or begin to go to where the last one was taken."""
+        """Take the first snapshot, or begin to skip to the position of the last one."""
         self._first = self.model._initial_epoch or self._first
         if self._found is None:
             self._take(self._first, 0, {})
@@ -181,7 +177,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch, self._steps = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count, and take a snapshot if it is time to."""
+        """Count a step, and take a snapshot if one is due."""
         self._steps += 1
         self._done += self.model.steps_per_execution
         self._logs = logs or {}
@@ -196,9 +192,9 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._take(self._epoch, self._steps, self._logs)
 
     def save(self) -> str | None:
-        """Take a snapshot of where the fit is, as the job ends; return what is kept, on all workers.
+        """Take a snapshot as the job ends; return its description, on all workers.
 
-        None where the last one still holds.
+        None if the last snapshot is still valid.
         """
         if self._skips or not self._has_stepped:
             return None
@@ -215,7 +211,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
             self._memory.wait_to_join()
 
     def _take(self, epoch: int, steps: int, logs: Any) -> None:
-        """Let worker 0 take a snapshot; all have the same values, and make those that an optimizer has yet to make."""
+        """Let worker 0 take a snapshot; all workers have the same values, and build the optimizer if needed."""
         self._since = 0
         variables = _changed(self.model)
         if self._memory.rank:
@@ -234,12 +230,12 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._memory.save(self._name, Snapshot(position, arrays), self._done)
 
     def _mute(self) -> None:
-        """Let no other callback hear of steps that are only counted."""
+        """Keep skipped steps from all other callbacks."""
         for callback in self._others:
             for name in _MUTED:
                 object.__setattr__(callback, name, self._unless_skipping(getattr(callback, name)))
             if isinstance(callback, keras.callbacks.BackupAndRestore):
-                object.__setattr__(callback, "on_train_begin", _nothing)  # the snapshot is newer
+                object.__setattr__(callback, "on_train_begin", _nothing)  # do not restore: the snapshot is newer
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
 
@@ -251,7 +247,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         return heard
 
     def _skip(self) -> None:
-        """Draw data and compute nothing, until `_end_skipping`."""
+        """Draw data without computing, until `_end_skipping`."""
         assert self._found is not None
         model, step, logs = self.model, self.model.train_function, self._found.position["logs"]
         talks = keras.config.is_interactive_logging_enabled()
@@ -277,10 +273,10 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._skips, self._end_skipping = True, end
 
     def _arrive_at(self, epoch: int, steps: int) -> None:
-        """Go on from here if it is where the snapshot was taken.
+        """If this is the position of the snapshot, restore it and go on from here.
 
         Raises:
-            ClusterError: the program has other variables than when the snapshot was taken.
+            ClusterError: the program has other variables or callbacks than at the snapshot.
         """
         assert self._found is not None
         position, arrays = self._found.position, self._found.arrays
@@ -290,7 +286,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]
         self._skips = False
         variables = _changed(self.model)
         if len(variables) != len(position["variables"]) and self._batch is not None:
-            # Metrics, and layers without an input shape, have variables once they have seen a batch.
+            # Metrics, and layers without an input shape, make their variables at the first batch.
             self.model._symbolic_build(data_batch=self._batch)
             variables = _changed(self.model)
         if len(variables) != len(position["variables"]) or len(position["callbacks"]) != len(self._others):
@@ -310,22 +306,21 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-# `fit` of a model whose process may be asked to end: a loop of its own, which is kept where BackupAndRestore says.
+# `fit` of a model whose process may be asked to end: its position is saved in the folder of BackupAndRestore.
 
 
 def make_preemptible(model: Any, member: Membership | None, seconds: float) -> None:
     """Let a model's `fit` end between two steps, and go on there in the next run.
 
     Args:
-        member: this process; None: there is no other.
-        seconds: how long to wait for the others.
+        member: this process; None where there are no others.
     """
     if is_wanted():
         object.__setattr__(model, "fit", _keeping(model.fit, member, seconds))
 
 
 def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float) -> Callable[..., Any]:
-    """Return a `fit` that is kept where a BackupAndRestore says where."""
+    """Return a `fit` whose position is saved, if it has a BackupAndRestore with a local folder."""
     numbers = count(1)
 
     @wraps(fit)
@@ -347,15 +342,11 @@ def _keeping(fit: Callable[..., Any], member: Membership | None, seconds: float)
 #     epoch 3, behind step 17 of 40   SIGTERM ─► all workers end, worker 0 writes backup/preempted-1.npz
 #     the next run                    17 batches of epoch 3 are drawn and dropped; step 18 is as it would have been
 #
-# Keras' own backup is of the end of an epoch, or begins an epoch anew with weights that have seen a part of it.
+# Keras' backup is of the end of an epoch, or begins an epoch again with weights that have seen a part of it.
 
 
 class PreemptedFit(FitPosition):
-    """Knows where a `fit` is, and writes that down when the process ends.
-
-    Args:
-        others: all other callbacks, a History among them.
-    """
+    """Counts the steps of a `fit`, and takes a snapshot only when the process is asked to end."""
 
     def __init__(self, file: SnapshotFile, others: Sequence[Any]) -> None:
         self._file = file
@@ -363,33 +354,32 @@ class PreemptedFit(FitPosition):
         super().__init__(file, "", 1, others)
 
     def save(self) -> str | None:
-        """Write down where the fit is; return what was written; None before its first step is behind it."""
+        """Write a snapshot and return its description; None before `fit` has begun, or while it skips."""
         if self._skips or self.model is None:
-            return None  # the file that is there still holds
+            return None  # the existing file is still valid
         super()._take(*self._where)
         return f"the fit, in {self._file.path}"
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """The backup of this epoch is newer than the snapshot."""
+        """Remove the snapshot: the backup of this epoch is newer."""
         super().on_epoch_end(epoch, logs)
         if not self._skips:
             self._file.remove()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Nothing is left to go on with."""
+        """Remove the snapshot: the fit is complete."""
         self._file.remove()
 
     def _take(self, epoch: int, steps: int, logs: Any) -> None:
-        """Remember where it would be taken."""
+        """Store the position for `save`, without a snapshot."""
         self._where = epoch, steps, dict(logs)
 
 
 class SnapshotFile:
-    """The snapshot of one fit: worker 0 writes and reads it, and hands it to the others, who may not see its files.
+    """The snapshot of one fit: worker 0 writes, reads and sends it to the others, which may not see its files.
 
     Args:
-        member: this process; None: there is no other.
-        seconds: how long to wait for the others.
+        member: this process; None where there are no others.
     """
 
     lets_join = False
@@ -407,24 +397,24 @@ class SnapshotFile:
             return None
         try:
             return Snapshot.read(io.BytesIO(data))
-        except Exception as error:  # of numpy, zipfile and json, whatever was damaged
+        except Exception as error:  # numpy, zipfile and json raise many types for damaged files
             warn_user(f"{self.path} is damaged, and left out: {type(error).__name__}: {error}")
             return None
 
     def save(self, _: str, snapshot: Snapshot, step: int = 0) -> None:
-        """Write the snapshot in place of the last one."""
+        """Replace the last snapshot."""
         written = io.BytesIO()
         snapshot.write(written)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, written.getvalue())
 
     def remove(self) -> None:
-        """Take it away: something newer is there."""
+        """Remove the file, on worker 0."""
         if self.rank == 0:
             self.path.unlink(missing_ok=True)
 
     def did_step(self) -> None:
-        """Nobody asks."""
+        """Do nothing: no launcher asks."""
 
     def wait_to_join(self) -> None:
-        """Nobody joins."""
+        """Do nothing: no worker joins."""

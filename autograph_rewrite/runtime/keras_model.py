@@ -1,9 +1,9 @@
-"""Keras mode: the same model object, whose steps run on all replicas.
+"""Keras mode: make the steps of a model object run on all replicas.
 
-Keras asks its model for a function before it trains, tests or predicts, and calls that for every batch. The model gets
-functions that run the rewritten `train_step`, `test_step` or `predict_step` instead; everything around them, from
-data handling to callbacks and saving, stays Keras' own. The methods that make these functions are set on the instance,
-past Keras' attribute tracking, so they survive `compile` and are no part of what is saved or copied.
+Keras asks its model for a function before it trains, tests or predicts, and calls the function for every batch. The
+model gets functions that run the rewritten `train_step`, `test_step` or `predict_step`. Keras does everything around
+them, from data handling to callbacks and saving. The methods that make these functions are set on the instance without
+Keras' attribute tracking, so they survive `compile` and are neither saved nor copied.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def distribute_keras(
         model: a compiled model, of Keras 3 on the TensorFlow backend or of tf_keras; it is changed and returned.
         rewrite: distributes one traced item; takes `training`.
         batch_inputs: axis by argument path ("x/image").
-        job: of several processes, this one's part.
-        steps: what `steps_per_execution` of the model is to be; 1: it stays as it is.
+        job: in a job of several processes, this process's part.
+        steps: the new `steps_per_execution` of the model; 1: it stays as it is.
 
     Raises:
         GraphError: the model cannot be distributed.
@@ -126,7 +126,7 @@ class _ModelSteps:
                 f"the model '{self.model.name}' is compiled with run_eagerly=True, so it has no graph to distribute",
                 hint="compile it with run_eagerly=False, or debug it before it is distributed",
             )
-        if self.model.optimizer is not self.optimizer:  # compiled anew: the old copies are of no use
+        if self.model.optimizer is not self.optimizer:  # compiled again: the copies of the old optimizer are useless
             self.mirrors, self.optimizer = Mirrors(), self.model.optimizer
         run = _StepOnData(self, kind)
         if kind == "predict":
@@ -140,7 +140,7 @@ class _ModelSteps:
 
 
 _NO_BATCH = 0
-"""Stands for the number of steps of what is done without a batch."""
+"""Marks, as a number of steps, the function that does the updates without a batch."""
 
 
 def _whole(item: TrainingGraph) -> TrainingGraph:
@@ -148,7 +148,7 @@ def _whole(item: TrainingGraph) -> TrainingGraph:
 
 
 def without_batch(item: TrainingGraph) -> TrainingGraph:
-    """Return the updates of a step that wait for nothing that its inputs give: counters, seeds, decay."""
+    """Return a step reduced to the updates that do not depend on its inputs: counters, seeds, decay."""
     node = item.graph.node
     waits = descendants(node(info.tensor.partition(":")[0]) for info in item.inputs.values())
     targets = tuple(name for name in item.targets if node(name) not in waits)
@@ -173,12 +173,12 @@ class _StepOnData:
 
     @property
     def functions(self) -> tuple[DistributedFunction, ...]:
-        """One for each form of data."""
+        """The distributed functions, one for each form of data."""
         return tuple(function for (_, steps), function in self._by_form.items() if steps != _NO_BATCH)
 
     @property
     def state(self) -> Any:
-        """A tf.Module of what rewriting added."""
+        """A tf.Module with the variables that rewriting has added."""
         return self._mirrors.extra.module
 
     @property
@@ -190,8 +190,8 @@ class _StepOnData:
         """Run the step.
 
         Args:
-            data: a batch; of several steps, one in each row.
-            steps: how many rows there are at most; 1: none.
+            data: a batch; for several steps, one batch in each row.
+            steps: how many rows there are at most; 1: `data` is one batch without rows.
         """
         data = self._without_optionals(data)
         if self._job is None:
@@ -221,7 +221,7 @@ class _StepOnData:
         return function(*given)
 
     def at_end(self) -> None:
-        """Do what needs no batch: Keras runs its step on an iterator that has ended, and that much of it happens."""
+        """Do the updates that need no batch, as Keras does in a step on an iterator that has ended."""
         if self._last is None:
             return
         form, given = self._last
@@ -242,10 +242,10 @@ class _StepOnData:
             )
 
     def _require_one_state(self) -> None:
-        """Refuse where variables are not those that another function may update between two steps.
+        """Refuse plans whose variables another function cannot update between two steps.
 
         Raises:
-            GraphError: they are on servers or with stages, or each replica has its own.
+            GraphError: variables are on servers or with stages, or each replica has its own.
         """
         plans = [item.report.plan for item in self.items if item.report is not None]
         if any(plan.homes or plan.is_driven or plan.local_sgd is not None for plan in plans):
@@ -263,7 +263,7 @@ class _StepOnData:
         function.__name__ = self._step  # for messages
 
         def traced(function: Any, *specs: Any, batch_inputs: Any = None) -> TrainingGraph:
-            # As Keras does, whose version 3 has no autograph; and without XLA, which compiles for one device.
+            # As in Keras, version 3 has no autograph; without XLA, which compiles for one device.
             function = self._tf.function(function, autograph=is_legacy(self._model))
             concrete = trace(function, specs, {}, is_own=True)
             return part(from_concrete(concrete, batch_inputs=batch_inputs, search=(self._model,), owner=self._model))
@@ -288,7 +288,7 @@ class _StepOnData:
         return replace(new, report=replace(new.report, notes=(*new.report.notes, note)))
 
     def _batch_inputs_of(self, function: Callable[..., Any]) -> dict[str, int | None] | None:
-        """Return what was said of this step's arguments: prediction has no y."""
+        """Return the axes of this step's arguments: prediction has no y."""
         given = self._of.batch_inputs
         if given is None:
             return None
@@ -296,7 +296,7 @@ class _StepOnData:
         return {path: axis for path, axis in given.items() if path.partition("/")[0] in names}
 
     def _without_optionals(self, data: Any) -> Any:
-        """Return a batch with None where Keras put an Optional: a part of a nested input that is left out."""
+        """Return a batch with None for each Optional, which Keras puts for an omitted part of a nested input."""
         optional = self._tf.experimental.Optional
         if not any(isinstance(leaf, optional) for leaf in self._tf.nest.flatten(data)):
             return data
@@ -304,7 +304,7 @@ class _StepOnData:
 
 
 class _StepFunction:
-    """What a model calls in the place of a function of its own, which runs a step on one batch."""
+    """Replaces a function of a model; runs the distributed step on one batch."""
 
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
         self._model, self._run, self._kind = model, run, kind
@@ -312,7 +312,7 @@ class _StepFunction:
         self._on_one_device: Any = None
 
     def _one(self, data: Any) -> Any:
-        """Return the results of one batch; but for training, of the model's own step where it cannot be distributed."""
+        """Return the results of one batch; if evaluation or prediction cannot be distributed, by the model's step."""
         if self._on_one_device is None:
             try:
                 return self._run(data)
@@ -332,16 +332,12 @@ class _StepFunction:
 
     @property
     def functions(self) -> tuple[DistributedFunction, ...]:
-        """What the function calls."""
+        """The distributed functions that it calls."""
         return self._run.functions
 
 
 class IteratorFunction(_StepFunction):
-    """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator.
-
-    Attributes:
-        items: the rewritten items, for `ar.dump` and `ar.explain`.
-    """
+    """A model's `train_function` or `test_function`: runs the step on the next batches of an iterator."""
 
     def __init__(self, model: Any, run: _StepOnData, kind: str) -> None:
         super().__init__(model, run, kind)
@@ -349,13 +345,13 @@ class IteratorFunction(_StepFunction):
 
     @property
     def state(self) -> Any:
-        """A tf.Module of what rewriting added, such as the residuals of compressors, for `tf.train.Checkpoint`."""
+        """A tf.Module with the variables that rewriting has added, as residuals of compressors, for checkpoints."""
         return self._run.state
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Run `steps_per_execution` steps, fewer at the end of the data; return the last results.
 
-        They run in a loop inside the graph.
+        In one process, training steps run in a loop inside the graph.
 
         Raises:
             StopIteration: there was no batch left.
@@ -379,11 +375,7 @@ class IteratorFunction(_StepFunction):
 
 
 class PredictFunction(_StepFunction):
-    """A model's `predict_function`: runs the step on a list of batches and joins the results.
-
-    Attributes:
-        items: the rewritten items, for `ar.dump` and `ar.explain`.
-    """
+    """A model's `predict_function`: runs the step on a list of batches and joins the results."""
 
     def __call__(self, given: Iterable[Any]) -> Any:
         """Return the predictions for all batches, in order.
@@ -405,17 +397,17 @@ class PredictFunction(_StepFunction):
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
 
-# The dimensions that a Keras model leaves open: workers with sequences of other lengths have to trace one step.
+# The dimensions that a Keras model leaves open: workers with sequences of different lengths must trace the same step.
 #
 # Input((None, 4))   batch float64[2, 3, 4]    traced for [None, 3, 4]       by this worker alone
 # [None, None, 4]    where others may have other lengths
 
 
 def declared_lengths(model: Any) -> Opens:
-    """Return what opens, of the leaves of a batch, the dimensions that the model's inputs and outputs leave open.
+    """Return a function that opens those dimensions of a batch's leaves that the model's inputs and outputs leave open.
 
     Args:
-        model: a Keras model; of one whose inputs are not declared nothing is opened.
+        model: a Keras model; if its inputs are not declared, the function changes nothing.
     """
     inputs, outputs = _shapes(model, "inputs"), _shapes(model, "outputs")
 
@@ -435,12 +427,12 @@ def _shapes(model: Any, which: str) -> list[Shape]:
     try:
         tensors = tensorflow().nest.flatten(getattr(model, which))
         return [tuple(tensor.shape) for tensor in tensors]
-    except (AttributeError, ValueError, TypeError):  # a model of one's own, or one that was not built
+    except (AttributeError, ValueError, TypeError):  # a subclassed model, or one that is not built
         return []
 
 
 def _opened(leaf: ArgumentLeaf, declared: Shape) -> ArgumentLeaf:
-    """Return a leaf with the open dimensions of what is declared; labels may have fewer dimensions than outputs."""
+    """Return a leaf with the open dimensions of a declared shape; labels may have fewer dimensions than outputs."""
     if leaf.shape is None or declared is None or len(leaf.shape) > len(declared):
         return leaf
     return leaf._replace(
@@ -459,7 +451,7 @@ def _opened(leaf: ArgumentLeaf, declared: Shape) -> ArgumentLeaf:
 class Drawn:
     """Draws batches in a loop in the graph, and runs a step on each; returns the last step's results.
 
-    The first step runs by itself: what it returns gives the loop its form.
+    The first step runs outside of the loop: its results give the types and the structure of the loop's results.
 
     Args:
         step: runs one step on a batch, or adds it to a graph.
@@ -487,7 +479,7 @@ class Drawn:
             if data is None:
                 return None
             self._results, count = self._step(data), count - 1
-            self._loop.get_concrete_function(iterator, tf.constant(count))  # what needs variables is made by now
+            self._loop.get_concrete_function(iterator, tf.constant(count))  # the step has made all variables by now
         else:
             data = None
         done, results = self._loop(iterator, tf.constant(count))
@@ -496,7 +488,7 @@ class Drawn:
         return tf.nest.pack_sequence_as(self._results, results) if done else self._results
 
     def _several(self, iterator: Any, count: Any) -> tuple[Any, list[Any]]:
-        """Return how many steps were done, and the last one's results, flat."""
+        """Return the number of steps done, and the flat results of the last step."""
         tf = self._tf
 
         def drawn(number: Any) -> Any:
@@ -525,10 +517,10 @@ class Drawn:
 
 
 def stacked(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield the batches that follow each other with equal shapes as one, and whether that has rows for steps.
+    """Yield consecutive batches of equal shapes stacked as one, and whether it is stacked.
 
     Args:
-        batches: as Keras nests them; one with sparse or ragged parts stays alone.
+        batches: as Keras nests them; those with sparse or ragged parts are not stacked.
     """
     tf = tensorflow()
 
@@ -543,7 +535,7 @@ def stacked(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def _form(batch: Any) -> Hashable:
-    """Return what batches have in common that can be stacked; None for one that cannot."""
+    """Return types and shapes of a batch, equal for batches that can be stacked; None if it cannot be stacked."""
     tf = tensorflow()
     leaves = tf.nest.flatten(batch)
     if not all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in leaves):
@@ -551,16 +543,16 @@ def _form(batch: Any) -> Hashable:
     return tuple((leaf.dtype, tuple(leaf.shape)) if leaf is not None else None for leaf in leaves)
 
 
-# A model with `local_sgd` meets where an epoch ends, and before it evaluates or predicts: variables are averaged.
+# A model with `local_sgd` averages its variables at the end of an epoch, and before it evaluates or predicts.
 #
 # step ─► step ─► ... ─► averaged ─► validation ─► logs of the epoch ─► callbacks: checkpoints save what all have
 
 AVERAGED = ("get_metrics_result", "evaluate", "predict", "test_on_batch", "predict_on_batch")
-"""Methods that tell of the model as it is: metrics are asked for where an epoch ends."""
+"""Methods that read the model's variables; `get_metrics_result` is called at the end of an epoch."""
 
 
 def average_in_fit(model: Any) -> None:
-    """Let a model average what replicas have trained by themselves before metrics or callbacks tell of an epoch."""
+    """Let a model average its replicas' variables before the metrics and callbacks of an epoch's end."""
     object.__setattr__(model, "fit", _fitting(model, model.fit))
     for name in AVERAGED:
         object.__setattr__(model, name, _averaged(model, getattr(model, name)))
@@ -574,7 +566,7 @@ def _average(model: Any) -> None:
 def _averaged(model: Any, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:
-        if tensorflow().executing_eagerly():  # a step that is being traced has what it has
+        if tensorflow().executing_eagerly():  # not while a step is traced, which may call these methods, too
             _average(model)
         return method(*args, **kwargs)
 
@@ -588,7 +580,7 @@ def _fitting(model: Any, fit: Callable[..., Any]) -> Callable[..., Any]:
             """Averages at the end of each epoch."""
 
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-                """Average before the callbacks behind this one."""
+                """Average before the later callbacks are called."""
                 _average(model)
 
         call = inspect.signature(fit).bind(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""A Keras model in a job of several workers: each takes its slice of every batch, and the chief saves.
+"""Run a Keras model in a job of several workers: each takes its slice of every batch, and worker 0 saves.
 
     worker 0    batch[0:16]  ──┐
     worker 1    batch[16:32] ──┴──► one step on the whole batch, the same logs and weights everywhere
 
-With `input: per_worker` the data is split already, and the batch of a step is what all workers hold together.
+With `input: per_worker` the data is split already, and the batch of a step consists of the workers' batches.
 """
 
 from __future__ import annotations
@@ -45,21 +45,17 @@ from autograph_rewrite.runtime.job.tf_server import counts
 
 _HINT = "give all workers the same data in the same order, or set input: per_worker"
 _SMALL = 2**22
-"""Bytes of a batch up to which its digest is made before the step, and travels with it."""
+"""Bytes of a batch up to which its digest is made before the step, and exchanged by the step."""
 WRITES = ("save", "save_weights", "export")
 
 
 class KerasJob:
-    """What one worker does differently with a model.
+    """Takes one worker's part of the batches of a model, and changes the model's methods for a job.
 
     Args:
-        seconds: how long to wait for the others.
         splits: whether all workers are given the same data.
         batch_inputs: axis by argument path, as in `ar.distribute`.
-        whole: the kinds of steps that every worker gives the whole batch, because workers hold stages.
-
-    Attributes:
-        splits: whether each takes its part of what all are given.
+        whole: the kinds of steps for which every worker feeds the whole batch, because workers hold stages.
     """
 
     def __init__(
@@ -80,13 +76,13 @@ class KerasJob:
         self._batches: Counter[str] = Counter()
         self._beside = Beside(member, seconds) if splits else None
         self._pending: tuple[Callable[[], StepAccount], str] | None = None
-        self._untold: set[str] = set()  # kinds whose steps have no digest for others to travel with
+        self._untold: set[str] = set()  # kinds whose steps exchange no digest
 
     def install(self, model: Any) -> None:
         """Let all workers shuffle alike, and only worker 0 write files, for which the others wait.
 
         Raises:
-            ClusterError: the workers have set different seeds, or somebody is missing.
+            ClusterError: the workers have set different seeds, or a worker is missing.
         """
         if self.splits:
             given = tf_private.global_seed()
@@ -102,13 +98,13 @@ class KerasJob:
         object.__setattr__(model, "fit", files.at_end(backups.fitting(model.fit), "fit"))
 
     def part(self, data: Any, kind: str) -> Any:
-        """Return this worker's part of a batch that all workers are given; of a step in stages, all of it.
+        """Return this worker's part of a batch that all workers are given; for a step in stages, all of it.
 
-        The whole batch is compared with what the others were given, by the step itself (see `tell`) or, if it is
-        large, while the step runs: see `problem`.
+        The whole batches of all workers are compared, by the step itself (see `tell`) or, if they are large, while the
+        step runs: see `problem`.
         """
         self._given += 1
-        if self._beside is None or kind in self._whole:  # in stages all of it is fed, and compared there
+        if self._beside is None or kind in self._whole:  # a session in stages feeds and compares the whole batch
             return data
         self._batches[kind] += 1
         account = functools.partial(_account, self._tf, data, f"batch {self._batches[kind]} to {kind} on")
@@ -120,23 +116,23 @@ class KerasJob:
         return self._tf.nest.map_structure(lambda leaf: self._cut(leaf, next(axes, 0)), data)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
-        """Return the error of a step whose batch was not the same everywhere.
+        """Return the error of a step whose batch differs between workers.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if self._beside is None:
             return None
         pending, self._pending = self._pending, None
-        if pending is not None and failed:  # it has not begun: do the others do something else?
+        if pending is not None and failed:  # the step has not begun here: do the others do something else?
             return difference(self._member, pending[0]())
-        if pending is not None:  # the step has no digest to travel with
+        if pending is not None:  # the step did not take the digest, as it exchanges none
             self._untold.add(pending[1])
             self._beside.start(pending[0])
         return self._beside.problem(failed=failed)
 
     def tell(self) -> StepAccount | None:
-        """Return what is compared of a batch by the step that is given a part of it."""
+        """Return the account of the batch, for the step that is given a part of it to compare."""
         pending, self._pending = self._pending, None
         return pending[0]() if pending is not None else None
 
@@ -153,7 +149,7 @@ class KerasJob:
 
 
 def _account(tf: Any, data: Any, what: str) -> StepAccount:
-    """Return what a worker tells of a batch: a digest of all that there is of each of its parts."""
+    """Return a worker's account of a batch: a description of each tensor of each of its parts."""
     given = {}
     for path, leaf in zip(_paths(data), tf.nest.flatten(data), strict=True):
         for number, part in enumerate(tf.nest.flatten(leaf, expand_composites=True)):
@@ -163,7 +159,6 @@ def _account(tf: Any, data: Any, what: str) -> StepAccount:
 
 
 def _size(tf: Any, data: Any) -> int:
-    """Return how many bytes a batch has."""
     parts = tf.nest.flatten(data, expand_composites=True)
     return sum(
         int(np.prod(part.shape)) * np.dtype(tf.as_dtype(part.dtype).as_numpy_dtype).itemsize
@@ -196,13 +191,13 @@ def _is_asynchronous(model: Any) -> bool:
 #               new epoch   ─► epoch       killed between the two: the new epoch is found, and known to be the weights'
 #     restore   worker 0's weights and epoch go to all, who may not see its files
 #
-# Keras writes one file over the old one, and then the other. When any process dies, the launcher ends worker 0, too,
-# wherever it is just then.
+# Keras overwrites first one file, and then the other. When any process dies, the launcher also ends worker 0, possibly
+# between the two.
 
 
 @dataclass(frozen=True)
 class Backups:
-    """What one worker does differently with the callbacks of a model's `fit`."""
+    """Changes the callbacks of a model's `fit` for one worker."""
 
     member: Membership
     seconds: float
@@ -232,7 +227,7 @@ class Backups:
             callback.delete_checkpoint = False
 
     def _change_legacy(self, callback: Any) -> None:
-        """As `_change`, of tf_keras: TensorFlow's checkpoints are written whole, and a model has a training state."""
+        """Do as `_change` for tf_keras: TensorFlow's checkpoints are atomic, and the callback has a training state."""
         begin = callback.on_train_begin
 
         def on_train_begin(logs: Any = None) -> None:
@@ -259,14 +254,14 @@ class Backups:
         """Begin where worker 0 does.
 
         Args:
-            mine: whether this worker has restored something, and what else worker 0 is to tell of it.
-            variables: returns what takes worker 0's values if it has.
+            mine: whether this worker has restored a backup, then other numbers for worker 0 to send to all.
+            variables: returns the variables that take worker 0's values if it has restored a backup.
 
         Returns:
             worker 0's `mine`.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         told = Rendezvous(self.member, self.seconds).rows(np.array(mine, np.int64), "restore a backup")[0]
         if told[0]:
@@ -282,8 +277,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _save(callback: Any) -> None:
-    """Write weights and epoch beside the old ones, then put them in their place."""
-    if "://" in callback.backup_dir:  # a store of objects, which are written whole, and cannot be renamed
+    """Write weights and epoch to new files, then rename these to the old names."""
+    if "://" in callback.backup_dir:  # an object store: writes are atomic, and files cannot be renamed
         type(callback)._save_model(callback)
         return
     weights, metadata = callback._weights_path, callback._training_metadata_path
@@ -296,13 +291,13 @@ def _save(callback: Any) -> None:
     with open(new_metadata, encoding="utf-8") as file:
         said = json.load(file)
     with open(new_metadata, "w", encoding="utf-8") as file:
-        json.dump({**said, "weights": _stamp(new_weights)}, file)  # Keras reads what it knows
+        json.dump({**said, "weights": _stamp(new_weights)}, file)  # Keras ignores other keys
     os.replace(new_weights, weights)
     os.replace(new_metadata, metadata)
 
 
 def _finish_saving(callback: Any) -> None:
-    """Put the epoch in its place if the process was killed when only the weights had been."""
+    """Rename the new epoch file if the process was killed after renaming only the weights."""
     new_metadata = _new(callback._training_metadata_path)
     with suppress(OSError, ValueError, KeyError):
         with open(new_metadata, encoding="utf-8") as file:
@@ -312,7 +307,7 @@ def _finish_saving(callback: Any) -> None:
 
 
 def _stamp(path: str) -> list[int]:
-    """Return what a file keeps when it is renamed, and no other has."""
+    """Return size and time of a file, which a rename keeps and no other file has."""
     found = os.stat(path)
     return [found.st_size, found.st_mtime_ns]
 
@@ -323,25 +318,25 @@ def _new(path: str) -> str:
     return os.path.join(folder, f"new.{name}")
 
 
-# Files that worker 0 writes for all: the others go on once they are whole, and learn of it if they will never be.
+# Files that worker 0 writes for all: the others wait until they are complete, and raise an error if that fails.
 #
 #     worker 0   model.save(path) ─► whole ─► a flag on the device of each other worker, and on with the program
 #     worker 1   model.save(path) ─► looks for the flag on its device ─► keras.saving.load_model(path)
 #
-# Worker 0 waits for nobody: it may save what the others do not (`if task == 0`), and end when it has. A flag says at
-# which batch of the model it was put, and of which path, so that one that nobody looked for is not taken for another.
+# Worker 0 does not wait: it may save alone (`if task == 0`), and end after that. A flag names the batch of the model
+# and the path, so that a flag that no worker looked for is not mistaken for a later one.
 
 
 Result = TypeVar("Result")
 _LOOK, _ASK, _TELLS, _OTHER = 0.01, 1.0, 3.0, 0.5
-"""Seconds between two looks for a flag and between two at worker 0, that worker 0 takes to put flags, and after which
-one of another path is taken."""
+"""Seconds between two looks for a flag; between two looks at worker 0; that worker 0 takes at most to put flags; after
+which a flag of another path is accepted."""
 _SAID = 1_000
 """Characters of an error that are kept for the others."""
 
 
 class _Told(NamedTuple):
-    """A call of worker 0 that is over."""
+    """A call that has ended on worker 0."""
 
     what: str
     when: str
@@ -350,12 +345,11 @@ class _Told(NamedTuple):
 
 
 class WrittenFiles:
-    """The files of one model.
+    """Lets worker 0 write the files of one model, and the others wait for them.
 
     Args:
-        seconds: how long to wait for worker 0.
         at: returns how many batches the model was given.
-        is_alone: returns whether workers do not wait for each other.
+        is_alone: returns whether workers train without waiting for each other.
     """
 
     def __init__(self, member: Membership, seconds: float, at: Callable[[], int], is_alone: Callable[[], bool]) -> None:
@@ -368,7 +362,7 @@ class WrittenFiles:
         self._told: list[_Told] = []
 
     def of_chief(self, write: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """Return a method that only worker 0 runs, and that is over on all workers when it has.
+        """Return a method that only worker 0 runs, and that returns on all workers once worker 0 has run it.
 
         Args:
             write: writes files; its first argument is a path, if it has one.
@@ -376,7 +370,7 @@ class WrittenFiles:
 
         @wraps(write)
         def written(*args: Any, **kwargs: Any) -> Any:
-            if self._is_writing:  # a part of what is being written
+            if self._is_writing:  # a call within `write`
                 return write(*args, **kwargs)
             told = self._call(what, args, kwargs)
             if not self._member.is_chief:
@@ -390,7 +384,7 @@ class WrittenFiles:
         return written
 
     def at_end(self, run: Callable[..., Any], what: str) -> Callable[..., Any]:
-        """Return a method that all workers run, and that is over when worker 0 has run it: its callbacks write, too."""
+        """Return a method that all workers run, and that returns once worker 0 has run it: its callbacks write, too."""
 
         @wraps(run)
         def ran(*args: Any, **kwargs: Any) -> Any:
@@ -410,7 +404,7 @@ class WrittenFiles:
         return _Told(what, f"batch {self._at()}", str(path) if isinstance(path, str | os.PathLike) else "")
 
     def _run_and_tell(self, call: Callable[[], Result], told: _Told) -> Result:
-        """Run something on worker 0, and tell the others what became of it."""
+        """Make a call on worker 0, and tell the others that it has ended or failed."""
         try:
             result = call()
         except Exception as error:
@@ -423,12 +417,12 @@ class WrittenFiles:
         def put() -> None:
             statuses = liveness.ask(liveness.others(self._member, {"worker": self._member.workers}), liveness.PATIENCE)
             there = liveness.workers_in(name for name, status in statuses.items() if status == "OK")
-            with suppress(Exception):  # who has just gone is missed in the next step
+            with suppress(Exception):  # the next step reports a worker that has just gone
                 exchanges.put(self._member, self._name, there, text=json.dumps(told))
 
         if self._is_alone():
             return
-        # In a thread: a session waits without end for who goes while it opens.
+        # In a thread: a session waits without end for a worker that ends while it opens.
         thread = threading.Thread(target=put, name="autograph_flags", daemon=True)
         thread.start()
         thread.join(_TELLS)
@@ -437,7 +431,7 @@ class WrittenFiles:
         """Wait until worker 0 has told of a call.
 
         Raises:
-            ClusterError: its call has failed, or worker 0 is missing, or does not come to it.
+            ClusterError: the call has failed on worker 0, or worker 0 is missing, or does not make it in time.
         """
         if self._is_alone():
             return
@@ -448,7 +442,7 @@ class WrittenFiles:
             now = time.monotonic()
             if lost or now - began > self._seconds:
                 raise missing(self._member, doing, self._seconds, lost=lost)
-            if now - asked > _ASK:  # it may have told, and ended: look once more
+            if now - asked > _ASK:  # worker 0 may have put the flag and ended: look once more
                 lost, asked = [name for name in lookout.lost() if name.startswith("worker 0 ")], now
             else:
                 time.sleep(_LOOK)
@@ -460,10 +454,10 @@ class WrittenFiles:
             )
 
     def _answer(self, call: _Told, *, is_late: bool) -> _Told | None:
-        """Return what worker 0 has said of a call; None if it has not yet.
+        """Return worker 0's flag of a call; None if there is none yet.
 
         Args:
-            is_late: that of another path is taken, too, as where each worker gives its own.
+            is_late: whether to accept a flag of another path, too: each worker may save under its own.
         """
         if self._flags is None:
             self._flags = exchanges.Flags(self._member, self._name, [self._member.task])

@@ -1,4 +1,4 @@
-"""`profile`: run some steps of something distributed, and say where their time went, on all ranks of its job."""
+"""`profile`: run some steps of a distributed function, session or model, and measure their time on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autograph_rewrite.runtime.keras_model import functions_of
 from autograph_rewrite.training_graph import TrainingGraph
 
 WARM_UP = 2
-"""Steps that run before those that are measured: the first ones trace, connect and allocate."""
+"""Steps before the measured ones: the first steps trace, connect and allocate."""
 
 
 def profile(
@@ -31,16 +31,16 @@ def profile(
     machine: Machine | None = None,
     **kwargs: Any,
 ) -> Profile:
-    """Run some steps and return where their time went.
+    """Run some steps and return their profile.
 
     Args:
-        target: a distributed function; a session of a rewritten item; a distributed Keras model; or a function of one's
-            own, of which nothing is known but the names of its kernels.
-        *args: what the function is called with; the fetches and feeds of the session; x and y of `train_on_batch`.
-        steps: how many are measured.
-        warmup: how many run before, at least one.
-        original: of a session, the graph before it was rewritten, to predict its step.
-        machine: how fast devices are, for the prediction; left out, round figures.
+        target: a distributed function; a session of a rewritten item; a distributed Keras model; or any other function,
+            of which only the names of kernels are known.
+        *args: the arguments of the function; the fetches and feeds of the session; x and y of `train_on_batch`.
+        steps: how many steps are measured.
+        warmup: how many steps run before, at least one.
+        original: for a session, the graph before it was rewritten, to predict its step.
+        machine: the speed of the devices, for the prediction; None: round figures.
         **kwargs: as `args`.
 
     Raises:
@@ -65,7 +65,7 @@ def profile(
 
 
 def _runner(target: Any) -> Callable[..., Any]:
-    """Return what runs one step."""
+    """Return a function that runs one step."""
     if isinstance(target, DistributedSession):
         return target.run
     if is_model(target):
@@ -78,7 +78,7 @@ def _runner(target: Any) -> Callable[..., Any]:
 
 
 def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[TrainingGraph]]:
-    """Return what tells of its steps, and what was rewritten of it."""
+    """Return the functions or sessions of a target that report their steps, and their rewritten graphs."""
     if isinstance(target, DistributedSession):
         return [target], [target.item]
     functions = [target] if isinstance(target, DistributedFunction) else []
@@ -86,7 +86,7 @@ def _observed(target: Any) -> tuple[Sequence[Observed], Sequence[TrainingGraph]]
     return functions, [item for function in functions for item in function.items]
 
 
-# A Keras callback that profiles some batches of `fit`, on all ranks, and logs what it finds to TensorBoard.
+# A Keras callback that profiles some batches of `fit`, on all ranks, and logs the profile for TensorBoard.
 #
 # model.fit(x, y, callbacks=[ar.ProfileCallback("logs", skip=10, steps=5)])
 #
@@ -97,15 +97,15 @@ TIMES = ("compute", "communication", "idle")
 
 
 class ProfileCallback(tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
-    """Profiles batches of the first `fit` that it is given to.
+    """Profiles batches of the first `fit` that uses this callback.
 
     Args:
         log_dir: where TensorBoard looks.
-        skip: batches that run before those that are measured, at least one.
+        skip: how many batches run before the measured ones, at least one.
         steps: how many batches are measured.
 
     Attributes:
-        profile: what was found; None until then.
+        profile: the result; None until it is complete.
     """
 
     def __init__(self, log_dir: str | Path, *, skip: int = 10, steps: int = 5) -> None:
@@ -118,7 +118,7 @@ class ProfileCallback(tensorflow().keras.callbacks.Callback):  # type: ignore[mi
         self._recording: Recording | None = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Begin to measure, if it is time."""
+        """Begin to measure after `skip` batches."""
         if self._batches == self._skip and self.profile is None:
             functions = functions_of(self.model)
             if not functions:
@@ -127,13 +127,13 @@ class ProfileCallback(tensorflow().keras.callbacks.Callback):  # type: ignore[mi
             self._recording = Recording(functions, [item for function in functions for item in function.items])
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """End after enough batches, and write what was found."""
+        """End after enough batches, and write the profile."""
         self._batches += 1
         if self._recording is not None and self._batches == self._skip + self._count:
             self._end()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End with what there is, if the data ended before."""
+        """End with fewer batches, if the data have ended before."""
         if self._recording is not None:
             self._end()
 
@@ -156,7 +156,7 @@ class ProfileCallback(tensorflow().keras.callbacks.Callback):  # type: ignore[mi
 
 
 def _shown_by(tf: Any, plugin: str) -> Any:
-    """Return what `tf.summary.scalar` and `tf.summary.text` say; they themselves work only beside TensorBoard."""
+    """Return the metadata of `tf.summary.scalar` and `tf.summary.text`, which themselves need TensorBoard installed."""
     made = tf.compat.v1.SummaryMetadata()
     made.plugin_data.plugin_name = plugin
     made.data_class = {"scalars": 1, "text": 2}[plugin]  # DATA_CLASS_SCALAR, DATA_CLASS_TENSOR

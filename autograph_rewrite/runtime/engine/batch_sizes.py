@@ -1,4 +1,4 @@
-"""Validate the batch sizes that are fed to one step: what each input states, and whether they fit together.
+"""Validate the batch sizes that are fed to one step: against the size that each input states, and with each other.
 
 x [5, 2] of one process                   5 examples, or a GraphError
 x [5, 2] of two workers, of the second    2 examples, or a GraphError
@@ -24,14 +24,14 @@ def may_refuse(item: TrainingGraph) -> bool:
 
 
 def check_batch_sizes(sizes: Mapping[str, int | None], item: TrainingGraph) -> None:
-    """Refuse inputs of another size than is stated, whose sizes meet and differ, or that cannot be divided as asked.
+    """Refuse batch sizes that differ from the stated ones or within a group, or that do not divide into micro-batches.
 
     Args:
-        sizes: by input name; None where a function is being traced that does not know it.
-        item: what runs; its inputs state the size of this process's part.
+        sizes: by input name; None where it is unknown, in a function that is being traced.
+        item: the graph that runs; its inputs state the size of this process's part.
 
     Raises:
-        GraphError: a size is another one, the sizes differ, or micro-batches would.
+        GraphError: a size is not the stated one, sizes differ, or micro-batches would have different sizes.
     """
     for name, size in sizes.items():
         _require_stated(item, item.inputs[name], size)
@@ -69,11 +69,7 @@ def _wants_equal_parts(item: TrainingGraph) -> bool:
 
 
 def _require_stated(item: TrainingGraph, info: TensorInfo, size: int | None) -> None:
-    """Refuse another number of examples than an input states.
-
-    Raises:
-        GraphError: it is another one, or not known.
-    """
+    """Refuse a number of examples other than the one that an input states."""
     stated = _stated(info)
     if stated is None or size == stated:
         return
@@ -93,16 +89,16 @@ def _require_stated(item: TrainingGraph, info: TensorInfo, size: int | None) -> 
 #
 #     autograph_rewrite: 99.31% of the step's 1.2 GFLOP outside of updates are divided over 2 devices (256 examples)
 #
-# The line goes to stderr; AUTOGRAPH_REWRITE_QUIET=1 in the environment silences it. Below 90 % there is a warning.
+# The line is printed to stderr, unless AUTOGRAPH_REWRITE_QUIET=1 is in the environment. Below 90 % there is a warning.
 
 QUIET = "AUTOGRAPH_REWRITE_QUIET"
 
 
 class FirstBatch:
-    """Tells the coverage of an item when its first batch is there.
+    """Reports the coverage of an item at its first batch.
 
     Args:
-        warned: there has been a warning if its coverage was too small.
+        warned: whether the user was already warned of a coverage that is too small.
     """
 
     def __init__(self, item: TrainingGraph, *, warned: bool = False) -> None:
@@ -115,26 +111,26 @@ class FirstBatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to say, or no more."""
+        """Whether there is nothing left to report."""
         return self._covered is None
 
     def done(self) -> None:
-        """Say nothing any more."""
+        """Report nothing any more."""
         self._covered = None
 
     def of_run(self, sizes: Mapping[str, int], fetched: Iterable[str]) -> None:
-        """Tell it for a run of a session that is fed a batch, or fetches what a step makes of an iterator's."""
+        """Report it at a run of a session that is fed a batch, or fetches an output or target."""
         if self._covered is not None and (sizes or not self._names.isdisjoint(fetched)):
             self(max(sizes.values(), default=0))
 
     def __call__(self, examples: int | None) -> None:
-        """Tell it.
+        """Report the coverage.
 
         Args:
-            examples: of this process; nothing where nobody knows.
+            examples: in this process's part of the batch; None or 0: unknown.
 
         Raises:
-            PassError: it is less than the configuration accepts; of several processes, `rewrite` has compared it.
+            PassError: it is less than the configuration accepts. In a job, `rewrite` has checked that already.
         """
         covered = self._covered
         if covered is None:

@@ -30,7 +30,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 def joined(item: TrainingGraph) -> Membership | None:
-    """Make this process the worker that the graph is for.
+    """Let this process join its job as the worker that the graph was written for.
 
     Raises:
         ClusterError: the graph is for several processes, and nothing says which of them this is.
@@ -51,11 +51,10 @@ def joined(item: TrainingGraph) -> Membership | None:
 
 
 def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = "", *, all_read: bool = False) -> Any:
-    """Return a session on this process's devices, on `own` server, or on that of its job once all run the same.
+    """Return a session on this process's devices, on `own` server, or on the server of its job.
 
     Args:
         own: address of a server for this session alone; "": none.
-        all_read: what worker 0 runs for all, each of them reads by itself.
     """
     result, report = _config(tf, item, config), item.report
     if report is None or report.member is None:
@@ -63,26 +62,26 @@ def connected(tf: Any, item: TrainingGraph, graph: Any, config: Any, own: str = 
     if report.plan.is_driven:
         return _driven(tf, report.plan, report.member, graph, result, all_read=all_read)
     configure(result, report.member, report.plan.homes.values())
-    # As sessions of one process, each has its own variables; those on servers are told apart by their container.
+    # Each session has separate variables, as in one process; those on servers are told apart by their container.
     result.isolate_session_state = not report.plan.homes
     return tf.compat.v1.Session(target(report.member), graph=graph, config=result)
 
 
 def _driven(tf: Any, plan: Plan, member: Membership, graph: Any, config: Any, *, all_read: bool) -> ChiefDrivenSession:
-    """Return a session on the devices of all workers, of which each has its variables as long as this session lives."""
+    """Return a session on the devices of all workers, which hold its variables as long as it lives."""
     relay = Relay(member, f"autograph-{session_name(member, plan.timeout_seconds)}", holds=not all_read)
     if member.is_chief or all_read:
         configure(config, member, plan.part_devices)
         config.isolate_session_state = not all_read
         session = tf.compat.v1.Session(target(member), graph=graph, config=config)
-    else:  # for what insists on a session, as a Saver does
+    else:  # for code that needs a session, as a Saver does; it runs no step
         session = tf.compat.v1.Session(graph=graph, config=config)
     free = _freeing(tf, graph) if all_read else ()
     return ChiefDrivenSession(session, relay, member, plan.timeout_seconds, all_read=all_read, free=free)
 
 
 def _freeing(tf: Any, graph: Any) -> list[Any]:
-    """Add to a graph what frees its resources, which do not go with the session; return it."""
+    """Add operations to a graph that free its resources, which outlive the session; return them."""
     found = []
     with graph.as_default():
         for op in graph.get_operations():
@@ -93,13 +92,10 @@ def _freeing(tf: Any, graph: Any) -> list[Any]:
 
 
 def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool = False) -> tuple[Any, str]:
-    """Return a GraphDef, once all workers are about to run the same, and the container of what servers hold of it.
-
-    Args:
-        all_read: what worker 0 runs for all, each of them reads by itself.
+    """Return a GraphDef, once all workers agree on it, and the container of its shared resources.
 
     Raises:
-        ClusterError: they are not, or somebody is missing.
+        ClusterError: they would run different graphs, or a worker is missing.
     """
     graph, container = item.graph_def, ""
     if member is None:
@@ -109,7 +105,7 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
         require_consensus(member, plan, item.report.contents)
     if plan.is_driven and not member.is_chief and not all_read:
         for node in graph.node:
-            node.device = ""  # nothing is to happen elsewhere when a Saver restores
+            node.device = ""  # a Saver that restores here must not write to other workers
     if plan.homes:
         hint = "start the parameter servers, too: the same program, as TF_CONFIG's ps"
         meetings().meet(homes_of(member, plan), plan.timeout_seconds, "hold variables", hint)
@@ -124,12 +120,9 @@ def graph_of(item: TrainingGraph, member: Membership | None, *, all_read: bool =
 def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
     """Import a GraphDef into a tf.Graph.
 
-    Args:
-        is_rewritten: it has come out of a rewrite.
-
     Raises:
-        VerifyError: TensorFlow refuses what a rewrite has made.
-        GraphError: it refuses the original.
+        VerifyError: TensorFlow refuses a rewritten graph.
+        GraphError: TensorFlow refuses an original graph.
     """
     try:
         with into.as_default():
@@ -144,7 +137,7 @@ def imported(tf: Any, graph: Any, into: Any, *, is_rewritten: bool) -> None:
 
 
 def require_devices(tf: Any, item: TrainingGraph) -> None:
-    """Refuse a graph whose accelerators this machine does not have; virtual CPUs are made by the session.
+    """Refuse a graph whose accelerators this machine does not have; the session makes virtual CPUs.
 
     Raises:
         ClusterError: a device is missing.
@@ -177,11 +170,11 @@ def _config(tf: Any, item: TrainingGraph, config: Any) -> Any:
 def watchdog_of(
     member: Membership, item: TrainingGraph, session: Any, seconds: float, failed: FailedSteps | None
 ) -> Watchdog:
-    """Return what watches over the runs of one of several processes.
+    """Return the watchdog over the runs of one of several processes.
 
     Args:
         seconds: without progress, after which a run is ended.
-        failed: the steps that have failed on others; None: none concerns this one.
+        failed: the failed steps of other workers; None: they do not concern this one.
     """
     plan = item.report.plan
     servers = bool(plan.homes)
@@ -198,30 +191,29 @@ def watchdog_of(
 #     worker 0   session.run(["loss", "train"], feeds) ──► stages @ worker 0, worker 1 ──► values ──► relay
 #     worker 1   session.run(["loss", "train"], feeds) ──────── waits ─────────────────────────────────┴──► values
 #
-# All feed the whole batch. What each is asked for, and feeds, is compared while the run goes on (`beside`). Where each
-# worker reads by itself what a run has left, worker 0 begins no other one before all have come to it.
+# All workers feed the whole batch. Their fetches and feeds are compared while the run goes on (`Beside`). Where all
+# workers read variables by themselves after a run, worker 0 begins the next run only when all have called it.
 
 _WIDTH = 200
 _LOOK = 1.0
-"""Seconds from one look at who has left to the next."""
+"""Seconds between two looks which workers have left."""
 _HINT = "stages are no replicas: every worker makes the same calls, and feeds the whole batch"
 _HINT_GONE = "look at what it printed last: do all workers run the same program, and have equally many batches?"
 _OF_FEEDS = (ValueError, TypeError)
-"""What a session raises for feeds that do not fit; the errors of what it runs are OpErrors."""
+"""Errors of a session for feeds that do not fit; the errors of operations are OpErrors."""
 
 
 class ChiefDrivenSession:
-    """What a tf.compat.v1.Session does, done by worker 0 for all.
+    """A tf.compat.v1.Session that worker 0 runs for all workers.
 
     Args:
-        session: on the stages of all workers; of other workers, one that runs nothing of the program's steps.
-        seconds: how long to wait for the others.
-        all_read: each worker reads by itself what a run has left.
-        free: operations that free what does not go with the session.
+        session: on worker 0, one on the stages of all workers; on others, one that runs no step.
+        all_read: whether each worker reads variables by itself after a run.
+        free: operations that free the resources that outlive the session.
 
     Attributes:
-        changed: what else all workers have in common in the next run, by name.
-        writes: operations, with feeds, that worker 0 runs before the next run, once all have come to it.
+        changed: descriptions of other values that must be equal in all workers in the next run, by name.
+        writes: operations, with feeds, that worker 0 runs before the next run, once all workers have called it.
     """
 
     def __init__(
@@ -245,7 +237,7 @@ class ChiefDrivenSession:
         self._end = None
         if member.is_chief or all_read:
             self._end = weakref.finalize(self, _close, session, relay, member, free)
-            self._end.atexit = member.is_chief  # what others hold goes with their processes
+            self._end.atexit = member.is_chief  # resources on other workers end with their processes
 
     @property
     def graph(self) -> Any:
@@ -253,14 +245,14 @@ class ChiefDrivenSession:
         return self.session.graph
 
     def close(self) -> None:
-        """Release the sessions' resources; others than worker 0 wait until it has done so."""
+        """Release the session's resources; the other workers wait until worker 0 has done so."""
         if self._end is not None:
             self._end()
         else:
             _close(self.session, self._relay, self._member, ())
 
     def leave(self) -> None:
-        """Close the session of a program that has failed, and wait for nobody."""
+        """Close the session of a program that has failed, without waiting for other workers."""
         if self._member.is_chief:
             self.close()
             return
@@ -269,21 +261,21 @@ class ChiefDrivenSession:
         self._relay.leave()
 
     def abandon(self) -> None:
-        """Leave the sessions as they are until the process ends."""
+        """Mark the sessions as closed, without closing them, until the process ends."""
         if self._end is not None:
             self._end.detach()
         abandon(self.session)
         self._relay.leave()
 
     def start_cancel(self) -> None:
-        """End what runs, by closing its session from another thread."""
+        """End the present run by closing its session; called from another thread."""
         self._running.close()
 
     def run(self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None) -> Any:
         """Run tensors and operations of the graph on worker 0, for all workers.
 
         Raises:
-            ClusterError: this worker has not called what worker 0 has.
+            ClusterError: the workers' calls differ, or a worker has left.
         """
         elements = self._tf.nest.flatten(fetches)
         names = [element.name for element in elements]
@@ -316,11 +308,11 @@ class ChiefDrivenSession:
         return self._tf.nest.pack_sequence_as(fetches, [values[name] for name in names])
 
     def _await_others(self) -> None:
-        """Wait until all have come to the run: they may still read what the last one has left.
+        """Wait until all workers have called the run: before, they may still read variables after the last one.
 
         Raises:
-            EOFError: one of them comes to none any more; it says which.
-            ClusterError: they do not do the same, or somebody is missing.
+            EOFError: a worker has left; the message is its name.
+            ClusterError: the workers' calls differ, or a worker is missing.
         """
         while not self._beside.is_done(_LOOK):
             if left := self._relay.left():
@@ -330,7 +322,7 @@ class ChiefDrivenSession:
             raise self._diverged(problem)
 
     def take_no_more_part(self) -> None:
-        """Come to no run any more, and tell worker 0."""
+        """Take part in no run any more, and tell worker 0."""
         if not self._member.is_chief:
             self._relay.leave()
 
@@ -338,7 +330,7 @@ class ChiefDrivenSession:
         try:
             values: list[Any] = self.session.run(elements, feeds, options=options)
         except (self._tf.errors.OpError, *_OF_FEEDS) as error:
-            if not is_of_the_job(error):  # it is the program's own, in all workers
+            if not is_of_the_job(error):  # the program's computation has failed: all workers raise this error
                 code = getattr(error, "error_code", type(error).__name__)
                 failed = {"fetches": names, "error": [code, getattr(error, "message", str(error))]}
                 self._send([json.dumps(failed).encode()])
@@ -361,7 +353,7 @@ class ChiefDrivenSession:
         return dict(zip(theirs["fetches"], map(self._decoded, texts), strict=True))
 
     def _error(self, code: int | str, message: str) -> Exception:
-        """Return the error that worker 0 has got from the program's own computation."""
+        """Return the error of the program's computation that worker 0 has sent."""
         for kind in _OF_FEEDS:
             if code == kind.__name__:
                 return kind(message)
@@ -369,7 +361,7 @@ class ChiefDrivenSession:
         return made
 
     def _diverged(self, problem: ClusterError) -> ClusterError:
-        """Return the error of workers that do not do the same; worker 0 is not waited for any more."""
+        """Leave the relay, to end without worker 0, and return the error of workers whose calls differ."""
         if not self._member.is_chief:
             self._relay.leave()
         return problem
@@ -385,11 +377,11 @@ class ChiefDrivenSession:
 
 
 def _close(session: Any, relay: Relay, member: Membership, free: Sequence[Any]) -> None:
-    """Release what a session holds, unless somebody is gone, who would be waited for, or all end with the program."""
+    """Close a session, unless TensorFlow would wait for a worker that is gone, or the program of worker 0 ends."""
     others_are_there = not member.is_chief or all_answer(member.workers[1:])
     if others_are_there and (not member.is_chief or threading.main_thread().is_alive()):
         with suppress(Exception):
-            if free and relay.leave_as_one_of_all():  # others may still read what is there
+            if free and relay.leave_as_one_of_all():  # only the last: others may still read variables
                 session.run(free)
         session.close()
     else:
@@ -398,7 +390,6 @@ def _close(session: Any, relay: Relay, member: Membership, free: Sequence[Any]) 
 
 
 def _account(what: str, names: Sequence[str], feeds: Mapping[Any, Any], changed: Mapping[str, str]) -> StepAccount:
-    """Return what a worker tells of a run."""
     fed = {f"'{key if isinstance(key, str) else key.name}'": described(value) for key, value in feeds.items()}
     return StepAccount(what, {"what is fetched": _listed(sorted(set(names))), **fed, **changed}, hint=_HINT)
 

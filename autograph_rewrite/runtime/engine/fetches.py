@@ -1,9 +1,9 @@
-"""Fetches by original name: assembled from instances, or a variable read before or after the run.
+"""Fetch by original name: assemble a value from its instances, or read a variable before or after the run.
 
     blocks ─► concatenated     contributions ─► added     variable ─► read before the run, a reference behind it
 
-A v1 Session hands out a resource variable's value from a read that nothing orders; it has no inputs, so it comes before
-the updates of the step. Of a reference variable it hands out the buffer itself, which holds what the run left there.
+A v1 Session fetches a resource variable by a read that is not ordered with the step; as it has no inputs, it runs
+before the updates. For a reference variable it returns the buffer itself, which holds the value after the run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _COMBINE = {
 
 
 class Fetch(NamedTuple):
-    """How one original fetch is put together.
+    """The assembly of one original fetch.
 
     Attributes:
         placement: how the values of the tensors combine; None for operations, which have no value.
         segments: of blocks, if they have some (`passes.emit.tensor_map.View`).
-        variable: the variable whose value it is, read on its own; empty where the elements give the value.
-        late: the variable is read after the run, else before it.
-        joins: how the devices of each replica put together what they have (`View`).
+        variable: the variable whose value it is, read separately; empty where the elements give the value.
+        late: whether the variable is read after the run, else before it.
+        joins: how the blocks on the devices of each replica combine (`View`).
     """
 
     elements: tuple[Any, ...]
@@ -49,7 +49,7 @@ class Fetch(NamedTuple):
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of what is fetched or fed; a variable stands for its value, an assignment for the value after it.
+    """Return the name of a fetch or feed; a variable stands for its value, an assignment for the value after it.
 
     Raises:
         RewriteError: it has no name.
@@ -95,7 +95,7 @@ def assemble(fetch: Fetch, got: Sequence[Any]) -> Any:
 
 
 def _together(got: Sequence[Any], placement: Placement) -> Any:
-    """Return the whole of what is placed so."""
+    """Return the full value from the parts of a value with this placement."""
     if len(got) == 1 or not placement.differs:
         return got[0]
     if placement.is_split:
@@ -104,7 +104,7 @@ def _together(got: Sequence[Any], placement: Placement) -> Any:
 
 
 def _in_order(blocks: Sequence[Any], dim: int, segments: Sequence[int]) -> Any:
-    """Return the rows of all blocks, those of the first segment of each before those of the second."""
+    """Return the rows of all blocks, with the first segments of all blocks before the second ones."""
     ends = np.cumsum(segments)[:-1]
     parts = [np.split(block, ends * (block.shape[dim] // sum(segments)), dim) for block in blocks]
     return np.concatenate([part for segment in zip(*parts, strict=True) for part in segment], axis=dim)

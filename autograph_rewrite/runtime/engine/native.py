@@ -1,10 +1,10 @@
-"""Call a graph as a function that was not traced: its FunctionDef is made, registered, run by name.
+"""Call a graph as a function without tracing it: make its FunctionDef, register it, and execute it by name.
 
-Executing by name is how TensorFlow calls its own functions, at half the start-up cost of the public call op; the
-modules for it are private, so where they are gone or different, the public way is taken.
+TensorFlow calls its own functions by name, at half the start-up cost of the public call op. The modules for it are
+private: where they are missing or different, the public op is used.
 
 Grappler is switched off for functions on CPUs: it took up to three quarters of the first step and never made a later
-one faster. On accelerators it chooses layouts and stays on.
+step faster. On accelerators it chooses layouts and stays on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ from autograph_rewrite.requires import tensorflow
 
 
 def new_name(base: str) -> str:
-    """Return a function name that nothing else has."""
+    """Return a unique function name."""
     return f"{OWN_FUNCTIONS}{base}_{uuid.uuid4().hex[:12]}"
 
 
 class Call:
-    """A function that is registered as long as this lives. Call it with flat tensors, eagerly or in a traced function.
-
-    Args:
-        on_cpu: whether all of it runs on CPUs.
+    """A function, registered as long as this object lives. Call it with flat tensors, eagerly or in a traced function.
 
     Attributes:
         types: of the results.
@@ -62,14 +59,13 @@ class Call:
 
         Args:
             inputs: one tensor per argument.
-            cancellation: what `cancellation_manager` gave; cancelling it ends the call.
+            cancellation: a manager from `cancellation_manager`; cancelling it ends the call.
         """
         if self._private is None or not self._tf.executing_eagerly():
             return self.add_op(inputs)[0]
         return self._execute(self._name, len(self.types), inputs, cancellation)
 
     def _execute(self, name: str, count: int, inputs: Sequence[Any], cancellation: Any) -> list[Any]:
-        """Run a registered function eagerly."""
         assert self._private is not None
         context, execute = self._private
         attrs = ("executor_type", "", "config_proto", self._config)
@@ -81,12 +77,10 @@ class Call:
         return results
 
     def looped(self, inputs: Sequence[Any], stacked: Stacked, cancellation: Any = None) -> list[Any]:
-        """Do several steps, each of which is a call, in one eager call; return the results of the last one.
+        """Do several steps, each a call of the function, in one eager call; return the last results.
 
         Args:
-            inputs: one tensor per argument.
             stacked: which of them have rows.
-            cancellation: what `cancellation_manager` gave.
         """
         key = stacked, tuple(one.dtype for one in inputs)
         if key not in self._loops:
@@ -97,7 +91,7 @@ class Call:
         return self._execute(concrete.name, len(self.types) + 1, inputs, cancellation)[1:]
 
     def _traced_loop(self, stacked: Stacked, types: tuple[Any, ...]) -> Any:
-        """Return the loop as a concrete function, which returns first how many steps it has done."""
+        """Return the loop as a concrete function; its first result is the number of steps done."""
 
         def steps(*inputs: Any) -> list[Any]:
             number, results = run_steps(self.add_op, self.types, inputs, stacked)
@@ -113,11 +107,7 @@ class Call:
 
 
 def add_call(name: str, types: Sequence[Any], inputs: Sequence[Any], config: bytes = b"") -> tuple[list[Any], Any]:
-    """Add a call of a known function to the graph under construction; return its results, and the operation.
-
-    Args:
-        types: of the results.
-    """
+    """Add a call of a known function to the graph under construction; return its results, and the operation."""
     tf = tensorflow()
     made = tf.raw_ops.StatefulPartitionedCall(args=list(inputs), Tout=types, f=name, config_proto=config)
     if tf.executing_eagerly():
@@ -126,7 +116,7 @@ def add_call(name: str, types: Sequence[Any], inputs: Sequence[Any], config: byt
 
 
 def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
-    """Return the encoded ConfigProto of the calls: the process's own, with or without Grappler."""
+    """Return the encoded ConfigProto of the calls: that of the process, with or without Grappler."""
     config = tf.compat.v1.ConfigProto()
     if private is not None:
         config.ParseFromString(private[0].context().function_call_options.config_proto_serialized)
@@ -137,7 +127,7 @@ def _config(tf: Any, private: tuple[Any, Any] | None, on_cpu: bool) -> bytes:
 
 
 def _register(tf: Any, private: tuple[Any, Any] | None, function: EncodedFunction) -> Any:
-    """Make TensorFlow know a function and what it refers to; return what must be kept for that."""
+    """Register a function and its library with TensorFlow; return an object that keeps the registration alive."""
     if private is None:  # wrapping an imported graph registers the functions in its library
         return tf.compat.v1.wrap_function(lambda: add_library(function), [])
     context = private[0].context()
@@ -151,7 +141,7 @@ def _register(tf: Any, private: tuple[Any, Any] | None, function: EncodedFunctio
 
 
 def add_library(function: EncodedFunction) -> None:
-    """Make the default graph know a function and those that it calls."""
+    """Add a function and its library to the default graph."""
     tf = tensorflow()
     graph = tf.compat.v1.GraphDef()
     for definition in (*function.library, function.definition):
@@ -160,7 +150,7 @@ def add_library(function: EncodedFunction) -> None:
 
 
 class _Registration:
-    """Removes a function when nobody can call it any more."""
+    """Removes a function from TensorFlow when its `Call` is deleted."""
 
     def __init__(self, context: Any, name: str) -> None:
         self._remove: Callable[[str], None] = context.remove_function
@@ -181,7 +171,7 @@ def on_cpu(devices: Iterable[str]) -> bool:
 #     handles on a CPU ──► one variant, packed once ──► function ──► values, and stacks of values
 #     other handles    ─────────────────────────────►
 #
-# An argument costs a call about half a microsecond, so those of a CPU are given as one.
+# Each argument of a call costs about half a microsecond, so the handles on a CPU are passed as one argument.
 
 
 class Reader:
@@ -189,7 +179,8 @@ class Reader:
 
     Args:
         types: of the variables, as TensorFlow's enum.
-        stacks: which variables (by position) are read as the rows of one tensor: of one type, shape and CPU each.
+        stacks: which variables (by position) are read as the rows of one tensor: those of a stack have one type, shape
+            and CPU.
     """
 
     def __init__(self, handles: Sequence[Any], types: Sequence[int], stacks: Sequence[Sequence[int]] = ()) -> None:
@@ -232,7 +223,7 @@ class Reader:
         self._call = Call(of_nodes(name, given, [*nodes, *more], results, made))
 
     def __call__(self) -> list[Any]:
-        """Return the values of those that are read by themselves, in order, and then the stacks."""
+        """Return the values of the variables outside stacks, in order, and then the stacks."""
         return self._call(self._arguments)
 
 
@@ -241,15 +232,15 @@ class Reader:
 #     graph     x = Placeholder      loss = Mean(x)         train = NoOp(^assign)
 #     function  x: an argument       returns loss:output:0  must run: train
 #
-# TensorFlow traces nothing here, and so adds nothing: the control dependencies that tf.function makes up for stateful
-# ops would chain the collectives of different devices, and tie together nodes of different loop frames.
+# TensorFlow does not trace the graph, and so adds no nodes or edges: the control dependencies that tf.function adds
+# between stateful ops would chain the collectives of different devices, and connect nodes of different loop frames.
 
 _SIGNATURE, _NODE_DEF, _RET, _ATTR, _CONTROL_RET = 1, 3, 4, 5, 6  # FunctionDef
 _NAME, _INPUT_ARG, _OUTPUT_ARG, _IS_STATEFUL, _CONTROL_OUTPUT = 1, 2, 3, 17, 20  # OpDef
 _ARG_NAME, _ARG_TYPE = 1, 3  # OpDef.ArgDef
 _TRUE = b"\x28\x01"  # AttrValue{b: true}
 _DONE = "autograph_rewrite/done"
-_OWN_GROUP = "_autograph_own_group"  # marks a key that was changed already
+_OWN_GROUP = "_autograph_own_group"  # marks a changed key, which collectives may share
 
 
 @dataclass(frozen=True)
@@ -288,7 +279,6 @@ class Stack(NamedTuple):
     """Variables of one type and shape, whose values are the rows of one tensor.
 
     Attributes:
-        handles: placeholders.
         dtype: of the variables, as TensorFlow's enum.
     """
 
@@ -298,11 +288,11 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadAfter:
-    """Variables to read when all else has run.
+    """Variables to read after everything else has run.
 
     Attributes:
-        single: types of those that are read one by one, by placeholder; what the graph lacks is dropped.
-        stacks: lists of what is read as rows; each list is on one device.
+        single: types of the variables that are read one by one, by placeholder; those that the graph lacks are dropped.
+        stacks: lists of variables that are read as rows; each list is on one device.
     """
 
     single: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -316,13 +306,13 @@ class ReadAfter:
 
 @dataclass(frozen=True)
 class FunctionSignature:
-    """What a function takes, returns and runs.
+    """The arguments, results and effects of a function.
 
     Attributes:
         arguments: placeholders to turn into arguments; those that the graph lacks, or does not need, are dropped.
         outputs: tensors to return, as `node:index`.
-        read_after: arguments that are handles of variables: the values that these have when all else has run are
-            returned as well, after the outputs.
+        read_after: arguments that are handles of variables: their values after everything else has run are returned,
+            too, after the outputs.
     """
 
     arguments: Sequence[str] = ()
@@ -333,12 +323,12 @@ class FunctionSignature:
 
 @no_garbage_collection()
 def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes | None = None) -> EncodedFunction:
-    """Make a function of a graph; nodes that nothing returned or run depends on are left out.
+    """Make a function of a graph; leave out nodes that no output or target depends on.
 
     Args:
         data: an encoded GraphDef, as `ir.format.serde` writes it: the fields of each node in order.
-        salt: of the group keys of its collectives; None: such that no other function of this process has them; b"":
-            those of the plan. What a job of several processes runs is to have the same in all of them.
+        salt: of the group keys of its collectives; None: one of this graph alone; b"": the keys of the plan. All
+            processes of a job must use the same.
 
     Raises:
         GraphError: an output or target does not exist.
@@ -379,12 +369,11 @@ def build(data: bytes, name: str, signature: FunctionSignature, *, salt: bytes |
 def of_nodes(
     name: str, arguments: Sequence[int], nodes: Sequence[bytes], results: Sequence[str], types: Sequence[int]
 ) -> EncodedFunction:
-    """Make a function of nodes that are written as those of a function are.
+    """Make a function of nodes that already have the syntax of a function's nodes.
 
     Args:
         arguments: the types of `a0`, `a1` and so on.
         nodes: encoded, as `node` fields of GraphDef.
-        types: of the results.
     """
     parts = [delimited(_SIGNATURE, _op_def(name, arguments, types, ())), *map(_as_node_def, nodes)]
     parts += [_entry(_RET, f"o{i}", result.encode()) for i, result in enumerate(results)]
@@ -415,7 +404,7 @@ def _read(data: bytes) -> tuple[dict[str, _Node], tuple[bytes, ...]]:
 
 
 def _read_node(data: bytes, at: int, stop: int) -> _Node:
-    """Read name, op and inputs, which come first."""
+    """Read name, op and inputs, which are the first fields; keep the rest as bytes."""
     name = op = ""
     inputs: list[str] = []
     while at < stop:
@@ -437,8 +426,8 @@ def _read_node(data: bytes, at: int, stop: int) -> _Node:
 def _separate_groups(nodes: dict[str, _Node], salt: bytes) -> None:
     """Give the collectives of this graph group keys that no graph with another salt has.
 
-    All functions of a process share one table of collectives, in which TensorFlow remembers type and shape of each
-    instance of a group; another function's collective with the same keys would be refused, and with it all later ones.
+    All functions of a process share one table of collectives, in which TensorFlow stores type and shape of each
+    instance of a group. It would refuse another function's collective with the same keys, and then all later ones.
     """
     for node in list(nodes.values()):
         if not has(node.op, "exchanges"):
@@ -461,7 +450,7 @@ def _split(tensor: str) -> tuple[str, int]:
 
 
 def _needed(nodes: Mapping[str, _Node], roots: Iterable[str]) -> set[str]:
-    """Return the names of the roots and of all they depend on."""
+    """Return the names of the roots and of all nodes that they depend on."""
     found: set[str] = set()
     pending = list(roots)
     while pending:
@@ -486,7 +475,7 @@ class _Writer:
         self._slots: dict[str, list[str]] = {}  # by op; by op and node where the number of outputs varies
 
     def node(self, node: _Node) -> bytes:
-        """Encode a node as a field of FunctionDef; an argument becomes nothing."""
+        """Encode a node as a field of FunctionDef; b"" for an argument."""
         if node.name in self._arguments:
             return b""
         known = self._references
@@ -500,7 +489,7 @@ class _Writer:
         return _as_node_def(wire.write_node(node.name.encode(), node.op.encode(), inputs, b"", node.rest))
 
     def _reference(self, text: str) -> bytes:
-        """Return an input in the syntax of functions; nobody needs to wait for an argument."""
+        """Return an input in the syntax of functions; b"" for a control edge from an argument, which needs no wait."""
         if text[0] == "^":
             return b"" if text[1:] in self._arguments else text.encode()
         return self.slot(*_split(text)).encode()
@@ -542,14 +531,14 @@ def _slots(node: _Node) -> list[str]:
 def _reads(
     reads: ReadAfter, taken: Mapping[str, str], last: Iterable[str], by_rows: Collection[str]
 ) -> tuple[list[bytes], list[str], list[int]]:
-    """Return nodes that read variables when the nodes in `last` have run; references to what they read, and its types.
+    """Return nodes that read variables after the nodes in `last`, references to the values, and the types of these.
 
     Args:
-        by_rows: variables of which rows are updated: reads are to share their buffers again.
+        by_rows: variables of which rows are updated: later reads are made to share their buffers again.
     """
     done = wire.write_node(_DONE.encode(), b"NoOp", [f"^{name}".encode() for name in dict.fromkeys(last)], b"", b"")
     single = [(taken[node], dtype) for node, dtype in reads.single.items() if node in taken]
-    # An op that updates rows lets all later reads copy the whole variable, so that it need not look who has its buffer.
+    # An op that updates rows switches its variable to copying reads: each later read would copy the whole variable.
     shared = {f"{_DONE}/share{i}": taken[node] for i, node in enumerate(n for n in reads.single if n in by_rows)}
     nodes, results = read_each(f"{_DONE}/", single, [_DONE, *shared])
     nodes += [encoded(name, "DisableCopyOnRead", [handle, f"^{_DONE}"], {}) for name, handle in shared.items()]
@@ -573,7 +562,6 @@ def _as_node_def(encoded: bytes) -> bytes:
 
 
 def _op_def(name: str, inputs: Iterable[int], outputs: Iterable[int], targets: Iterable[str]) -> bytes:
-    """Encode the OpDef of a function."""
     parts = [delimited(_NAME, name.encode())]
     parts += [delimited(_INPUT_ARG, _arg(f"a{i}", dtype)) for i, dtype in enumerate(inputs)]
     parts += [delimited(_OUTPUT_ARG, _arg(f"o{i}", dtype)) for i, dtype in enumerate(outputs)]
@@ -587,17 +575,16 @@ def _arg(name: str, dtype: int) -> bytes:
 
 
 def _entry(field: int, key: str, value: bytes) -> bytes:
-    """Encode one entry of a map."""
     return delimited(field, delimited(1, key.encode()) + delimited(2, value))
 
 
-# Nodes of a function that read variables: one by one, or all of a device by one node, some as the rows of a tensor.
+# Nodes of a function that read variables: one by one, or all of a device by one node, some stacked as rows of a tensor.
 #
 #     any handle            ──► ReadVariableOp
 #     handles on one device ──► _ReadVariablesOp ──► values
 #                                                └─► Pack ──► one tensor of those of one type and shape
 #
-# A node takes about a microsecond, and so does making a tensor object of each result of a function.
+# A node takes about a microsecond, and so does the tensor object for each result of a function.
 
 Handles = Sequence[tuple[str, int]]
 """References to handles of variables, as a function's nodes spell them, with the types of the variables."""
@@ -607,7 +594,7 @@ def read_each(prefix: str, handles: Handles, controls: Iterable[str] = ()) -> tu
     """Return nodes that read one variable each, and references to the values.
 
     Args:
-        controls: nodes that are to have run.
+        controls: nodes that must have run before.
     """
     waits = [f"^{name}" for name in controls]
     nodes = [
@@ -623,7 +610,7 @@ def read_together(
     """Return one node that reads variables of one device, and references to the values.
 
     Args:
-        controls: nodes that are to have run.
+        controls: nodes that must have run before.
         device: "": that of the handles.
     """
     types = [dtype for _, dtype in handles]
@@ -633,7 +620,7 @@ def read_together(
 
 
 def stack(name: str, values: Sequence[str], dtype: int, device: str = "") -> tuple[bytes, str]:
-    """Return a node that makes values of one type and shape the rows of a tensor, and a reference to it.
+    """Return a node that stacks values of one type and shape as the rows of a tensor, and a reference to the tensor.
 
     Args:
         dtype: of the values, as TensorFlow's enum.
@@ -661,20 +648,20 @@ def encoded(name: str, op: str, inputs: Iterable[str], attrs: Mapping[str, bytes
 #         results = step(...)   all replicas are in the one body, so their collectives meet in one loop
 #     results                   those of the last step
 #
-# An iteration begins when the one before has ended, with all that it writes: the call of the step is one node, and the
-# loop carries what it returns. If a step fails, for its data have ended, those before it stay done.
+# An iteration begins when the one before has ended, with all its writes: the call of the step is one node, and the loop
+# carries its results. If a step fails, as at the end of its data, the steps before it remain done.
 
 
 OneStep = Callable[[Sequence[Any]], tuple[list[Any], Any]]
-"""Adds one step; returns its results, and the operation that does it."""
+"""Adds one step; returns its results, and the operation that runs it."""
 
 
 class Stacked(NamedTuple):
-    """How the steps of a run are given their arguments.
+    """How the arguments of a run divide into those of its steps.
 
     Attributes:
-        rows: for each argument, whether its rows are those of the steps.
-        steps: how many there are where no argument has rows.
+        rows: for each argument, whether it has one row per step.
+        steps: the number of steps if no argument has rows.
     """
 
     rows: tuple[bool, ...]
@@ -682,10 +669,10 @@ class Stacked(NamedTuple):
 
 
 def run_steps(step: OneStep, types: Sequence[Any], inputs: Sequence[Any], stacked: Stacked) -> tuple[Any, list[Any]]:
-    """Add the loop to the graph under construction; return how many steps it has done, and the last step's results.
+    """Add the loop to the graph under construction; return the number of steps done, and the last step's results.
 
     Args:
-        inputs: tensors, [steps, ...] those that have rows.
+        inputs: one tensor per argument; those with rows have the shape [steps, ...].
     """
     tf = tensorflow()
     sizes = [tf.shape(one)[0] for one, has_rows in zip(inputs, stacked.rows, strict=True) if has_rows]

@@ -1,7 +1,7 @@
-"""Graph mode: a Session that takes the original names of feeds, fetches and variables.
+"""Graph mode: run a rewritten graph in a Session that takes the original names of feeds, fetches and variables.
 
-A tensor that was split is fetched as its blocks and concatenated, a partial one is added up; variables are read and
-written whole, in all their copies.
+A split tensor is fetched as its blocks, which are concatenated; a partial one is combined. Variables are read as full
+values, and written in all their copies.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from autograph_rewrite.training_graph import TrainingGraph, Variable
 
 
 class DistributedSession:
-    """A tf.compat.v1.Session behind the original names. Use it as a context manager.
+    """A tf.compat.v1.Session that takes the original names. Use it as a context manager.
 
     Args:
         item: rewritten, or an original to run as it is.
         target: address of a server; "": this process, or its job.
-        all_read: what worker 0 runs for all, each of them reads by itself.
+        all_read: whether each worker reads variables by itself where worker 0 runs the steps for all.
 
     Attributes:
-        whole_variables: what reads and writes the variables.
-        driven: the session where worker 0 runs everything for all, who make the same calls; None: each runs its own.
+        whole_variables: reads and writes the variables as full values.
+        driven: the session that worker 0 runs for all workers, which make the same calls; None: each runs its part.
     """
 
     def __init__(self, item: TrainingGraph, config: Any = None, target: str = "", *, all_read: bool = False) -> None:
@@ -94,15 +94,11 @@ class DistributedSession:
             self.run_ops([self.graph.get_operation_by_name(name) for name in added])
 
     def _make_coordinator(self, seconds: float) -> Coordinator:
-        """Return what happens with the other workers when a run fails.
-
-        Args:
-            seconds: without progress, after which a run is ended.
-        """
+        """Return the coordinator with the other workers."""
         if self._member is None:
             return Coordinator()
         plan, session = self.item.report.plan, self._session
-        alone = plan.is_asynchronous or plan.is_driven  # they go on by themselves, or as worker 0 tells
+        alone = plan.is_asynchronous or plan.is_driven  # workers go on by themselves, or as worker 0 tells them
         failed = None if alone else FailedSteps(self._member)
         watchdog = connect.watchdog_of(self._member, self.item, session, seconds, failed)
         leave = self.driven.abandon if self.driven is not None else functools.partial(abandon, session)
@@ -119,12 +115,12 @@ class DistributedSession:
             self.close()
 
     def fetch_apart(self, operations: Iterable[Any]) -> None:
-        """Let workers differ in whether they fetch some operations, which meet nobody: each decides what it reads."""
+        """Let workers differ in whether they fetch some operations, which exchange nothing."""
         if self._digest is not None:
             self._digest.apart.update(operations)
 
     def take_no_more_part(self) -> None:
-        """Tell who runs for all that this worker comes to no run any more."""
+        """Tell worker 0, if it runs for all, that this worker takes part in no run any more."""
         if self.driven is not None:
             self.driven.take_no_more_part()
 
@@ -147,14 +143,14 @@ class DistributedSession:
         Args:
             fetches: an original name, tensor or operation, or a nest of them; None for nothing.
             feed_dict: values by original name or tensor.
-            timeout_ms: give up after this long; by default after `timeout_seconds` where replicas wait for each other:
-                of mirrored variables in any case, of several processes only if nothing is computed meanwhile.
-            changed: what else has to be equal in all workers, by name.
-            besides: what else is fed, by tensor of `graph`.
+            timeout_ms: give up after this long; by default after `timeout_seconds` in one process with mirrored
+                variables, and never else: several processes have a watchdog.
+            changed: descriptions of other values that must be equal in all workers, by name.
+            besides: further feeds, by tensor of `graph`.
 
         Raises:
             GraphError: a name is unknown or was pruned, batch sizes differ, or the run would write other variables.
-            ClusterError: the step did not finish in time, or the workers were not given the same.
+            ClusterError: the step did not finish in time, or the inputs of the workers differ.
         """
         names = [name_of(fetch) for fetch in self._tf.nest.flatten(fetches)]
         found = [self._names.fetch(name) for name in names]
@@ -192,7 +188,7 @@ class DistributedSession:
         """Run the step.
 
         Raises:
-            ClusterError: somebody is missing, or was in an earlier run, or the workers were not given the same.
+            ClusterError: a worker is missing, or was in an earlier run, or the inputs of the workers differ.
         """
         updates = not self._targets.isdisjoint(wanted)
         self._coordinator.before_step(updates=updates)
@@ -206,10 +202,10 @@ class DistributedSession:
         return got
 
     def _carry_on(self) -> None:
-        """Go on after an error: so must all, and each may have updated something else.
+        """Go on after an error, together with all workers; refuse if their variables differ.
 
-        Variables are compared when no step writes them any more: who comes late to the step that has failed elsewhere
-        may still update what is on servers, as decayed slots.
+        Variables are compared after all have met, when no step writes them any more: a worker that comes late to a step
+        which has failed elsewhere may still update variables on servers, as decayed slots.
         """
         assert self._member is not None
         plan = self.item.report.plan
@@ -220,7 +216,7 @@ class DistributedSession:
         self._clear_servers()
 
     def _run_steps(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
-        """Run one step, or several in a loop (`steps_per_run`), and compare what all workers were given."""
+        """Run one step, or several in a loop (`steps_per_run`), and compare the inputs of all workers."""
         if self.driven is not None:
             self.driven.changed = changed
         digest = self._digest.before(wanted, feeds, changed) if self._digest is not None else None
@@ -244,14 +240,14 @@ class DistributedSession:
     def run_ops(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, options: Any = None, *, alone: bool = False
     ) -> Any:
-        """Run something of the graph; of several processes, watch the others meanwhile.
+        """Run a part of the graph; in a job of several processes, watch the others meanwhile.
 
         Args:
             fetches: tensors and operations of `graph`, as for a tf.compat.v1.Session.
-            alone: others do not call this, though worker 0 drives them all.
+            alone: whether only this worker calls this, even if worker 0 drives them all.
 
         Raises:
-            ClusterError: somebody is missing, or was in an earlier run.
+            ClusterError: a worker is missing, or was in an earlier run.
         """
         watchdog = self._coordinator.watchdog
         if watchdog is None:
@@ -263,7 +259,7 @@ class DistributedSession:
             watchdog.doing = f"run {self._steps} of the session"
             wanted = tuple(getattr(fetch, "name", "") for fetch in self._tf.nest.flatten(fetches))
             return watchdog.run(lambda: session.run(fetches, feeds, options=options), wanted)
-        except ClusterError as error:  # of a run that worker 0 makes for all
+        except ClusterError as error:  # raised by `ChiefDrivenSession.run`
             self._coordinator.end(error)
             raise
         except self._tf.errors.OpError as error:
@@ -275,12 +271,12 @@ class DistributedSession:
             raise problem from error
 
     def _clear_servers(self) -> None:
-        """Let all workers go on with empty servers; all have come here."""
+        """Empty the stores on servers, together with all workers."""
         plan = self.item.report.plan
         if self._member is None or not plan.homes or plan.is_asynchronous:
             return
         drain_stores(self._session, own=not self._member.is_chief)
-        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)  # nobody begins before worker 0 is done
+        Rendezvous(self._member, plan.timeout_seconds).meet(CARRY_ON)  # no worker begins a step before 0 is done
 
     def _check_batch(self, feeds: Mapping[str, Any]) -> dict[str, int]:
         sizes = {}
@@ -292,7 +288,7 @@ class DistributedSession:
         return sizes
 
     def read_variable(self, name: str) -> np.ndarray[Any, Any]:
-        """Return the value of a variable by its original name; of one in `item.state`, one row per replica.
+        """Return the value of a variable by its original name; for one in `item.state`, one row per replica.
 
         Raises:
             GraphError: there is no such variable.
@@ -303,7 +299,7 @@ class DistributedSession:
         """Return the values of many variables in one run, by original name; None for all of the original graph.
 
         Raises:
-            GraphError: there is no such variable, or each replica has a component of it that comes to no one value.
+            GraphError: there is no such variable, or each replica has a component of it without an aggregation.
         """
         wanted = list(self.item.variables) if names is None else list(names)
         self.whole_variables.require_readable(wanted if names is not None else ())
@@ -326,18 +322,18 @@ class DistributedSession:
         meeting = None
         if self._member is not None and any(map(is_apart, map(self.item.variables.get, values))):
             meeting = Rendezvous(self._member, self.item.report.plan.timeout_seconds)
-            meeting.meet(WRITE)  # none of them still reads what is in the shards of this one
+            meeting.meet(WRITE)  # no other worker still reads the shards of this one
         self.run_ops([ops for ops, _ in writes], fed)
         if meeting is not None:
-            meeting.meet(WRITE)  # each has written its shards before one reads those of others
+            meeting.meet(WRITE)  # all workers have written their shards before any reads those of others
         if self._digest is not None:
             self._digest.wrote({name: v for name, v in values.items() if name not in self.item.state})
 
     def average_variables(self) -> None:
-        """With `local_sgd`, average now what replicas have trained by themselves; in a job all workers call it.
+        """With `local_sgd`, average the variables that replicas have trained by themselves; all workers call this.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         report = self.item.report
         names = report.averaged if report is not None else ()
@@ -347,7 +343,7 @@ class DistributedSession:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `tf.compat.v1.train.Saver` takes to save and restore what the rewrite added, by name and replica."""
+        """The variables that the rewrite has added, by name and replica, for `tf.compat.v1.train.Saver`."""
         return {
             f"{name}/replica_{replica}": read
             for name in self.item.state
@@ -356,7 +352,7 @@ class DistributedSession:
 
     @property
     def tf_session(self) -> Any:
-        """The tf.compat.v1.Session that runs the graph, for what insists on one, as a Saver does."""
+        """The tf.compat.v1.Session that runs the graph, for code that needs this type, as a Saver does."""
         return self.driven.session if self.driven is not None else self._session
 
 
@@ -367,11 +363,7 @@ class DistributedSession:
 
 
 class GateFeeds:
-    """The gates of one graph.
-
-    Args:
-        targets: names of the operations that train.
-    """
+    """The gates of one graph."""
 
     def __init__(self, graph: Any, targets: Collection[str]) -> None:
         ops = (op for op in graph.get_operations() if op.type == "PlaceholderWithDefault")
@@ -380,13 +372,13 @@ class GateFeeds:
         self._known: dict[str, bool] = {}
 
     def feeds(self, fetched: Iterable[Any]) -> dict[str, float]:
-        """Return what to feed besides, to run some tensors and operations."""
+        """Return the feeds to add for a run of some tensors and operations."""
         if not self._names or any(self._trains(getattr(element, "op", element)) for element in fetched):
             return {}
         return dict.fromkeys((f"{name}:0" for name in self._names), 0.0)
 
     def _trains(self, root: Any) -> bool:
-        """Return whether an operation needs one that trains, by any way but through a gate."""
+        """Return whether an operation depends on one that trains, by any path without a gate."""
         if root.name not in self._known:
             seen, pending = {root.name}, [root]
             while pending and pending[-1].name not in self._targets:
@@ -399,29 +391,28 @@ class GateFeeds:
         return self._known[root.name]
 
 
-# Step numbers: runs with collectives have one number in all workers, and after an error one that no run has had.
+# Step numbers: a run with collectives has the same number in all workers; after an error, a number that no run has had.
 #
 #     worker 0   run 7 done      number 78     worker 1   run 7 done       number 78
 #                run 8 fails     number 79                run 8 is done    number 79
 #                carries on      runs nothing, twice      carries on       runs nothing, once
 #                run 9           number 81                run 9            number 81
 #
-# TensorFlow numbers the runs under one key one after the other in each process, and a run that fails does not use its
-# number up (`RetireStepId`). With the same number again, what a failed run has asked another process for would take a
-# value of the next one, and the cleaning up after it would end that. A key is of graphs, not of runs: TensorFlow keeps
-# the one with which something was first fetched. It does not look for collectives in the functions of a loop.
+# TensorFlow numbers the runs of a key consecutively in each process, and a run that fails does not use its number up
+# (`RetireStepId`). If the next run had the same number, a request of the failed run to another process would take a
+# value of the next run, and the cleanup of the failed run would end it. A key belongs to a graph, not to a run:
+# TensorFlow keeps the key with which fetches first ran. It does not look for collectives in the functions of a loop.
 
 
 _KEY = 0x5745
-"""What all runs with collectives of a program are numbered under."""
+"""The key of all runs with collectives of a program."""
 
 
 class StepNumbers:
     """Numbers the runs of one session.
 
     Args:
-        graph: the tf.Graph of the session, to which a node is added.
-        is_driven: the session of worker 0 runs for all workers.
+        is_driven: whether the session of worker 0 runs for all workers.
     """
 
     def __init__(self, graph: Any, member: Membership | None, *, is_driven: bool = False) -> None:
@@ -435,12 +426,12 @@ class StepNumbers:
                 self._nothing = tf.no_op()
 
     def is_numbered(self, fetches: Iterable[Any], options: Any, *, in_loop: bool) -> bool:
-        """Return whether a run has a number that others know, and have it so.
+        """Set the key of a run with collectives; return whether the run uses up a number that all workers count.
 
         Args:
             fetches: tensors and operations, or names of them.
         """
-        if self._is_driven and not self._is_chief:  # its own session only takes what worker 0 has found
+        if self._is_driven and not self._is_chief:  # this worker runs nothing: it takes the results of worker 0
             return False
         meets = self._loops_meet if in_loop else self._member is not None and self._meets(fetches)
         if meets:
@@ -448,14 +439,14 @@ class StepNumbers:
         return meets and self._member is not None and not self._is_driven
 
     def step_failed(self) -> None:
-        """Note that a run has failed: TensorFlow gives the next one the same number, also in another session."""
+        """Note that a run has failed: TensorFlow gives the next the same number, also in another session."""
         if self._is_driven and self._is_chief:
             counts().has_failed = True
 
     def move_on(self, session: Any) -> None:
-        """Leave the number of a failed run to it: what other processes still clean up of it would end the next run.
+        """Use up the number of a failed run: the cleanup of that run in other processes would end the next one.
 
-        Workers that run sessions of their own agree on a new number (`renew`).
+        Workers that each run a session agree on a new number instead (`renew`).
         """
         if self._is_driven and self._is_chief and counts().has_failed:
             session.run(self._nothing, options=_numbered())
@@ -470,13 +461,10 @@ class StepNumbers:
         return self._known[names]
 
     def renew(self, session: Any, seconds: float) -> None:
-        """Go on with a number that no worker has used; all of them call this.
-
-        Args:
-            seconds: to wait for the others.
+        """Go on with a number that no worker has used; all workers call this.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if self._member is None:
             return
@@ -488,13 +476,12 @@ class StepNumbers:
 
 
 def _numbered() -> Any:
-    """Return options for a run that has a number."""
     options = tensorflow().compat.v1.RunOptions()
     options.experimental.collective_graph_key = _KEY
     return options
 
 
-# The original names of a session: what is run for a fetch, and which tensor a feed goes to, in the rewritten graph.
+# The original names of a session: map fetches and feeds to tensors and operations of the rewritten graph.
 #
 # "loss"       output    -> loss:0 of the first replica
 # "logits:0"   split(0)  -> its block on each replica, concatenated
@@ -503,11 +490,7 @@ def _numbered() -> Any:
 
 
 class OriginalNames:
-    """Finds original names in a graph.
-
-    Args:
-        graph: the tf.Graph that holds the item's graph.
-    """
+    """Finds original names in a graph."""
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:
         self._tf = tensorflow()
@@ -515,7 +498,7 @@ class OriginalNames:
         self._known: dict[str, Fetch] = {}
 
     def fetch(self, name: str) -> Fetch:
-        """Return what is run for an original name, and how its value is put together.
+        """Return the elements to run for an original name, and how their values combine.
 
         Raises:
             GraphError: the rewritten graph does not have it.
@@ -525,10 +508,10 @@ class OriginalNames:
         return self._known[name]
 
     def require_same_writes(self, names: Sequence[str]) -> None:
-        """Refuse to fetch what writes other variables than in the original graph.
+        """Refuse fetches that write other variables than in the original graph.
 
         Raises:
-            GraphError: it writes more, or less.
+            GraphError: they write more variables, or fewer.
         """
         if self._item.layout is None or not self._item.layout.writes.changed:
             return
@@ -550,15 +533,11 @@ class OriginalNames:
             return self._instances(name)
         own = name.partition(":")[0] in (variable, f"{variable}/read")
         is_there = late and (not own or _has_all(self._graph, [name.partition(":")[0]]))
-        elements = self._instances(name).elements if is_there else ()  # it may wait for updates, which have to run
+        elements = self._instances(name).elements if is_there else ()  # they may wait for updates, which have to run
         return Fetch(elements, REPLICATED, variable=variable, late=late)
 
     def _instances(self, name: str) -> Fetch:
-        """Return the instances of an original tensor or operation.
-
-        Raises:
-            GraphError: the rewritten graph does not have them.
-        """
+        """Return the instances of an original tensor or operation."""
         layout = self._item.layout
         is_tensor = ":" in name
         node = name.partition(":")[0]
@@ -597,7 +576,7 @@ class OriginalNames:
         """Return the tensor to feed; None for a placeholder of the original graph that no step needs.
 
         Raises:
-            GraphError: there is nothing of this name.
+            GraphError: there is no input or tensor of this name.
         """
         name = name_of(key)
         info = self._item.inputs.get(name)
@@ -620,10 +599,10 @@ class OriginalNames:
 
 
 class NamedVariables:
-    """What reads and writes the variables of an item, by original name.
+    """Reads and writes the variables of an item, by original name.
 
     Args:
-        graph: the tf.Graph that holds the item's graph; reads are added here, and a variable's writes with its first.
+        graph: the tf.Graph of the item; reads are added at once, a variable's writes when first asked.
     """
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:
@@ -637,7 +616,7 @@ class NamedVariables:
             self._reads = {name: self._read(name) for name in self._known if self._is_there(name)}
 
     def reads(self, name: str) -> list[Any]:
-        """Return the tensors with the value of a variable: one, of a variable in `item.state` one per replica.
+        """Return the tensors with the value of a variable: one, or for a variable in `item.state` one per replica.
 
         Raises:
             GraphError: there is no such variable.
@@ -648,7 +627,7 @@ class NamedVariables:
         return self._reads[name]
 
     def copies(self, name: str) -> list[Any]:
-        """Return tensors with what each replica of this process has of a variable, made once."""
+        """Return the tensors with the value of each copy of a variable in this process, made once."""
         if name not in self._held:
             with self._graph.as_default():
                 self._held[name] = [copy.read() for copy in self._copies(name)]
@@ -656,15 +635,15 @@ class NamedVariables:
 
     @property
     def readable(self) -> dict[str, Variable]:
-        """The variables of the original graph that come to one value."""
+        """The variables of the original graph that have a single value."""
         unreadable = self._unreadable()
         return {n: v for n, v in self._item.variables.items() if n in self._reads and n not in unreadable}
 
     def require_readable(self, names: Iterable[str]) -> None:
-        """Refuse variables of which each replica has a component, and nothing makes one value.
+        """Refuse variables of which each replica has a component, without an aggregation to a single value.
 
         Raises:
-            GraphError: one of them is such a variable.
+            GraphError: one of them has no aggregation.
         """
         unreadable = self._unreadable()
         for name in names:
@@ -679,7 +658,7 @@ class NamedVariables:
         return {p.variable for p in report.plan.policies if p.is_unreadable} if report is not None else set()
 
     def writes(self, name: str, value: Any) -> tuple[list[Any], dict[Any, Any]]:
-        """Return the ops that set a variable in all its copies, and what to feed them.
+        """Return the ops that set a variable in all its copies, and their feeds.
 
         Raises:
             GraphError: there is no such variable, or not one value per replica.
@@ -713,7 +692,7 @@ class NamedVariables:
 
     def _copies(self, name: str) -> list[Copy]:
         copies = [*copies_of(self._item, self._known[name])]
-        if copies:  # of a variable on a server, what this worker reads instead
+        if copies:  # the cached copy that this worker reads of a variable on a server
             proxies = tuple(map(proxy_of, copies[0]))
             copies += [proxies] if _has_all(self._graph, proxies) else []
         return [Copy(self._graph, handles, self._known[name]) for handles in copies]
@@ -731,16 +710,16 @@ def _has_all(graph: Any, names: Iterable[str]) -> bool:
         return False
 
 
-# Open a session: as one device has it, in an elastic job, or, in the process of a parameter server, not at all.
+# Open a session: a plain one, one of an elastic job, or, in the process of a parameter server, none.
 
 
 def open_session(item: TrainingGraph, *, config: Any = None, target: str = "") -> DistributedSession:
     """Return a session that holds the item's graph.
 
-    A parameter server has no session: there this serves the workers until they have ended, and ends the program.
+    In a parameter server this returns no session: it serves the workers until they have ended, and ends the program.
 
     Args:
-        target: a server of the caller's own that has the devices; "": this process, or its job.
+        target: a server that the caller has started on the devices; "": this process, or its job.
 
     Raises:
         ConfigError: the job is elastic, and its workers train by themselves (`local_sgd`).
@@ -756,7 +735,7 @@ def open_session(item: TrainingGraph, *, config: Any = None, target: str = "") -
     return _ElasticSession(item, config, target, loop)
 
 
-# A session in an elastic job: its variables are kept between steps, and come back before the first one.
+# A session in an elastic job: save its variables between steps, and restore them before the first step.
 
 
 class _ElasticSession(DistributedSession):
@@ -767,7 +746,7 @@ class _ElasticSession(DistributedSession):
         self._loop, self._name, self._begins = loop, loop.unique("a session"), True
 
     def _run(self, wanted: list[Any], feeds: Mapping[str, Any], options: Any, changed: Mapping[str, str]) -> Any:
-        """Run the step; before the first that updates give all variables the values that they had."""
+        """Run the step; restore all variables from the snapshot before the first step that updates."""
         if self._targets.isdisjoint(wanted):
             return super()._run(wanted, feeds, options, changed)
         self._loop.before(self._name, self.read_variables)

@@ -1,10 +1,10 @@
-"""Bounded staleness: the step counters of all workers, none of which may run ahead by more than a limit.
+"""Bounded staleness: keep any worker from running ahead of another by more steps than a limit.
 
     server    autograph_clock/0 = 17    autograph_clock/1 = 15    ...      one counter for each worker
     worker 0  staleness 2: waits before step 18 until worker 1 has done 16
 
-Counters only grow, so that looking at them and going on is no race. A worker that has ended holds nobody up; one that
-was killed is named.
+Counters only grow, so reading them and then going on is no race. The others do not wait for a worker that has ended; an
+error names a worker that was killed.
 
 Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server (2013).
 """
@@ -36,23 +36,23 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 ENDED = np.int64(2**62)
 _LOOK = 0.001
-"""Seconds between two looks at the others, at first."""
+"""Seconds between two looks at the counters, at first."""
 _RARELY = 0.05
 _ASK = 1.0
-"""Seconds of waiting after which, again and again, we ask whether the others are still there."""
+"""Seconds of waiting between two questions whether the others are still there."""
 _LAST = 2_000
-"""Milliseconds that a program which ends takes to say so."""
+"""Milliseconds that a program which ends takes at most to say so."""
 
 
 class StalenessBound:
-    """The counters of one session's workers.
+    """The step counters of one session's workers.
 
     Args:
-        run: runs something in it, and watches over the other processes meanwhile.
-        container: where the session's servers keep what is its own.
+        run: runs fetches in the session, and watches the others meanwhile.
+        container: of the session's resources on servers.
 
     Attributes:
-        counts: the steps that each worker had done when it was last looked at.
+        counts: the steps that each worker had done at the last look.
     """
 
     def __init__(self, session: Any, run: Callable[..., Any], plan: Plan, member: Membership, container: str) -> None:
@@ -72,7 +72,7 @@ class StalenessBound:
         self._set(0)
         options = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         self._end = weakref.finalize(self, _end, session, self._write, {self._number: ENDED}, options)
-        session_name(member, plan.timeout_seconds)  # all counters are there
+        session_name(member, plan.timeout_seconds)  # an exchange, after which all workers have set their counters
         self.counts: np.ndarray[Any, np.dtype[np.int64]] = np.zeros(len(handles), np.int64)
 
     def _set(self, number: int) -> None:
@@ -82,7 +82,7 @@ class StalenessBound:
         """Wait until this worker may do another step.
 
         Raises:
-            ClusterError: somebody stays behind.
+            ClusterError: another worker does not advance in time, or is gone.
         """
         began = asked = time.monotonic()
         pause, lookout = _LOOK, PeerMonitor(self._member, self._seconds)
@@ -99,7 +99,7 @@ class StalenessBound:
             pause = min(2 * pause, _RARELY)
 
     def _is_ahead(self) -> bool:
-        """Return whether another step would be too far ahead of somebody, who is looked at only then."""
+        """Return whether another step would be too far ahead; look again only if the last look says so."""
         if self._done + 1 - self.counts.min() > self._bound:
             self.counts = self._run(self._read)
         return bool(self._done + 1 - self.counts.min() > self._bound)
@@ -123,17 +123,17 @@ class StalenessBound:
         self._set(self._done)
 
     def close(self) -> None:
-        """Hold nobody up any more."""
+        """Let the others wait for this worker no more."""
         self._end()
 
 
 class BoundedStaleness(Workers):
-    """Workers that update servers on their own, none too far ahead of another; `clock` has the counters of all."""
+    """Workers that update servers independently, none too far ahead of another; `clock` has the counters of all."""
 
     clock: StalenessBound
 
     def before_step(self, *, updates: bool = True) -> None:
-        """Wait for who is behind."""
+        """Wait for the slower workers."""
         if updates:
             self.clock.wait()
 
@@ -143,14 +143,14 @@ class BoundedStaleness(Workers):
             self.clock.step()
 
     def close(self) -> None:
-        """Hold nobody up any more."""
-        with suppress(ClusterError):  # a job that has ended is told nothing
+        """Let the others wait for this worker no more."""
+        with suppress(ClusterError):  # the job has ended: there is nobody to tell
             self.check()
             self.clock.close()
 
 
 def _end(session: Any, write: Any, feeds: Any, options: Any) -> None:
-    """Say that this worker has ended; where nobody can be told any more, nobody waits."""
+    """Say that this worker has ended; if the server is gone, no worker waits."""
     with suppress(Exception):
         session.run(write, feeds, options)
 
@@ -160,18 +160,18 @@ def _end(session: Any, write: Any, feeds: Any, options: Any) -> None:
 #     step 7   worker 0 pushes its gradients ──► accumulators = 1      worker 1 fails before it pushes
 #     after    worker 0 takes what is left                             all go on with empty stores
 #
-# Otherwise the next step would add what the failed one left to its own gradients. What counts a worker's runs
-# (`passes.parameter_server.turns`) it empties itself: each may have come to another number.
+# Otherwise the next step would add the gradients of the failed step to its own. Each worker empties the stores that
+# count its runs (`passes.parameter_server.turns`), as each may have come to another number.
 
 
 _QUEUE, _ACCUMULATOR, _COUNTS = "FIFOQueueV2", "ResourceConditionalAccumulator", "ResourceAccumulatorNumAccumulated"
 
 
 def drain_stores(session: Any, *, own: bool = False) -> None:
-    """Take out all that the stores of a session's graph hold between two steps.
+    """Empty the stores of a session's graph between two steps.
 
     Args:
-        own: only what counts the runs of this worker.
+        own: whether to empty only the stores that count the runs of this worker.
     """
     raw, graph = tensorflow().raw_ops, session.graph
     counts, takes = [], []
@@ -198,7 +198,7 @@ def drain_stores(session: Any, *, own: bool = False) -> None:
 
 
 def _counts_runs(operation: Any) -> bool:
-    """Return whether a store is there to be counted: how much is in it is read, and nothing is taken out."""
+    """Return whether a store is a counter: its size is read, and nothing is taken out."""
     return any(user.type == _COUNTS and _is_ours(user) for user in operation.outputs[0].consumers())
 
 
@@ -211,11 +211,10 @@ def _is_ours(operation: Any) -> bool:
 #     before   loss, train ──► done                                        another worker's part on the server: deleted
 #     after    loss, train ──^──► ControlTrigger ──^──► CollectiveReduceV2 ──► done
 #
-# TensorFlow gives a run with collectives one number in all processes, and the first worker that is done has servers
-# forget everything of that number: also what they hand to a worker that is not done. So there is one more collective,
-# behind all that is fetched. What a server computes is fetched by way of this worker, so that it has come when all are
-# done. No process sends into a branch or loop (`resolve.edges.lowering_choice`): nothing would wait for what comes to
-# one that is not taken.
+# TensorFlow gives a run with collectives one number in all processes. When the first worker is done, servers delete all
+# data of that number, also data for a worker that is not done. So one more collective runs after all fetches. A value
+# that a server computes is fetched through an op of this worker, so it has arrived before that collective. No process
+# sends into a branch or loop (`resolve.edges.lowering_choice`): if it is not taken, nothing would wait for the value.
 
 
 INSTANCE = 0
@@ -223,7 +222,7 @@ INSTANCE = 0
 
 
 class FinishTogether:
-    """What the runs of one session fetch besides.
+    """Adds the last collective to the fetches of one session's runs.
 
     Args:
         graph: the tf.Graph of the session, to which nodes are added.
@@ -237,18 +236,18 @@ class FinishTogether:
         self._known: dict[tuple[str, ...], list[Any]] = {}
         operations = graph.get_operations()
         meets = any(is_collective(one.type) for one in operations)
-        self._is_needed = bool(plan.homes) and meets and not plan.is_driven  # one session runs what is driven
+        self._is_needed = bool(plan.homes) and meets and not plan.is_driven  # driven: only worker 0 has a run
         self._behind: dict[str, list[Any]] = defaultdict(list)
         if not self._is_needed:
             return
-        # Control edges from operations that have been run would change them: TensorFlow warns, and will refuse it.
+        # At once: a control edge from an operation after its first run changes it, of which TensorFlow warns.
         for name in item.targets:
             operation = graph.get_operation_by_name(name)
             if not operation.outputs:
                 self._behind[name].append(self._once(operation, operation.device))
 
     def of(self, fetches: Sequence[Any]) -> list[Any]:
-        """Return what a run fetches instead: as many elements, and possibly one more.
+        """Return the fetches to run instead: as many elements, and possibly one more.
 
         Args:
             fetches: tensors and operations, or names of them.
@@ -273,7 +272,7 @@ class FinishTogether:
             last = [self._once(one, one.device).op for one in awaited]
             last += [root for root in roots if not root.outputs and root.name not in self._behind]
             with tf.control_dependencies(last):
-                trigger = tf.raw_ops.ControlTrigger()  # it runs whichever branch did
+                trigger = tf.raw_ops.ControlTrigger()  # unlike NoOp, it also runs after branches that are not taken
             with tf.control_dependencies([trigger]):
                 over = tf.raw_ops.CollectiveReduceV2(
                     input=tf.ones([1]),
@@ -287,7 +286,7 @@ class FinishTogether:
         return [*here, over.op]
 
     def _once(self, source: Any, device: str) -> Any:
-        """Return a tensor that is there once another one is, or an operation is done."""
+        """Return a tensor that is available once another one is, or an operation is done."""
         with self._graph.as_default(), self._tf.device(device or f"{self._process}/device:CPU:0"):
             if hasattr(source, "op"):
                 return self._tf.identity(source)

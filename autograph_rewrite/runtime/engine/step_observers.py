@@ -1,4 +1,4 @@
-"""Who is told of the steps that a distributed function or a session runs."""
+"""Report the steps of functions and sessions to observers: stops, profiles and progress files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autograph_rewrite.runtime.job import progress, stop
 from autograph_rewrite.training_graph import RewrittenTrace, TrainingGraph
 
 PROFILE = "AUTOGRAPH_REWRITE_PROFILE"
-"""The variable of the environment that asks for a profile."""
+"""The environment variable that asks for a profile."""
 
 
 class StepObserver(Protocol):
-    """What a distributed function or session tells of its steps."""
+    """Observes the steps of a distributed function or session."""
 
     def step(self, trace: RewrittenTrace, examples: int | None) -> AbstractContextManager[None]:
         """Return a context in which one step runs.
 
         Args:
-            trace: what runs, and what it was made of, where that is known.
-            examples: of this process; None: nobody knows.
+            trace: the graph that runs, and its original where that is known.
+            examples: in this process's part of the batch; None: unknown.
         """
 
 
@@ -46,7 +46,7 @@ def observed(
 
 @dataclass(frozen=True)
 class _All:
-    """Tells several."""
+    """Reports to several observers."""
 
     observers: Sequence[StepObserver]
 
@@ -60,10 +60,10 @@ class _All:
 
 
 def observers() -> StepObserver | None:
-    """Return who is to be told of steps; None: nobody."""
+    """Return the observer of the steps of one function or session; None: no observer."""
     asked: list[StepObserver | None] = [stop.requested(), progress.requested()]
     if PROFILE in os.environ:
-        from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # with cost model and reports
+        from autograph_rewrite.runtime.engine.tracing import RequestedProfile  # imports cost model and reports
 
         asked.insert(1, RequestedProfile(PROFILE))
     found: list[StepObserver] = [one for one in asked if one is not None]

@@ -1,10 +1,10 @@
-"""Runs of a session that do several steps (`steps_per_run`): a loop in the graph around what one step runs.
+"""Let a run of a session do several steps (`steps_per_run`), by a loop in the graph around one step.
 
     session.run(["loss", "train"], {"x": [k, batch, ...]})   k steps; the loss of the last one
     session.run("loss", {"x": [batch, ...]})                 nothing is trained: no loop
 
-What a run fetches becomes a function, with the placeholders that are fed and the handles of variables and iterators as
-its arguments; a loop that calls it is added to the session's graph the first time that something is fetched like this.
+The fetches of a run become a function; its arguments are the fed placeholders and the handles of variables and
+iterators. A loop that calls the function is added to the session's graph at the first run with these fetches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autograph_rewrite.training_graph import TrainingGraph
 
 
 class _Loop(NamedTuple):
-    """What to fetch instead, and where rows are fed."""
+    """The fetches of a loop, and the placeholders of inputs with rows, by original name."""
 
     fetches: list[Any]
     rows: dict[str, Any]
@@ -36,7 +36,7 @@ class StepsLoops:
 
     Args:
         graph: the tf.Graph of the session, to which the loops are added.
-        device: on which they count.
+        device: on which they count the steps.
     """
 
     def __init__(self, item: TrainingGraph, graph: Any, device: str) -> None:
@@ -50,11 +50,11 @@ class StepsLoops:
         self._batches = {info.tensor for info in item.inputs.values() if info.batch_axis is not None}
 
     def repeats(self, fetches: Collection[Any]) -> bool:
-        """Return whether a run does steps: one of its operations is a target that writes variables."""
+        """Return whether a run does steps: one of its fetches is a target that writes variables."""
         return not self._targets.isdisjoint(getattr(one, "name", "") for one in fetches)
 
     def stacked(self, feeds: Mapping[str, Any]) -> list[str]:
-        """Return which tensors are fed in rows, one for each step.
+        """Return the tensors that are fed in rows, one for each step.
 
         Raises:
             GraphError: they have different numbers of rows, too many or none, or a batch input is not fed in rows.
@@ -85,7 +85,7 @@ class StepsLoops:
         return np.ndim(value) == rank + 1
 
     def of(self, fetches: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[list[Any], dict[Any, Any]]:
-        """Return what to fetch and to feed instead."""
+        """Return the fetches and feeds of the loop in place of those of a step."""
         rows = tuple(self.stacked(feeds))
         key = (tuple(getattr(one, "name", str(one)) for one in fetches), tuple(feeds), rows)
         if key not in self._loops:
@@ -95,7 +95,7 @@ class StepsLoops:
         return loop.fetches, {loop.rows.get(name, name): value for name, value in feeds.items()}
 
     def _added(self, fetches: Sequence[str], fed: Sequence[str], rows: Sequence[str]) -> _Loop:
-        """Add a loop for some fetches, by name, and feeds."""
+        """Add a loop around the step with these fetches and feeds, given by name."""
         tf = self._tf
         tensors = [name for name in fetches if ":" in name]
         handles = [op.name for op in self._graph.get_operations() if _is_handle(tf, op)]
@@ -121,5 +121,5 @@ class StepsLoops:
 
 
 def _is_handle(tf: Any, op: Any) -> bool:
-    """Return whether an operation gives the handle of something that is there between steps."""
+    """Return whether an operation gives a handle of a resource that outlives a step."""
     return not op.inputs and len(op.outputs) == 1 and op.outputs[0].dtype == tf.resource

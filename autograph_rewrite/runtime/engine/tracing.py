@@ -1,4 +1,4 @@
-"""Traces of steps: those of something distributed between two moments, of all ranks of its job."""
+"""Trace the steps of distributed functions and sessions, on all ranks of their job."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 class Observed(Protocol):
-    """What tells of its steps: a distributed function, or a session."""
+    """A distributed function or session, which reports its steps to an observer."""
 
     observer: StepObserver | None
 
 
 class Recording:
-    """A recording under way, which all ranks begin and end together; it begins when it is made.
+    """A recording of steps, begun by the constructor; all ranks begin and end it together.
 
     Args:
-        observed: what is told of; it has run before.
+        observed: the functions or sessions whose steps are recorded; each has run before.
 
     Attributes:
-        tracer: is told of every step.
+        tracer: observes every step.
 
     Raises:
         GraphError: TensorFlow's profiler is running already.
@@ -64,16 +64,16 @@ class Recording:
             one.observer = self.tracer
 
     def cancel(self) -> None:
-        """End it, and forget what was recorded."""
+        """End the recording, and discard it."""
         self._let_go()
         self.tracer.cancel()
 
     def end(self, original: TrainingGraph | None = None, machine: Machine | None = None) -> Profile:
-        """End it, and return what all ranks have recorded.
+        """End the recording, and return the profile of all ranks.
 
         Args:
-            original: what was rewritten, where what ran does not know.
-            machine: how fast devices are, for the prediction; None: round figures.
+            original: the original graph, where the trace does not hold it.
+            machine: the speed of the devices, for the prediction; None: round figures.
 
         Raises:
             GraphError: no step ran.
@@ -94,7 +94,7 @@ class Recording:
             one.observer = before
 
 
-# The traces of all ranks of a job: meet to compare clocks, trace the same steps, hand everybody all traces.
+# The traces of all ranks of a job: the ranks meet to compare clocks, trace the same steps, and exchange all traces.
 
 
 ROUNDS = 8
@@ -103,7 +103,7 @@ WHAT = "profile steps"
 
 
 class Ranks:
-    """All ranks of the job that something runs in; one process alone is the only one."""
+    """All ranks of the job in which some items run; a single process is the only rank."""
 
     def __init__(self, items: Sequence[TrainingGraph]) -> None:
         reports = [item.report for item in items if item.report is not None and item.report.member is not None]
@@ -117,24 +117,24 @@ class Ranks:
         return self._job is None or self._job[0].is_chief
 
     def cut_among(self, item: TrainingGraph) -> int:
-        """Return how many ranks give examples of their own to a step."""
+        """Return how many ranks give different examples to a step."""
         if self._job is None or (item.report is not None and item.report.plan.is_driven):
             return 1
         return len(self._job[0].workers)
 
     def meet(self) -> list[tuple[int, int]]:
-        """Wait for all ranks; return when exchanges with them began and ended.
+        """Wait for all ranks; return when exchanges with them began and ended, in nanoseconds.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a rank is missing.
         """
         return [] if self._job is None else Rendezvous(*self._job).rounds(ROUNDS, WHAT)
 
     def gather(self, trace: RankTrace, extra: str) -> tuple[list[RankTrace], str]:
-        """Return the traces of all ranks, and what the first one says beside its own.
+        """Return the traces of all ranks, and the `extra` of the first rank.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a rank is missing.
         """
         if self._job is None:
             return [trace], extra
@@ -143,18 +143,18 @@ class Ranks:
         return [RankTrace.of(data) for data, _ in said], said[0][1]
 
 
-# The predicted step of what was measured, for the same number of examples.
+# The prediction of the measured step, for the same number of examples.
 
 
 def prediction(
     trace: RewrittenTrace | None, examples: int, machine: Machine | None = None
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Return the simulated step as plain data, and what there is to say about it.
+    """Return the simulated step as plain data, and notes about it.
 
     Args:
-        trace: what ran, and what it was made of.
-        examples: of all ranks; 0: what the graph says.
-        machine: how fast its devices are; None: round figures.
+        trace: the graph that ran, and its original.
+        examples: of all ranks; 0: as the graph states.
+        machine: the speed of its devices; None: round figures.
     """
     if trace is None or trace.rewritten.report is None:
         return None, ()
@@ -170,7 +170,7 @@ def prediction(
     return of_step(found), notes
 
 
-# A profile that the environment asks for: the first thing that trains is traced for some steps, once per process.
+# A profile that the environment asks for: the first function or session to run a step is traced.
 #
 # `autograph-rewrite profile` sets AUTOGRAPH_REWRITE_PROFILE for each process that it starts, and reads their files:
 #
@@ -178,11 +178,7 @@ def prediction(
 
 
 class RequestedProfile:
-    """Observes the steps of one function or session; the first that runs one takes the request.
-
-    Args:
-        variable: of the environment, with the request.
-    """
+    """Observes the steps of one function or session; the first to run a step takes the request."""
 
     def __init__(self, variable: str) -> None:
         self._variable = variable
@@ -192,7 +188,7 @@ class RequestedProfile:
 
     @contextmanager
     def step(self, trace: RewrittenTrace, examples: int | None) -> Iterator[None]:
-        """Run one step, and trace it if it is one of those that are asked for."""
+        """Run one step, and trace it if it is one of the requested steps."""
         text = os.environ.pop(self._variable, None) if self._request is None else None
         if text is not None:
             self._request = json.loads(text)
@@ -213,7 +209,7 @@ class RequestedProfile:
             self._write()
 
     def _write(self) -> None:
-        """End the trace, and leave it where it is asked for."""
+        """End the trace, and write it into the requested folder."""
         atexit.unregister(self._write)
         if self._tracer is None or self._request is None or not self._tracer.examples:
             return
@@ -231,19 +227,20 @@ class RequestedProfile:
         write_whole(folder / f"rank_{found.rank}.json", json.dumps(said).encode())
 
 
-# The trace of this process: TensorFlow's profiler around some steps, and what it saw as a `RankTrace`.
+# The trace of this process: TensorFlow's profiler records some steps, which become a `RankTrace`.
 #
-# A step is one call of a distributed function, or one run of a session: they tell whoever observes them.
+# A step is one call of a distributed function, or one run of a session: they report it to their observer.
 
 STEP = "autograph_rewrite_step"
 
 
 @dataclass
 class Tracer:
-    """A trace under way.
+    """A trace of this process.
 
     Attributes:
-        traces: what ran, the first first.
+        examples: of each step; 0 if unknown.
+        traces: the graphs that ran, in order of their first steps.
     """
 
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autograph_profile_")))
@@ -251,10 +248,10 @@ class Tracer:
     traces: list[RewrittenTrace] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin.
+        """Begin the trace.
 
         Raises:
-            GraphError: somebody else is tracing this process.
+            GraphError: TensorFlow's profiler is running already.
         """
         tf = tensorflow()
         try:
@@ -266,7 +263,7 @@ class Tracer:
 
     @contextmanager
     def step(self, trace: RewrittenTrace | None = None, examples: int | None = None) -> Iterator[None]:
-        """Mark a step."""
+        """Run one step, and mark it in the trace."""
         if trace is not None and all(trace.rewritten is not known.rewritten for known in self.traces):
             self.traces.append(trace)
         with tensorflow().profiler.experimental.Trace(STEP, step_num=len(self.examples), _r=1):
@@ -274,10 +271,10 @@ class Tracer:
         self.examples.append(examples or 0)
 
     def stop(self, marks: Sequence[tuple[int, int]] = ()) -> RankTrace:
-        """End, and return what this rank did.
+        """End the trace, and return it.
 
         Args:
-            marks: exchanges with the other ranks outside of the steps, by this clock.
+            marks: begin and end of exchanges with other ranks, by this process's clock.
 
         Raises:
             GraphError: no step ran.
@@ -291,24 +288,24 @@ class Tracer:
             self.discard()
 
     def cancel(self) -> None:
-        """End, and forget what was traced."""
+        """End the trace, and discard it."""
         tensorflow().profiler.experimental.stop(save=False)
         self.discard()
 
     def discard(self) -> None:
-        """Remove what the profiler wrote."""
+        """Remove the files of the profiler."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def rank_trace(
     data: bytes, items: Sequence[TrainingGraph], examples: Sequence[int], marks: Sequence[tuple[int, int]] = ()
 ) -> RankTrace:
-    """Return what an XSpace says of this rank.
+    """Return the trace of this rank from an encoded XSpace.
 
     Args:
-        items: that ran; their nodes are what is measured.
-        examples: of each step on this rank; 0: nobody knows.
-        marks: exchanges with the other ranks, by this clock.
+        items: the graphs that ran, whose nodes are measured.
+        examples: of each step on this rank; 0: unknown.
+        marks: begin and end of exchanges with other ranks, by this process's clock.
 
     Raises:
         GraphError: no step ran.
@@ -337,23 +334,23 @@ def rank_trace(
 
 
 def _of_rank(items: Sequence[TrainingGraph], examples: int) -> tuple[int, float, bool]:
-    """Return the number of this rank, the FLOPs of a step of all ranks, and whether it feeds examples of its own."""
+    """Return this rank, the FLOPs of a step of all ranks, and whether its examples count."""
     for report in (item.report for item in items if item.report is not None):
-        staged = report.plan.is_driven  # all feed one batch
+        staged = report.plan.is_driven  # all ranks feed the same batch: rank 0 counts it
         covered = report.covered.at(examples * (1 if staged else len(report.plan.processes)) or None)
         return report.task, covered.flops, not (staged and report.task)
     return 0, 0.0, True
 
 
 def clock_of_this_machine() -> str:
-    """Return what processes have in common that read the same clock."""
+    """Return an identifier of this machine's clock: host name and boot."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{socket.gethostname()} {boot}"
 
 
-# Kernels in the XSpace of TensorFlow's profiler: what ran from when to when.
+# Kernels in the XSpace of TensorFlow's profiler: which ran, with begin and end.
 #
 # sync     an event  name:op                                           on the thread that ran it
 # async    ExecutorState::ProcessAsync::Start, ...::Done               a collective or receive, paired by their id
@@ -386,7 +383,7 @@ def read(data: bytes, step: str) -> tuple[list[KernelRun], list[tuple[int, int]]
     """Return the kernels of a trace, in no order, and start and end of each step.
 
     Args:
-        step: name of the events that stand for steps.
+        step: name of the events that mark steps.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -416,7 +413,7 @@ def read(data: bytes, step: str) -> tuple[list[KernelRun], list[tuple[int, int]]
 
 
 def _began(space: Any) -> int:
-    """Return when the trace began: all times of it count from there."""
+    """Return the time from which all times of a trace count."""
     for plane in space.planes:
         names = {number: one.name for number, one in plane.stat_metadata.items()}
         for stat in plane.stats:
@@ -426,7 +423,7 @@ def _began(space: Any) -> int:
 
 
 def _events(plane: Any, begin: int, step: str) -> Iterator[_Event]:
-    """Yield the events that matter."""
+    """Yield the events of steps, kernels, and asynchronous starts and ends."""
     names = {number: one.name for number, one in plane.event_metadata.items()}
     wanted = {n for n, name in names.items() if name in (step, _START, _DONE) or KERNEL.fullmatch(name)}
     stats = {number: one.name for number, one in plane.stat_metadata.items()}
@@ -451,9 +448,9 @@ def _route(key: Any) -> tuple[str, str] | None:
 
 
 def _matched(kernels: list[KernelRun]) -> Iterator[KernelRun]:
-    """Yield the kernels; a receive begins when the value is sent: before, nothing is on its way.
+    """Yield the kernels; a receive begins when its value is sent, as it only waits before.
 
-    TensorFlow names the receive of `x/_7` `x/_8`, and that of `x_S7` between processes `x_S8`.
+    TensorFlow names the receive of `x/_7` `x/_8`, and between processes that of `x_S7` `x_S8`.
     """
     sends: dict[str, list[KernelRun]] = {}
     for kernel in kernels:

@@ -27,12 +27,12 @@ def instances_of(item: TrainingGraph, node: str) -> tuple[str, ...]:
 
 
 def is_apart(variable: Variable | None) -> bool:
-    """Return whether other workers hold shards of a variable, each of which writes its own."""
+    """Return whether other workers hold shards of a variable, which they write themselves."""
     return variable is not None and variable.shards is not None and bool(variable.shards.elsewhere)
 
 
 class Copy:
-    """Adds to a graph what reads and writes one copy of a variable as a whole.
+    """Adds operations to a graph that read and write the full value of one copy of a variable.
 
     Args:
         handles: nodes that give the handle, or those of the shards in order.
@@ -60,7 +60,7 @@ class Copy:
             return join(self._shards, parts)
 
     def write(self, value: Any) -> Any:
-        """Return an op that gives the variable a value, but for the pieces that other workers write."""
+        """Return an op that assigns a value to the variable, except for the shards that other workers write."""
         raw, writes = self._tf.raw_ops, []
         others = self._shards.elsewhere if self._shards is not None else ()
         parts = [value]
@@ -78,7 +78,7 @@ class Copy:
         return writes[0] if len(writes) == 1 else self._tf.group(writes)
 
     def is_initialized(self) -> Any:
-        """Return a tensor that tells whether all of it has a value."""
+        """Return a tensor that says whether the variable, with all its shards, has a value."""
         raw, found = self._tf.raw_ops, []
         for handle in self.handles:
             with self._graph.device(handle.device):
@@ -89,11 +89,11 @@ class Copy:
         return found[0] if len(found) == 1 else self._tf.reduce_all(self._tf.stack(found))
 
 
-# Cut the value of a variable into the pieces that a graph has of it, and join them, with TensorFlow's ops.
+# Cut the value of a variable into its shards, and join them, with TensorFlow's ops.
 
 
 def cut(shards: Shards, value: Any) -> list[Any]:
-    """Return the pieces of a tensor."""
+    """Return the shards of a tensor."""
     tf = tensorflow()
 
     def split(part: Any, sizes: tuple[int, ...], axis: int) -> Sequence[Any]:
@@ -106,6 +106,6 @@ def cut(shards: Shards, value: Any) -> list[Any]:
 
 
 def join(shards: Shards, pieces: Sequence[Any]) -> Any:
-    """Return the whole of its pieces, which are in the order of its handles."""
+    """Return the full value of its shards, which are in the order of the handles."""
     tf = tensorflow()
     return shards.join(pieces, lambda parts, axis: tf.raw_ops.ConcatV2(values=parts, axis=axis))

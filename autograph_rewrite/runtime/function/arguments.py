@@ -1,7 +1,7 @@
-"""Arguments of a step: flattened structures, and the TensorSpecs to trace for arguments like these.
+"""Flatten the arguments of a step, and find the TensorSpecs with which it is traced.
 
 A call with `{"image": float32[32, 28, 28]}` and `int64[32]` has two leaves. It is traced for float32[None, 28, 28] and
-int64[None], so that the batch may have any size; another size of any other axis makes that one unknown as well.
+int64[None], so that the batch may have any size. If another axis changes its size, it becomes unknown as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autograph_rewrite.requires import tensorflow
 
 Shape = tuple[int | None, ...] | None
 COMPOSITES = frozenset(("SparseTensorSpec", "RaggedTensorSpec", "IndexedSlicesSpec"))
-"""Specs of what has several tensors and one shape, of which dimensions may be open; others have to be equal."""
+"""Specs with several tensors and one shape, whose dimensions may be open; other specs have to be equal."""
 
 
 class ArgumentLeaf(NamedTuple):
@@ -42,10 +42,10 @@ class Flat(NamedTuple):
 
 
 class Arguments:
-    """The parameters of one function, and which axes of its arguments count examples.
+    """The parameters of one function, and the batch axes of its arguments.
 
     Args:
-        batch_inputs: axis by argument path; None for axis 0 of everything that has one.
+        batch_inputs: axis by argument path; None for axis 0 of all arguments that have one.
     """
 
     def __init__(self, function: Callable[..., Any], batch_inputs: Mapping[str, int | None] | None = None) -> None:
@@ -55,7 +55,7 @@ class Arguments:
         self._eager = type(self._tf.constant(0))
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's arguments, each where its parameter stands, with defaults filled in.
+        """Return a call's arguments in the order of the parameters, with defaults filled in.
 
         Raises:
             TypeError: the function takes no such arguments.
@@ -67,7 +67,7 @@ class Arguments:
         return bound.args, bound.kwargs
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
-        """Take arguments apart."""
+        """Flatten arguments."""
         flat = Flat(None, [], [])
         structure = (tuple([self._take(a, flat) for a in args]), *((k, self._take(v, flat)) for k, v in kwargs.items()))
         return flat._replace(structure=structure)
@@ -104,16 +104,16 @@ class Arguments:
             flat.values.append(value)
             flat.leaves.append(ArgumentLeaf(None, None, spec))
         else:
-            # With its type: True and 1 are equal, but not the same argument.
+            # With its type, because True and 1 are equal but different arguments.
             flat.leaves.append(ArgumentLeaf(None, None, (type(value), value if _is_hashable(value) else id(value))))
 
     def specs(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[ArgumentLeaf]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return what to trace for arguments with these leaves.
+        """Return the specs with which arguments are traced.
 
         Args:
-            leaves: what is traced for each tensor among them, in order.
+            leaves: the traced leaves, in order.
         """
         remaining = iter(leaves)
         positional = [self._spec(value, remaining) for value in args]
@@ -133,9 +133,9 @@ class Arguments:
         return self._tf.TensorSpec(leaf.shape, leaf.dtype)
 
     def cast(self, given: Any, spec: Any) -> Any:
-        """Return an argument as a trace for `spec` takes it: Python numbers, lists and arrays become tensors.
+        """Return an argument converted for a trace with `spec`: Python numbers, lists and arrays become tensors.
 
-        What does not fit is left as it is, to be refused by its type and shape.
+        A value that does not fit is returned unchanged; its type and shape are refused later.
         """
         if isinstance(spec, self._tf.TensorSpec) and not isinstance(given, self._tf.Tensor | self._tf.Variable):
             try:
@@ -160,11 +160,15 @@ class Arguments:
         return found
 
     def relaxed(self, leaves: Sequence[ArgumentLeaf], paths: Sequence[str]) -> list[ArgumentLeaf]:
-        """Return leaves whose batch axis has any size."""
+        """Return leaves with open batch axes."""
         return [_relax(leaf, self.axis(path, leaf)) for leaf, path in zip(leaves, paths, strict=True)]
 
     def opened(self, leaves: Sequence[ArgumentLeaf], axes: Mapping[int, int]) -> list[ArgumentLeaf]:
-        """Return leaves of any size along some axes, given by the place of each among the tensors of all leaves."""
+        """Return leaves that are open along some axes.
+
+        Args:
+            axes: one by the index of each tensor among those of all leaves.
+        """
         found, at = [], 0
         for leaf in leaves:
             is_composite = leaf.dtype is None and hasattr(leaf.static, "_to_components")
@@ -174,7 +178,7 @@ class Arguments:
         return found
 
     def axis(self, path: str, leaf: ArgumentLeaf) -> int | None:
-        """Return which axis of an argument counts examples; None: none does."""
+        """Return the batch axis of an argument; None if it has none."""
         if not leaf.shape:
             return None
         named = [name for name in self._batch or () if path == name or path.startswith(f"{name}/")]
@@ -203,7 +207,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def leaf_paths(value: Any, path: str) -> list[str]:
-    """Return the path of every leaf of a nested value, which begin with that of the whole."""
+    """Return the paths of all leaves of a nested value, prefixed with its path."""
     if isinstance(value, Mapping):
         return [p for key in sorted(value) for p in leaf_paths(value[key], f"{path}/{key}")]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -222,12 +226,12 @@ def _relax(leaf: ArgumentLeaf, axis: int | None) -> ArgumentLeaf:
 
 
 def _is_composite(static: Any) -> bool:
-    """Return whether a leaf is a sparse or ragged tensor, or slices of one: a spec with a shape."""
+    """Return whether a leaf is the spec of a sparse or ragged tensor, or of indexed slices: a spec with a shape."""
     return type(static).__name__ in COMPOSITES
 
 
 def accepts(traced: Sequence[ArgumentLeaf], given: Sequence[ArgumentLeaf]) -> bool:
-    """Return whether a trace for some leaves can be called with others."""
+    """Return whether a trace for `traced` leaves can be called with `given` ones."""
     return len(traced) == len(given) and all(map(_accepts, traced, given))
 
 
@@ -245,7 +249,7 @@ def _accepts(traced: ArgumentLeaf, given: ArgumentLeaf) -> bool:
 
 
 def common(traced: Sequence[ArgumentLeaf], given: Sequence[ArgumentLeaf]) -> list[ArgumentLeaf] | None:
-    """Return leaves that accept both, differing only in the size of some axes; None if there are none."""
+    """Return leaves that accept both, with axes of different sizes open; None if they differ otherwise."""
     if len(traced) != len(given):
         return None
     found = []

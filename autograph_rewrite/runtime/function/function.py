@@ -1,7 +1,7 @@
-"""Function mode: a training function that runs on many devices, called as before.
+"""Function mode: run a training function on many devices, with the calls of the original.
 
-Every new structure of arguments is traced, distributed and kept. The batch may have any size; where another axis
-changes too, the function is traced once more with that size unknown, as `reduce_retracing` does.
+Every new structure of arguments is traced, distributed and kept. The batch may have any size. If another axis changes,
+the function is traced once more with its size unknown, as `reduce_retracing` does.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MakesItem = Callable[..., TrainingGraph]
 
 
 class _Traced(NamedTuple):
-    """One trace: what it accepts, and how to run it."""
+    """One trace: the arguments that it accepts, and its step."""
 
     structure: Hashable
     leaves: list[ArgumentLeaf]
@@ -52,8 +52,8 @@ class _Traced(NamedTuple):
 def _require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
     """Raise OutOfRangeError in place of a cancelled step where one of its iterators has ended.
 
-    Where one device finds the end of the data, those that wait for it are cancelled; which of their errors TensorFlow
-    reports is chance. What is drawn here if there is more belongs to a step that has failed anyway.
+    When one device finds the end of the data, the devices that wait for it are cancelled, and TensorFlow reports any of
+    their errors. If there are more data, the element that this draws belongs to a step that has failed anyway.
     """
     for value in values if tf.executing_eagerly() else ():
         if isinstance(value, tf.data.Iterator) and not bool(value.get_next_as_optional().has_value()):
@@ -61,23 +61,23 @@ def _require_elements(tf: Any, values: Sequence[Any], error: Exception) -> None:
 
 
 class DistributedFunction(NotebookView):
-    """A function that runs one training step over all replicas. It takes and returns what the original does.
+    """A function that runs one training step over all replicas, with the arguments and results of the original.
 
     Args:
         function: a tf.function, or a plain function that uses tf.Variables.
         rewrite: distributes one traced item; takes `bucket_order`.
-        specs: of the arguments; None to trace for what the function is called with.
+        specs: of the arguments; None to trace for the arguments of each call.
         batch_inputs: axis by argument path.
-        mirrors: where copies of variables are kept; shared by functions of the same variables.
+        mirrors: the copies of variables; shared by functions of the same variables.
         trace: makes an item of the function and specs.
-        telling: gives what else all workers have to be given alike in a step.
-        tells: say at the first call how much of the step is divided.
-        steps: how many one call does at most; several are given in the rows of the arguments.
+        telling: returns the account of other values that must be equal in all workers in a step.
+        tells: whether to print the coverage at the first call.
+        steps: how many steps one call does at most; several are given as the rows of the arguments.
         opens: opens more dimensions of the leaves that are traced, given their paths.
-        elastic: keeps the values of variables in an elastic job.
+        elastic: saves and restores the variables in an elastic job.
 
     Attributes:
-        observer: is told of every step that is not part of another function.
+        observer: observes every step that is not part of another function.
     """
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> DistributedFunction:
@@ -115,7 +115,7 @@ class DistributedFunction(NotebookView):
         self._arguments = Arguments(function, batch_inputs)
         self._run_unconverted = self._tf.autograph.experimental.do_not_convert(self._run)
         self._traces: list[_Traced] = []
-        self._ahead: BoundStep | SessionStep | None = None  # what has run since variables were averaged
+        self._ahead: BoundStep | SessionStep | None = None  # the step that has run since variables were averaged
         self._known: dict[Hashable, _Traced] = {}
         self._specs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         declared = getattr(function, "input_signature", None)
@@ -147,29 +147,29 @@ class DistributedFunction(NotebookView):
 
     @property
     def traces(self) -> tuple[RewrittenTrace, ...]:
-        """What was rewritten, and what it became, one per trace."""
+        """The original and the rewritten item of each trace."""
         return tuple(RewrittenTrace(traced.original, traced.step.item) for traced in self._traces)
 
     @property
     def state(self) -> Any:
-        """A tf.Module of what rewriting added, such as the residuals of compressors: one variable per replica."""
+        """A tf.Module with the variables that rewriting has added for each replica, as residuals of compressors."""
         return self._mirrors.extra.module
 
     def average_variables(self) -> None:
-        """With `local_sgd`, average now what replicas have trained by themselves; in a job all workers call it.
+        """With `local_sgd`, average the variables that replicas have trained by themselves; all workers call this.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         ahead, self._ahead = self._ahead, None
         if isinstance(ahead, BoundStep):
             ahead.average_variables()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step, or with `steps_per_run` as many as the arguments have rows."""
+        """Run one step, or with `steps_per_run` as many steps as the arguments have rows."""
         if self._tf.executing_eagerly():
             return self._run(args, kwargs)
-        return self._run_unconverted(args, kwargs)  # autograph is not to look into this code
+        return self._run_unconverted(args, kwargs)  # autograph must not convert this code
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self._arguments.bind(args, kwargs)
@@ -202,7 +202,7 @@ class DistributedFunction(NotebookView):
         return results
 
     def _observed(self, traced: _Traced, tensors: list[Any], rows: list[bool]) -> Any:
-        """Run one step, and tell the observer, if there is one."""
+        """Run one step, and report it to the observer, if there is one."""
         if self.observer is None or not self._tf.executing_eagerly():
             return traced.pack(traced.step(tensors, rows))
         what, examples = RewrittenTrace(traced.original, traced.step.item), traced.step.examples(tensors, rows)
@@ -214,7 +214,7 @@ class DistributedFunction(NotebookView):
     def _cast(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments as the one trace that there is takes them."""
+        """Return the arguments converted for the only trace."""
         if len(args) != len(specs) or kwargs.keys() != named.keys():
             return args, kwargs
         cast = self._arguments.cast
@@ -222,14 +222,14 @@ class DistributedFunction(NotebookView):
         return positional, {name: cast(kwargs[name], named[name]) for name in kwargs}
 
     def _tensors(self, flat: Flat) -> list[Any]:
-        """Return the values with iterators, sparse and ragged tensors as their parts."""
+        """Return the values, with iterators, sparse and ragged tensors expanded to their tensors."""
         if all(leaf.dtype is not None for leaf in flat.leaves):
             return flat.values
         parts: list[Any] = self._tf.nest.flatten(flat.values, expand_composites=True)
         return parts
 
     def _find(self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Traced:
-        """Return a trace for arguments that have not been seen like this before."""
+        """Return a trace for arguments of new types and shapes: an existing one, or a new one."""
         if self._specs is not None and not self._traces:
             self._add(*self._specs)
         similar = [traced for traced in self._traces if traced.structure == flat.structure]
@@ -252,7 +252,7 @@ class DistributedFunction(NotebookView):
         return self._add(tuple(specs), named)
 
     def _step(self, item: TrainingGraph) -> BoundStep | SessionStep:
-        """Return what runs a rewritten item."""
+        """Return the step that runs a rewritten item."""
         report = item.report
         is_on_server = report is not None and report.member is not None and (report.plan.homes or report.plan.is_driven)
         what = f"'{getattr(self, '__name__', 'step')}'"
@@ -275,7 +275,7 @@ class DistributedFunction(NotebookView):
         return traced
 
     def _reordered(self, traced: _Traced, step: BoundStep) -> _Traced:
-        """Rewrite a step anew once it is known in which order the members of buckets are ready; return its trace."""
+        """Rewrite a step again once the order is known in which gradients are ready; return its trace."""
         order = step.learnt_order()
         if not order:
             return traced
@@ -296,7 +296,7 @@ def _listed(leaves: Sequence[ArgumentLeaf]) -> str:
 
 
 def _packer(tf: Any, step: BoundStep | SessionStep) -> Callable[[list[Any]], Any]:
-    """Return how to nest flat results as the function returned them."""
+    """Return a function that nests flat results as the original function does."""
     structure = step.binding.structured_outputs
     if structure is None:
         return lambda flat: None
@@ -319,7 +319,7 @@ def _packer(tf: Any, step: BoundStep | SessionStep) -> Callable[[list[Any]], Any
     return pack
 
 
-# The arguments of several steps in one call (`steps_per_run`): each step takes a row of those that are stacked.
+# The arguments of several steps in one call (`steps_per_run`): each step takes a row of the stacked arguments.
 #
 # step(x [3, 8, 4], y [3, 8], rate [])      three steps on batches of 8, with one rate
 # step(iterator)                            as many steps as steps_per_run says, each on the next element
@@ -328,12 +328,12 @@ def _packer(tf: Any, step: BoundStep | SessionStep) -> Callable[[list[Any]], Any
 def one_of_several(
     flat: Flat, paths: Sequence[str], arguments: Arguments, made_for: Sequence[ArgumentLeaf] | None, most: int
 ) -> tuple[Flat, list[bool]]:
-    """Return the arguments with the leaves that one step has, and for each tensor whether its rows are the steps'.
+    """Return the arguments with the leaves of one step, and for each tensor whether it has one row per step.
 
     Args:
-        arguments: says which of them hold examples.
-        made_for: the leaves of one step where specs were given; None: whatever holds examples has rows.
-        most: how many steps one call does.
+        arguments: gives the batch axes.
+        made_for: the leaves of one step if specs were given; None: all arguments with examples have rows.
+        most: how many steps one call does at most.
 
     Raises:
         GraphError: the arguments do not have equally many rows, too many or none, or cannot be cut into rows.
@@ -370,7 +370,7 @@ def _has_rows(leaf: ArgumentLeaf, holds_examples: bool, made_for: ArgumentLeaf |
 
 
 def _of_tensors(flat: Flat, paths: Sequence[str], has: Sequence[bool]) -> list[bool]:
-    """Return for each tensor, parts of composite arguments among them, whether it has rows.
+    """Return for each tensor, including those of composite arguments, whether it has rows.
 
     Raises:
         GraphError: an argument is sparse or ragged.

@@ -1,4 +1,4 @@
-"""Mirrored copies of the user's variables on the other devices, kept in sync (`guard`).
+"""Mirror the user's variables on the other devices, and keep the copies in sync (`MirrorGuard`).
 
 user's tf.Variable  @ device 0  ── the truth: checkpoints, callbacks and model.save see this one
 mirror              @ device 1  ── updated by every step as well; refreshed when somebody else wrote the variable
@@ -32,7 +32,7 @@ class Mirrored:
     """One variable of the user, its copies by device, and the value that it had after the last step.
 
     Attributes:
-        alone: each replica trains its copy by itself (`local_sgd`), so the copies differ, after a failed step, too.
+        alone: whether each replica trains its copy by itself (`local_sgd`), so that copies differ, also after errors.
     """
 
     def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> None:
@@ -43,14 +43,14 @@ class Mirrored:
         self.seen: Any = None
         self.served: Served | None = None  # where its value may be on a server
         self.alone = False
-        self.adopts = True  # in a job of several processes: what it holds is still this one's own
+        self.adopts = True  # in a job: it has not yet taken the value of worker 0
         self.shape = self._tf.TensorShape(shape)
-        self.parts = 1  # tensors that tell its value after a step
+        self.parts = 1  # number of tensors in its value after a step
         # Scalars of any type can be compared, strings cannot be watched.
         self.watchable = self.dtype.is_numpy_compatible and self.dtype != self._tf.string and "CPU" in handle.device
 
     def copy_on(self, device: str) -> Any:
-        """Return the handle of the copy on a device, making it if there is none."""
+        """Return the handle of the copy on a device; make the copy if there is none."""
         if device not in self.copies:
             with self._tf.init_scope(), self._tf.device(device):
                 self.copies[device] = self._tf.Variable(
@@ -59,13 +59,13 @@ class Mirrored:
         return self.copies[device].handle
 
     def value(self) -> Any:
-        """Return what the user's variable holds."""
+        """Return the value of the user's variable."""
         if self.served is not None:
             self.served.here()
         return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def write(self, value: Any) -> None:
-        """Give the user's variable a value."""
+        """Write the user's variable."""
         self.seen = None
         if self.served is not None:
             self.served.source, self.served.is_empty = None, False
@@ -74,10 +74,10 @@ class Mirrored:
                 self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=self._tf.constant(value, self.dtype))
 
     def leave_to(self, source: ValueSource, *, free: bool) -> None:
-        """Let somebody else have the value of a variable that is fetched when Python asks.
+        """Let `source` hold the value from now on; it is fetched when Python asks.
 
         Args:
-            free: give back its memory here; nobody but the variable may hold the handle.
+            free: whether to free its memory here; no code but the variable may hold the handle.
         """
         assert self.served is not None
         self.served.source = source
@@ -87,11 +87,11 @@ class Mirrored:
             self.served.is_empty = True
 
     def held(self) -> list[Any]:
-        """Return what the user's variable and each copy hold."""
+        """Return the values of the user's variable and of each copy."""
         return [self.value(), *(copy.read_value() for copy in self.copies.values())]
 
     def refresh(self, value: Any) -> list[Any]:
-        """Give all copies a value; return the ops, which exist while a function is traced."""
+        """Write all copies; return the ops, which exist while a function is traced."""
         ops = []
         for device, copy in self.copies.items():
             with self._tf.device(device):
@@ -99,7 +99,7 @@ class Mirrored:
         return ops
 
     def after(self, values: Sequence[Any]) -> None:
-        """Keep the value that the variable has after a step."""
+        """Store the value that the variable has after a step."""
         (self.seen,) = values
 
 
@@ -107,9 +107,9 @@ class Mirrors:
     """The mirrored variables of one distributed function or model, shared by all its traces.
 
     Attributes:
-        extra: the variables that rewriting added to it.
-        held: what holds the handles of variables.
-        holder: what has run the last step.
+        extra: the variables that rewriting has added.
+        held: counts the references to handles of variables.
+        holder: the guard of the step that has run last.
     """
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ class Mirrors:
         self.holder: MirrorGuard | None = None
 
     def of(self, handle: Any, dtype: str, shape: Sequence[int | None] | None) -> Mirrored:
-        """Return what is known of the variable with this handle."""
+        """Return the mirrored variable with this handle; make it if there is none."""
         if id(handle) not in self._known:
             self._known[id(handle)] = Mirrored(handle, dtype, shape)
             self.held.add(self._known[id(handle)])
         return self._known[id(handle)]
 
     def in_shards(self, handle: Any, variable: Variable, shards: Shards) -> ShardedCopies:
-        """Return the variable with this handle as it is cut into shards."""
+        """Return the variable with this handle, cut into these shards."""
         key = id(handle), replace(shards, handles=(), copies=())
         if key not in self._cut:
             self._cut[key] = ShardedCopies(handle, variable.dtype, variable.shape, shards)
@@ -135,10 +135,10 @@ class Mirrors:
 
 
 def adopt(variables: Sequence[Mirrored], member: Membership, seconds: float) -> None:
-    """Give variables the values that worker 0 has of them; all workers call this together.
+    """Give variables the values of worker 0; all workers call this together.
 
     Raises:
-        ClusterError: somebody is missing.
+        ClusterError: a worker is missing.
     """
     values = [np.asarray(variable.value()) for variable in variables]
     for variable, value in zip(variables, adopt_from_chief(member, seconds, values), strict=True):
@@ -162,7 +162,7 @@ def _bits(array: Array) -> Array:
 #         │ cut, when somebody wrote it          ▲ joined, after every step, also one that failed
 #     w/part_0 @ device 0, w/part_1 @ device 1 ──┘
 #
-# Who wrote it meanwhile is found as for mirrors: by whose buffer it holds.
+# A write in between is noticed as for mirrors, by the buffer that the variable has.
 
 
 class ShardedCopies:
@@ -170,8 +170,8 @@ class ShardedCopies:
 
     Attributes:
         seen: the value that the user's variable got after the last step.
-        parts: tensors that tell its value after a step.
-        copies: of the shards, by where they are.
+        parts: number of tensors in its value after a step.
+        copies: the variables of the shards, by their devices.
     """
 
     def __init__(self, handle: Any, dtype: str, shape: Sequence[int | None] | None, shards: Shards) -> None:
@@ -187,7 +187,7 @@ class ShardedCopies:
         self.copies: dict[tuple[str, ...], tuple[Any, ...]] = {}
 
     def copy_at(self, places: tuple[str, ...]) -> list[Any]:
-        """Return the handles of the shards that are on some devices, making them if there are none."""
+        """Return the handles of the shards on some devices; make the shards if there are none."""
         if places not in self.copies:
             made: list[Any] = []
             with self._tf.init_scope():
@@ -199,15 +199,15 @@ class ShardedCopies:
         return [shard.handle for shard in self.copies[places]]
 
     def value(self) -> Any:
-        """Return what the user's variable holds."""
+        """Return the value of the user's variable."""
         return self._tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
     def held(self) -> list[Any]:
-        """Return what the shards hold that the first replica uses."""
+        """Return the values of the first replica's shards."""
         return [shard.read_value() for shard in next(iter(self.copies.values()))]
 
     def refresh(self, value: Any) -> list[Any]:
-        """Give the shards of all copies a value; return the ops, which exist while a function is traced."""
+        """Write the shards of all copies; return the ops, which exist while a function is traced."""
         ops = []
         parts = variable_copies.cut(self.shards, value)
         for copy in self.copies.values():
@@ -217,37 +217,37 @@ class ShardedCopies:
         return ops
 
     def after(self, values: Sequence[Any]) -> None:
-        """Give the user's variable what its shards hold after a step."""
+        """Write the user's variable from the values of its shards after a step."""
         self.seen = self.join(values)[0]
 
     def join(self, pieces: Sequence[Any]) -> tuple[Any, Any]:
-        """Give the user's variable what its shards hold; return that, and the op, which exists while one is traced."""
+        """Write the user's variable from its shards; return the value, and the op, which exists while one is traced."""
         with self._tf.device(self.handle.device):
             whole = variable_copies.join(self.shards, pieces)
             return whole, self._tf.raw_ops.AssignVariableOp(resource=self.handle, value=whole)
 
 
-# Finds what somebody else than the step has written since the last one, and refreshes the mirrors of it.
+# Finds the variables that code other than the step has written since the last step, and refreshes their mirrors.
 #
 #     small variables    by their contents: those of one type and shape are read as the rows of one tensor
 #     large ones         by their buffers
 #
-# TensorFlow's variables are copy-on-write: while we hold the tensor that a variable had after the last step, any other
-# write has to give the variable another buffer, and ours cannot be reused. So a variable whose buffer is still ours is
-# unchanged. Before a step our tensors are let go, so that updates happen in place. To copy some kilobytes,
-# and compare them, takes less than to make tensor objects of them and find out where they are.
+# TensorFlow's variables are copy-on-write: while the guard holds the tensor that a variable had after the last step,
+# any other write must give the variable a new buffer. So a variable that still has the held buffer is unchanged. Before
+# a step the guard releases its tensors, so that updates happen in place. For a few kilobytes, a copy and a comparison
+# are faster than tensor objects and a look at their buffers.
 
 SMALL = 1 << 14
-"""Bytes of a variable at most."""
+"""The most bytes of a small variable."""
 _STACKED = INEXACT | INTEGER | {BOOL}
-"""Types that TensorFlow makes rows of, and numpy compares."""
+"""Types that TensorFlow stacks as rows, and numpy compares."""
 
 
 class MirrorGuard:
-    """Refreshes the mirrors of the variables of one step when they were written outside it; tells which those are.
+    """Refreshes the mirrors of the variables of one step when they were written outside of it, and returns these.
 
     Args:
-        mirrored: variables with mirrors, or such of which writes are noticed.
+        mirrored: variables with mirrors, and variables whose writes are compared between workers.
     """
 
     def __init__(self, mirrored: Iterable[Mirrored], sharded: Iterable[ShardedCopies], mirrors: Mirrors) -> None:
@@ -262,7 +262,7 @@ class MirrorGuard:
         self._read = self._reader()
 
     def _reader(self) -> Reader | None:
-        """Return what reads the watched variables, those of stacks last."""
+        """Return a reader of the watched variables, those of stacks last."""
         variables = [*self._watched, *(v for rows in self._rows for v in rows.variables)]
         if not variables:
             return None
@@ -272,12 +272,12 @@ class MirrorGuard:
 
     @property
     def stacks(self) -> list[list[tuple[Mirrored, ...]]]:
-        """The small variables: those of one type and shape together, in lists by device."""
+        """The small variables, grouped by type and shape, in lists by device."""
         stacks = [rows.variables for rows in self._rows]
         return [list(those) for _, those in groupby(stacks, key=lambda one: one[0].handle.device)]
 
     def before(self) -> list[tuple[Mirrored | ShardedCopies, Any]]:
-        """Refresh what was written since the last step, and let go of its values; return what has changed."""
+        """Refresh and return the variables that were written since the last step; release all held values."""
         written: list[tuple[Mirrored | ShardedCopies, Any]] = []
         if self._read is not None:
             self._take_over()
@@ -304,7 +304,7 @@ class MirrorGuard:
         return written
 
     def _take_over(self) -> None:
-        """Take what is known of the variables from the step that ran last."""
+        """Take the last known values of the variables from the guard of the step that ran last."""
         if self._mirrors.holder is self:
             return
         if self._mirrors.holder is not None:
@@ -314,7 +314,7 @@ class MirrorGuard:
             rows.take()
 
     def give(self) -> None:
-        """Let each variable know its value."""
+        """Store the value of each stacked variable in the variable."""
         for rows in self._rows:
             rows.give()
 
@@ -322,7 +322,7 @@ class MirrorGuard:
         """Take the values that the variables have after a step.
 
         Args:
-            values: of those that are read one by one, of shards, and of the stacks.
+            values: of the variables that are read one by one, of shards, and of the stacks.
         """
         rest = iter(values)
         for variable in self._told:
@@ -332,17 +332,13 @@ class MirrorGuard:
         self._know(variable for variable in self._unwatched if variable.alone)
 
     def after_in_graph(self, values: Sequence[Any]) -> list[Any]:
-        """Give the user's variables what their shards hold, in the function that is being traced; return the ops.
-
-        Args:
-            values: as `after` gets them.
-        """
+        """Write the user's variables from their shards, in the function that is being traced; return the ops."""
         rest = iter(values)
         told = [(variable, [next(rest) for _ in range(variable.parts)]) for variable in self._told]
         return [variable.join(pieces)[1] for variable, pieces in told if isinstance(variable, ShardedCopies)]
 
     def failed(self) -> None:
-        """Keep what steps have done of which the last one has failed: what shards hold, what replicas have alone."""
+        """Keep the updates of a failed step: in shards, and in the copies that replicas train by themselves."""
         for variable in self.variables:
             if isinstance(variable, ShardedCopies):
                 variable.join(variable.held())
@@ -360,20 +356,20 @@ class MirrorGuard:
 
 
 def are_same(old: Sequence[Any], new: Sequence[Any]) -> list[bool]:
-    """Return of each pair of tensors whether they are one buffer; there are hundreds of them in every step.
+    """Return for each pair of tensors whether they are one buffer.
 
     Args:
-        old: tensors, or None for what is not known.
+        old: tensors, or None for unknown values.
     """
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(old, new, strict=True)]
-    # Two buffers of which both are held do not overlap: what shares memory is one. The rest is looked at closely.
+    # The quick test first, as there are hundreds of pairs in every step: two held buffers overlap only if they are one.
     return [np.may_share_memory(a, b) or is_same(a, b) for a, b in pairs]
 
 
 def is_same(old: Any, new: Any) -> bool:
     """Return whether two tensors are one buffer; scalars, which numpy copies, are compared bit by bit.
 
-    Texts are not known by the bits of an array, which are pointers: what holds them may be another buffer.
+    False for strings, which numpy converts to arrays of pointers.
     """
     a, b = np.asarray(old), np.asarray(new)
     if a.shape != b.shape or a.dtype == object:
@@ -384,7 +380,7 @@ def is_same(old: Any, new: Any) -> bool:
 
 
 def stacks_of(variables: Iterable[Mirrored]) -> list[list[Mirrored]]:
-    """Return the small ones among variables, by type, shape and device; those of one device stand together."""
+    """Return the small variables, grouped by type, shape and device; the groups of a device are adjacent."""
     found: dict[tuple[str, str, tuple[int, ...]], list[Mirrored]] = {}
     for variable in variables:
         shape, dtype = variable.shape, variable.dtype
@@ -403,22 +399,22 @@ class StackRows:
         self._seen: Array | None = None
 
     def take(self) -> None:
-        """Take what is known of each variable: another step has seen it last."""
+        """Take the last known value from each variable: another step has run last."""
         rows = [variable.seen for variable in self.variables]
         self._seen = np.stack([np.asarray(row) for row in rows]) if all(row is not None for row in rows) else None
 
     def give(self) -> None:
-        """Let each variable know its value: another step is the next to look."""
+        """Store each value in its variable: another step runs next."""
         if self._seen is not None:
             for variable, value in zip(self.variables, self._seen, strict=True):
                 variable.seen = value
 
     def forget(self) -> None:
-        """Know nothing of them together: a step begins, and may fail."""
+        """Drop the values: a step begins, and may fail."""
         self._seen = None
 
     def after(self, values: Any) -> None:
-        """Keep the values after a step.
+        """Store the values after a step.
 
         Args:
             values: tensor, one row for each variable.
@@ -426,10 +422,10 @@ class StackRows:
         self._seen = np.asarray(values)
 
     def changed(self, now: Any) -> list[Mirrored]:
-        """Return the variables that somebody has written since the last step.
+        """Return the variables that were written since the last step.
 
         Args:
-            now: tensor of the values that they have, one row for each.
+            now: tensor of their present values, one row for each variable.
         """
         seen, found = self._seen, np.asarray(now)
         if seen is not None and is_equal(seen, found):
@@ -445,7 +441,7 @@ class StackRows:
 #     step.state                                  a tf.Module: "w/autograph_residual/replica_0", ...
 #     tf.train.Checkpoint(model=model, step=step) saves and restores them
 #
-# They are made when the function is first traced; a checkpoint that was restored before gives them their values then.
+# They are made when the function is first traced; a checkpoint that was restored before then sets their values.
 
 
 class ExtraState:
@@ -456,7 +452,7 @@ class ExtraState:
         self.module = self._tf.Module(name="state")
 
     def of(self, variable: Variable, replica: int, device: str) -> Any:
-        """Return one replica's variable, making it if there is none; replicas are counted over all processes."""
+        """Return one replica's variable, new if there is none; replicas are counted over all processes."""
         name = f"{variable.name}/replica_{replica}"
         found = getattr(self.module, name, None)
         if found is None:
@@ -475,6 +471,6 @@ class ExtraState:
 
 @functools.cache
 def trackable(cls: Any) -> Any:
-    """Return a subclass that `tf.train.Checkpoint` takes; `_track_trackable` gives its instances what is saved."""
+    """Return a subclass that `tf.train.Checkpoint` takes; `_track_trackable` adds the objects to save."""
     base = tensorflow().__internal__.tracking.Trackable
     return type(cls.__name__, (cls, base), {"__doc__": cls.__doc__, "__module__": cls.__module__})

@@ -1,13 +1,12 @@
-"""A user's variable that lives on a server, and is fetched when Python asks for it.
+"""Fetch a user's variable that lives on a server when Python asks for it.
 
     step      updates w on the server                          the user's tf.Variable holds an older value
     w.numpy() asks for w's handle ──► fetched, written ──► read       so do evaluation, checkpoints, other functions
     step      w.assign(...) has asked for the handle, too ──► compared, and sent if it is another value
 
-Whatever reads or writes a `tf.Variable` takes its handle from the object: we make the object one of a subclass that
-gives it only once the value is there. Who has taken the handle before, as a traced function does, would read an
-older value: as long as somebody but us holds it, which the number of references to it tells, the variable is fetched
-after every step.
+All code that reads or writes a `tf.Variable` takes its handle from the object. The object gets a subclass whose handle
+property first fetches the value. Code that has taken the handle before, such as a traced function, would read an older
+value. So while other code holds the handle, as its reference count shows, the variable is fetched after every step.
 """
 
 from __future__ import annotations
@@ -30,33 +29,31 @@ from autograph_rewrite.runtime.engine.session import DistributedSession
 _SERVED = "_autograph_served"
 _HANDLE = "_handle"
 _INPUTS, _CAPTURES = "_captured_inputs", "_function_captures"
-"""What a ConcreteFunction gives its captures, or calls for them; where its graph has them."""
+"""Attributes with the captures: of a ConcreteFunction, whose entries may be functions to call, and of its graph."""
 _OPEN = "_scope_exit_callbacks"
-"""What of a FuncGraph is None unless it is being built."""
+"""An attribute of a FuncGraph that is None unless the graph is being built."""
 _REFERENCES = 2
-"""References to a handle that nobody else holds: the variable's own, and that of who counts."""
+"""References to a handle that no other code holds: that of the variable, and that of the call that counts."""
 _SHARE = 20
-"""How many times as long as a look at all objects takes passes at least until the next one."""
+"""The least time between two searches of all objects, in units of the time that a search takes."""
 
 
 class ValueSource(Protocol):
-    """What has the values of variables that are not here."""
+    """Holds the values of variables that are elsewhere."""
 
     def bring(self, wanted: Sequence[Served]) -> None:
-        """Give variables their values, and possibly others."""
+        """Write the values of these variables into them, and possibly those of others."""
 
 
 class Served:
-    """One variable of the user.
+    """One variable of the user, whose value may be elsewhere.
 
     Args:
-        variable: the tf.Variable; it becomes one of a subclass.
-        held: what holds its handle.
+        variable: the tf.Variable; its class is replaced by a subclass.
 
     Attributes:
-        source: what has its value; None: it is here.
-        is_empty: its memory has been freed, as its value is somewhere else.
-        held: what holds its handle.
+        source: holds its value; None: the tf.Variable does.
+        is_empty: whether its memory has been freed, as its value is elsewhere.
     """
 
     def __init__(self, variable: Any, held: Held) -> None:
@@ -73,13 +70,13 @@ class Served:
         return self.attributes[_HANDLE]
 
     def here(self) -> None:
-        """Bring the value, if it is not here."""
+        """Fetch the value, if it is elsewhere."""
         if self.source is not None:
             self.source.bring([self])
 
 
 class Held:
-    """How often the functions that we have made hold the handles of variables, and graphs that nobody can run."""
+    """Counts the references to variables' handles from distributed functions, and from graphs that cannot be run."""
 
     def __init__(self) -> None:
         self._roots: list[Any] = []
@@ -91,12 +88,12 @@ class Held:
         self._served: dict[int, Served] = {}
 
     def add(self, *roots: Any) -> None:
-        """Count what these hold, too, directly or in lists, tuples, sets and dictionaries."""
+        """Count the references from these objects, too, directly or in lists, tuples, sets and dictionaries."""
         self._roots += roots
         self._counted = None
 
     def add_binding(self, binding: FunctionBinding) -> None:
-        """Count what a traced function holds; where the program calls it, it brings the variables first."""
+        """Count the references from a traced function; let it fetch variables first when the program calls it."""
         self._bindings.append(binding)
         self.add(*binding.captures)
         for concrete in _traces(binding):
@@ -112,7 +109,7 @@ class Held:
         return bool(self._served)
 
     def add_served(self, variables: Iterable[Served]) -> None:
-        """Let all functions bring these variables before they run."""
+        """Let all traced functions fetch these variables before they run."""
         self._served |= {id(one.handle): one for one in variables}
         self._ask_first(self._bindings)
 
@@ -125,7 +122,7 @@ class Held:
                     self._counted = None
 
     def others(self, variables: Mapping[str, Served]) -> set[str]:
-        """Return the names of the variables whose handles somebody else holds, and would read without asking."""
+        """Return the variables whose handles other code holds, and may read without fetching."""
         found = self._others(variables)
         seen = {id(variables[name].handle): sys.getrefcount(variables[name].handle) for name in found}
         if found and seen != self._found and time.monotonic() - self._looked > _SHARE * self._took:
@@ -148,15 +145,15 @@ class Held:
         }
 
     def _look(self) -> None:
-        """Find the graphs that are complete, and of which there is no function: TensorFlow does not free them all.
+        """Find the complete graphs without a function, whose references do not count: TensorFlow keeps some of them.
 
-        It traces a function twice that makes variables, and gives each of those graphs of their own.
+        It traces a function twice if it makes variables, and makes separate graphs for these.
         """
         began = time.monotonic()
         graph_type, function_type = tf_private.graphs_and_functions()
         graphs, run = [], set()
         for one in gc.get_objects():
-            kind = type(one)  # `isinstance` asks an object for its class, and some raise: numpy's files, dead proxies
+            kind = type(one)  # `isinstance` reads `__class__`, which raises for some: numpy's files, dead proxies
             if issubclass(kind, graph_type):
                 graphs.append(one)
             elif issubclass(kind, function_type):
@@ -169,7 +166,7 @@ class Held:
 
 
 def references(roots: Iterable[Any]) -> Counter[int]:
-    """Return how often tensors are referred to from roots and the containers in them, by their ids."""
+    """Return the number of references to each tensor from roots and the containers in them, by id."""
     kind = tensorflow().__internal__.EagerTensor
     found: Counter[int] = Counter()
     pending = list({id(root): root for root in roots}.values())
@@ -185,19 +182,19 @@ def references(roots: Iterable[Any]) -> Counter[int]:
 
 
 def served(capture: Capture, held: Held) -> Served | None:
-    """Return what fetches a captured variable when it is read; None where that cannot be known of it."""
+    """Return a captured variable that is fetched when it is read; None where reads of it cannot be noticed."""
     variable = capture.variable
-    variable = getattr(variable, "_value", variable)  # Keras has a tf.Variable in each of its own
+    variable = getattr(variable, "_value", variable)  # a Keras variable wraps a tf.Variable
     if getattr(variable, "__dict__", {}).get(_HANDLE) is not capture.value:
         return None
     known: Served | None = vars(variable).get(_SERVED)
     if known is not None:
-        return known if known.held is held else None  # else another distributed function has it
+        return known if known.held is held else None  # another distributed function fetches it
     return Served(variable, held) if type(variable) in tf_private.resource_variables() else None
 
 
 def bring(wanted: Iterable[Served]) -> None:
-    """Bring the values of variables that are not here."""
+    """Fetch the values of variables that are elsewhere."""
     by_source: dict[int, list[Served]] = {}
     for one in wanted:
         if one.source is not None:
@@ -218,7 +215,7 @@ def _current(one: Served) -> Any:
 
 @functools.cache
 def _subclass(base: Any) -> type:
-    """Return the class of variables that are fetched when somebody asks for their handle."""
+    """Return the subclass of variables that are fetched when code asks for their handle."""
 
     class ResourceVariable(base):  # type: ignore[misc]
         """A tf.Variable that lives on a server."""
@@ -236,11 +233,11 @@ def _subclass(base: Any) -> type:
     return ResourceVariable
 
 
-# Tables written between two steps: what a step is fed, so that rows are looked up once worker 0 has written them.
+# Tables written between two steps: feeds that let a step look up rows only once worker 0 has written them.
 
 
 class TablesWritten:
-    """The tables of a session whose rows are looked up on servers."""
+    """The flags of a session's tables whose rows are looked up on servers."""
 
     def __init__(self, session: DistributedSession) -> None:
         before, behind = f"{PREFIX}/", f"/{FLAG}"
@@ -251,7 +248,7 @@ class TablesWritten:
         }
 
     def feeds(self, written: Collection[str]) -> dict[Any, bool]:
-        """Return what the next step is fed besides.
+        """Return the feeds to add to the next step.
 
         Args:
             written: the names of the handles of variables that the program has written since the last step.

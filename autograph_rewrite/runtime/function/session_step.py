@@ -1,12 +1,12 @@
-"""A step whose variables live in several processes: it runs in a session, which can reach them.
+"""Run a step whose variables live in several processes in a session, which can reach them.
 
     user's tf.Variable ──► copy on this worker, and on the server if this is worker 0      when somebody else wrote it
     arguments ──► session: forward, backward, push, update on the server ──► results
     user's tf.Variable ◄── what server and worker hold                                     when it is read
 
-With stages or replicas over several hosts, worker 0 runs that session for all (`driven`), and each worker reads what
-it holds. TensorFlow's functions cannot reach another process's devices from every worker. To the program its variables
-are as the step has left them: checkpoints, callbacks and `model.save` see that.
+With stages or replicas over several hosts, worker 0 runs the session for all (`driven`), and each worker reads the
+variables itself. TensorFlow's functions cannot reach another process's devices from every worker. The program always
+sees the values after the last step: in checkpoints, callbacks and `model.save`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OUT_OF_REACH = "micro-batches, and several steps of one run, reach no shards in 
 
 
 def stand_alone(item: TrainingGraph) -> TrainingGraph:
-    """Return a function's item as a session runs it: with variables of its own, and one target."""
+    """Return a function's item for a session: with captures turned into variables of the graph, and one target."""
     alone = unbind(item).item
     graph = alone.graph.clone()
     target = Builder(graph, graph.unique_name(TARGET)).node(
@@ -59,9 +59,10 @@ def stand_alone(item: TrainingGraph) -> TrainingGraph:
 
 
 def with_proxies(plan: Plan) -> Plan:
-    """Return the plan in which workers wait for what the program has written between two steps.
+    """Return the plan in which workers wait until worker 0 has written the program's values between two steps.
 
-    Every worker has a copy of what it reads as a whole on servers, and looks up rows, and the shards of the others.
+    Every worker has a cached copy of the variables on servers that it reads as a whole. Lookups of rows, and of other
+    workers' shards, are not cached.
     """
     lookups = not plan.is_asynchronous
 
@@ -75,7 +76,7 @@ def with_proxies(plan: Plan) -> Plan:
 
 
 def without_servers(plan: Plan) -> Plan:
-    """Return the plan for a step that only reads variables: each worker has them all."""
+    """Return the plan for a step that only reads variables: each worker has all of them."""
     return moved(plan, [_on_every_worker(request) for request in plan.variables])
 
 
@@ -85,12 +86,12 @@ def _on_every_worker(request: VariableRequest) -> VariableRequest:
 
 
 def without_shards(plan: Plan) -> Plan:
-    """Return the plan whose shards every worker has as wholes, where its steps cannot reach those of other processes.
+    """Return the plan with full variables on every worker in place of shards that steps cannot reach on servers.
 
     A loop of steps is in the graph of one process, and micro-batches do not wait for servers.
 
     Raises:
-        PlanError: the servers do not wait for all workers, which would compute something else.
+        PlanError: the servers are asynchronous: with variables on every worker, the result would be another one.
     """
     found = {one.name for one in plan.variables if one.sizes and one.servers and not one.over_replicas}
     if not found or max(plan.microbatches, plan.steps_per_run) < 2:
@@ -104,11 +105,7 @@ def without_shards(plan: Plan) -> Plan:
 
 
 class SessionStep:
-    """A rewritten item, which stands alone, as a function of its flat arguments.
-
-    Args:
-        item: the rewritten item; its binding is that of the function.
-    """
+    """A rewritten item without captures (`stand_alone`), as a function of its flat arguments."""
 
     def __init__(self, item: TrainingGraph, mirrors: Mirrors) -> None:
         assert isinstance(item.binding, FunctionBinding)
@@ -116,18 +113,18 @@ class SessionStep:
         self.item, self.binding = item, item.binding
         config = self._tf.compat.v1.ConfigProto()
         options = config.graph_options.rewrite_options
-        options.constant_folding = options.OFF  # TensorFlow 2.21 goes round for ever in some of these graphs
+        options.constant_folding = options.OFF  # TensorFlow 2.21 loops for ever in some of these graphs
         self._session = DistributedSession(item, config, all_read=JobMemory.here() is None)
         self._session.first.done()
         self._batches = batch_axes(item, self.binding)
         self._variables = SessionVariables(item, self.binding, mirrors, self._session)
 
     def examples(self, flat: Sequence[Any], _: Sequence[bool] = ()) -> int | None:
-        """Return how many examples flat arguments hold, where that is known."""
+        """Return how many examples flat arguments hold; None if unknown."""
         return most_examples(self._batches, flat)
 
     def __call__(self, flat: Sequence[Any], _: Sequence[bool] = ()) -> list[Any]:
-        """Run the step: one, as a plan for several per run is refused.
+        """Run one step; plans with several steps per run are refused.
 
         Args:
             flat: one tensor per flat argument.
@@ -137,7 +134,7 @@ class SessionStep:
 
         Raises:
             GraphError: batch inputs hold different numbers of examples, or another function calls this one.
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if not self._tf.executing_eagerly():
             raise GraphError(
@@ -156,21 +153,21 @@ class SessionStep:
         return [self._tf.constant(value) for value in outputs]
 
 
-# The user's variables in the session of a step: what it takes from them, and what they get back.
+# The user's variables in the session of a step: written into it before a step, and read back after it.
 #
 #     written from Python since the last step ──► copy on this worker, and on the server if this is worker 0
 #     the step has run ──► not here any more: read from the session when Python asks    (`served_variables`)
 #                      └─► or fetched with the step, where who asks cannot be seen
 #
-# What is on a server stays as it is from the end of a step here until this worker begins the next one: its update waits
-# for all workers, and so does what worker 0 writes there. So each worker may read it when it likes.
+# A variable on a server does not change from the end of a step here until this worker begins the next step: its update
+# waits for all workers, and so do writes of worker 0. So each worker may read it at any time in between.
 
 
 class SessionVariables:
-    """The variables that a function has captured, in its session.
+    """The captured variables of a function, in the session of its step.
 
     Attributes:
-        began: whether the other workers have begun the next step.
+        began: waits until the other workers have begun the next step.
     """
 
     def __init__(
@@ -187,7 +184,7 @@ class SessionVariables:
         self._seen: dict[str, Any] = {}
         self._writes = {name: self._writer(item.variables[name]) for name in self._variables}
         targets = [session.graph.get_operation_by_name(name) for name in item.targets]
-        # Of the others, worker 0 has the same value after a step.
+        # A driven step does not return the variables that it only reads: their values have not changed.
         written = [name for name in self._variables if not (self._is_driven and self._is_only_read(name))]
         self._reads = self._readers(targets, written)
         self._asks = self._readers((), self._variables)
@@ -202,7 +199,7 @@ class SessionVariables:
         self._names = {id(one): name for name, one in self._served.items()}
         self._holders = mirrors.held
         self._held = self._holders.others(self._served)
-        # What lies on several workers is read when the step has ended on all of them.
+        # Variables with shards on several workers are read when the step has ended on all of them.
         self._apart = [name for name in self._reads if is_apart(item.variables[name])]
         self._fixed = [name for name in self._variables if name not in self._served]
         self._values = _reader([self._variables[name] for name in self._fixed])
@@ -214,28 +211,28 @@ class SessionVariables:
         self._start()
 
     def _others_ask_later(self) -> bool:
-        """Return whether workers hold what others may ask for when the steps are done, so that none leaves earlier.
+        """Return whether workers hold variables that others may read after the last step, so that none may leave.
 
-        Where workers may be lost, as in an elastic job, each fetches everything with every step instead.
+        In an elastic job, which may lose workers, each fetches all variables with every step instead.
         """
         plan = self._item.report.plan
         on_workers = plan.is_driven or any("/job:worker/" in device for device in plan.homes.values())
         return on_workers and JobMemory.here() is None
 
     def _start(self) -> None:
-        """Let all workers begin with what worker 0 has."""
+        """Let all workers begin with the values of worker 0."""
         report = self._item.report
         seconds = report.plan.timeout_seconds
         if len(report.member.workers) > 1:
             new = [variable for variable in self._variables.values() if variable.adopts]
             adopt(new, report.member, seconds)
         self._hand_over(self._changes({}))
-        name = session_name(report.member, seconds)  # nobody reads from a server before worker 0 has written
+        name = session_name(report.member, seconds)  # an exchange: no read from a server before worker 0 has written
         if self._workers_stay:
             stay_for_others(report.member, name, self._session.take_no_more_part)
 
     def _copies(self, variable: Variable) -> list[Copy]:
-        """Return the copies of a variable that have to be written when the user's was."""
+        """Return the copies of a variable that this worker writes after the user's variable was written."""
         handles = list(copies_of(self._item, variable))
         if any(piece.name in self._item.report.homes for piece in pieces_of(variable)):
             handles = [*(handles if self._is_chief else ()), tuple(map(proxy_of, handles[0]))]
@@ -246,13 +243,13 @@ class SessionVariables:
         return found
 
     def _writer(self, variable: Variable) -> tuple[Any, list[Any]]:
-        """Return a placeholder and the ops that write it."""
+        """Return a placeholder, and the ops that write its value to the copies of a variable."""
         with self._session.graph.as_default():
             source = self._tf.compat.v1.placeholder(self._tf.as_dtype(variable.dtype))
             return source, [copy.write(source) for copy in self._copies(variable)]
 
     def _read_from(self, name: str) -> Copy | None:
-        """Return the copy from which a variable is read: this worker's own, where it has one."""
+        """Return the copy from which a variable is read: that on this worker, if there is one."""
         item, graph, variable = self._item, self._session.graph, self._item.variables[name]
         if variable.shards is not None:
             return Copy(graph, copies_of(item, variable)[0], variable)
@@ -260,15 +257,15 @@ class SessionVariables:
         for handle in (*own, *item.layout.instances(variable.handle)[:1]):
             with suppress(KeyError):  # this process does not read it
                 return Copy(graph, (handle,), variable)
-        return None  # the step has nothing to do with it
+        return None  # the step does not use it
 
     def _readers(self, done: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
-        """Return what reads each variable once operations are done."""
+        """Return a tensor for each variable that reads it once operations are done."""
         with self._session.graph.as_default(), self._tf.control_dependencies(list(done)):
             return {name: copy.read() for name in names if (copy := self._read_from(name)) is not None}
 
     def _is_only_read(self, name: str) -> bool:
-        """Return whether a step leaves a variable as it is: nobody has to send it back."""
+        """Return whether a step only reads a variable, so that its value need not come back."""
         variable = self._item.variables[name]
         if variable.shards is not None:
             return False
@@ -280,7 +277,7 @@ class SessionVariables:
     def _can_wait(self, name: str) -> bool:
         """Return whether a variable can be read later: from this process, or from one that stays until then.
 
-        Servers stay to the end, and so do workers that hold shards (`stay_for_others`), but in elastic jobs.
+        Servers stay to the end, and so do workers that hold shards (`stay_for_others`), except in elastic jobs.
         """
         copy = self._read_from(name)
         if copy is None or not self._variables[name].watchable:
@@ -293,12 +290,12 @@ class SessionVariables:
         return all(any(host in f"{one.device}/" for host in staying) for one in copy.handles if one.device)
 
     def before_step(self) -> dict[str, str]:
-        """Hand over what somebody else has written since the last step; return what has changed, for the others."""
-        bring(one for one in self._served.values() if one.source is not self)  # another step's session has it
+        """Write the program's new values into the session; describe the changes, for the digest."""
+        bring(one for one in self._served.values() if one.source is not self)  # fetch values in another step's session
         changed: dict[str, str] = {}
         new = self._changes(changed)
         if new:
-            self.began.wait()  # what is on the server they may still read
+            self.began.wait()  # before that, the others may still read the values on the server
             if any(written_between(name) in changed and is_apart(self._item.variables[name]) for name in new):
                 report = self._item.report  # others may still read the shards that are here
                 Rendezvous(report.member, report.plan.timeout_seconds).meet(WRITE)
@@ -312,14 +309,14 @@ class SessionVariables:
         return changed
 
     def feeds(self) -> dict[Any, Any]:
-        """Return what the next step is fed besides: whom it has to wait for."""
+        """Return the feeds to add to the next step: which others and writes it has to wait for."""
         return self.began.feeds() | self._tables.feeds(self._written)
 
     def _changes(self, changed: dict[str, str]) -> dict[str, Any]:
         """Return the values that the session does not have, by name.
 
         Args:
-            changed: is given a description of what is not equal to what the session has.
+            changed: gets the descriptions of values that differ from those in the session added.
         """
         found = dict(zip(self._fixed, self._values(), strict=True))
         found |= {name: self._variables[name].value() for name, one in self._served.items() if one.source is None}
@@ -335,10 +332,10 @@ class SessionVariables:
         return new
 
     def _hand_over(self, new: dict[str, Any], *, later: bool = False) -> None:
-        """Write what the session does not have.
+        """Write new values into the session.
 
         Args:
-            later: others may still read what is there: write it once all have come to the next run.
+            later: whether others may still read the old values: then write once all have called the next run.
         """
         feeds = {self._writes[name][0]: now.numpy() for name, now in new.items() if self._writes[name][1]}
         writes = [op for name in new for op in self._writes[name][1]]
@@ -350,23 +347,19 @@ class SessionVariables:
 
     @property
     def fetches(self) -> dict[str, Any]:
-        """What a step reads when it is done, by name."""
+        """The reads that a step fetches after its updates, by name."""
         return {name: read for name, read in self._reads.items() if self._comes_back(name) and name not in self._apart}
 
     @property
     def brought_back(self) -> set[str]:
-        """The variables that are read after every step, whether somebody asks for them or not."""
+        """The variables that are read after every step, even if the program does not read them."""
         return {name for name in self._reads if self._comes_back(name)}
 
     def _comes_back(self, name: str) -> bool:
         return name not in self._served or name in self._held
 
     def after_step(self, names: Iterable[str], values: Sequence[Any]) -> None:
-        """Give the user's variables what a step has left.
-
-        Args:
-            names: of those that the step has fetched.
-        """
+        """Write the user's variables, or leave their values in the session."""
         self.ended()
         self._give(list(names), values)
         held = self._holders.others(self._served)
@@ -377,7 +370,7 @@ class SessionVariables:
             self._bring(late)
 
     def ended(self) -> None:
-        """Take note that no step runs any more."""
+        """Note that no step runs any more."""
         self._runs, self._at_once = False, 1
 
     def _give(self, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -387,7 +380,7 @@ class SessionVariables:
             self._seen[name] = variable.value()
 
     def bring(self, wanted: Sequence[Served]) -> None:
-        """Give variables their values; who reads several one by one gets more and more of them at once."""
+        """Fetch the values of variables; successive reads of single variables fetch more and more at once."""
         with self._lock:
             names = [self._names[id(one)] for one in wanted if one.source is self]
             if not names:
@@ -401,34 +394,34 @@ class SessionVariables:
 
     def _bring(self, names: Sequence[str]) -> None:
         reads = [self._asks[name] for name in names]
-        # Another thread may ask while a step runs: what watches that one cannot watch two.
+        # Another thread may ask while a step runs: the watchdog cannot watch two runs.
         session = self._session
         values = session.tf_session.run(reads) if self._runs else session.run_ops(reads, alone=self._is_driven)
         with self._tf.__internal__.eager_context.eager_mode():
             self._give(names, values)
-        if self._runs:  # it may be another value already
+        if self._runs:  # the running step may change the value: fetch it again at the next read
             for name in names:
                 self._served[name].source = self
 
 
 def _reader(variables: Sequence[Mirrored]) -> Callable[[], Sequence[Any]]:
-    """Return what reads the user's variables, all in one call: one by one they would cost as much as a small step."""
+    """Return a reader of the user's variables in one call: separate reads cost as much as a small step."""
     if not variables:
         return list
     return Reader([variable.handle for variable in variables], [v.dtype.as_datatype_enum for v in variables])
 
 
-# Whether the other workers have begun the next step: what worker 0 waits for before it writes on a server.
+# Worker 0 waits until the other workers have begun the next step before it writes on a server.
 #
-# They may still read there what the last step has left. Each says so when it begins (`passes.parameter_server.turns`);
-# worker 0 takes that in the step, or, where it has something to write, before it.
+# Until then, they may still read the values of the last step there. Each sends a token when it begins a step
+# (`passes.parameter_server.turns`). Worker 0 takes the tokens in the step, or before it if it has values to write.
 
 
 _TAKE = "QueueDequeueManyV2"
 
 
 class OthersBegan:
-    """Takes what the others say; does nothing where a step does not wait for it."""
+    """Takes the tokens of the other workers; does nothing where a step does not wait for them."""
 
     def __init__(self, session: DistributedSession) -> None:
         self._session = session
@@ -441,7 +434,7 @@ class OthersBegan:
         if found is None:
             return
         queue, self._count = found.inputs
-        # TensorFlow's own way to look into a constant forbids to feed it from then on.
+        # Not `tf.get_static_value`: it forbids to feed the constant from then on.
         self._others = int(tensorflow().make_ndarray(self._count.op.node_def.attr["value"].tensor))
         with session.graph.as_default(), tensorflow().device(queue.device):
             taken = tensorflow().raw_ops.QueueDequeueManyV2(
@@ -453,14 +446,14 @@ class OthersBegan:
         """Wait until the others have begun the next step.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if self._take is not None and not self._has_waited:
             self._session.run_ops([self._take])
             self._has_waited = True
 
     def feeds(self) -> dict[Any, int]:
-        """Return what a step is fed besides: how many it still has to wait for."""
+        """Return the feeds to add to a step: how many tokens it still has to wait for."""
         if self._count is None:
             return {}
         still = 0 if self._has_waited else self._others
@@ -468,7 +461,7 @@ class OthersBegan:
         return {self._count: still}
 
 
-# Lift captures: a function's graph made self-contained, with captured variables as its own and constants inlined.
+# Lift captures: turn captured variables into variables of a function's graph, and captured constants into constants.
 #
 #     captured     w = Placeholder(dtype=resource)            the user's tf.Variable is passed in
 #     stand-alone  w = VarHandleOp(shared_name="captured/w")  a variable of the graph, and the value it starts from
@@ -477,14 +470,14 @@ class OthersBegan:
 
 
 class Unbound(NamedTuple):
-    """An item that needs nothing from outside, and the values that its variables start from."""
+    """An item without captures, and the initial values of its variables."""
 
     item: TrainingGraph
     values: Mapping[str, Any]
 
 
 def unbind(item: TrainingGraph) -> Unbound:
-    """Return the item without captures; an item that has none is returned as it is.
+    """Return the item without captures; an item without captures is returned unchanged.
 
     Raises:
         GraphError: it captures a resource that is no variable (a table, an iterator).

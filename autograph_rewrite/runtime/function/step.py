@@ -1,6 +1,6 @@
-"""One rewritten step of a traced function, callable with flat tensors.
+"""Call one rewritten step of a traced function with flat tensors.
 
-What the function captured is bound once, copies of variables on other devices included; a call fills in the arguments.
+The captures of the function are bound once, with the copies of variables on other devices; a call adds the arguments.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class BoundStep:
     """A rewritten item (or an original one, which runs as it is) as a function of its flat arguments.
 
     Args:
-        item: made from a function; its binding holds what the function captured.
+        item: made from a function; its binding holds the captures of the function.
         what: the function, for messages.
-        telling: gives what else all workers have to be given alike in a step.
+        telling: returns the account of other values that must be equal in all workers in a step.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class BoundStep:
         """Make the function of the item.
 
         Args:
-            attempt: how many steps of it have failed in all workers: each has groups of collectives of its own.
+            attempt: how many of its steps have failed in all workers: each gives the collectives new groups.
             timed: the same step with one more result.
         """
         item, binding = self.item, self.binding
@@ -122,13 +122,13 @@ class BoundStep:
         return native.build(data, native.new_name("step"), signature, salt=salt)
 
     def _agree(self, *, after_error: bool = False) -> None:
-        """Make sure that all workers are about to run the same, on the same values of variables.
+        """Require that all workers are about to run the same graph, and give new variables the values of worker 0.
 
         Args:
-            after_error: nobody knows what each worker had updated.
+            after_error: whether a step has failed: then all variables get the values of worker 0.
 
         Raises:
-            ClusterError: they are not, or somebody is missing.
+            ClusterError: they would run different graphs, or a worker is missing.
         """
         assert self._member is not None
         assert self._plan is not None
@@ -142,14 +142,13 @@ class BoundStep:
     def _carry_on(self) -> None:
         """Go on after an error with all other workers, from the values of worker 0.
 
-        Nobody knows what each had updated, and TensorFlow does not take back what a failed step has asked another
-        process for: that request would take the value of the next step away from whom it is for. So the collectives
-        meet in new groups.
+        Each worker may have made other updates. TensorFlow does not cancel the requests of a failed step to other
+        processes: they would take values of the next step from their receivers. So the collectives get new groups.
         """
         assert self._member is not None
-        self._ready_order = None  # what it runs meets in the old groups
+        self._ready_order = None  # its timed step uses the old groups
         self._agree(after_error=True)
-        attempt = len(self._calls)  # those before are kept: functions that were traced may call them by name
+        attempt = len(self._calls)  # earlier calls are kept: traced functions may call them by name
         self._calls.append(native.Call(self._make_function(attempt), on_cpu=self._on_cpu))
 
     @property
@@ -157,12 +156,12 @@ class BoundStep:
         return self._calls[-1]
 
     def _is_compared(self, name: str) -> bool:
-        """Return whether it is noticed if only some workers write a variable from Python."""
+        """Return whether the workers compare the values of a variable that Python code writes."""
         variable = self.item.variables[name]
         return self._digests is not None and variable.dtype in NUMBERS and variable.shards is None
 
     def _make_coordinator(self, function: native.EncodedFunction) -> Coordinator:
-        """Return what watches replicas that wait for each other; nothing where one process may wait for input, too."""
+        """Return the coordinator of replicas that wait for each other; in one process, none if steps wait for input."""
         if self._plan is None:
             return Coordinator()
         waits, seconds = may_wait(function.definition), self._plan.timeout_seconds
@@ -180,14 +179,14 @@ class BoundStep:
 
         Args:
             flat: one tensor per flat argument.
-            rows: of several steps, for each argument whether its rows are those of the steps; empty: one step.
+            rows: for several steps, whether each argument has one row per step; empty: one step.
 
         Returns:
             One tensor per flat result.
 
         Raises:
-            GraphError: a batch input holds another number of examples than is stated, or than others do.
-            ClusterError: replicas wait for each other for ever.
+            GraphError: a batch input has another number of examples than it states, or than other inputs.
+            ClusterError: the step stands still, a worker is missing, or the workers' inputs differ.
         """
         first = self._first_of(flat, rows)
         if self._may_refuse:
@@ -199,7 +198,7 @@ class BoundStep:
         self._number += 1
         self._coordinator.before_step()
         if self._member is not None and self._plan is not None and not self._tf.executing_eagerly():
-            abort_when_lost(self._member, self._plan.timeout_seconds)  # nobody sees that function run
+            abort_when_lost(self._member, self._plan.timeout_seconds)  # no watchdog sees the outer function run
         if not self._tf.executing_eagerly():
             return self._run_in_graph(args, stacked)
         written = self._guard.before() if self._guard is not None else []
@@ -207,7 +206,7 @@ class BoundStep:
             self._tell(args, first, written, str(flat[rows.index(True)].shape[0]) if True in rows else "")
         try:
             results = self._run(args, stacked)
-        except BaseException:  # what it has updated stays, as on one device
+        except BaseException:  # updates that a failed step has made stay, as on one device
             if self._guard is not None:
                 self._guard.failed()
             raise
@@ -219,10 +218,10 @@ class BoundStep:
         return results[:count]
 
     def average_variables(self) -> None:
-        """Give all replicas the mean of what they have trained by themselves; all workers call it together.
+        """Average the variables that replicas have trained by themselves; all workers call it together.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         report = self.item.report
         if report is None or not report.averaged:
@@ -243,7 +242,7 @@ class BoundStep:
         return self._call.looped(args, stacked, cancellation)
 
     def _timed_call(self, timed: Timed) -> Callable[..., list[Any]]:
-        """Return what runs the step and returns one result more, last of all."""
+        """Return a function that runs a timed step, and returns its times as the last result."""
         call = native.Call(self._make_function(len(self._calls) - 1, timed), on_cpu=self._on_cpu)
         at = len(self.binding.outputs) + (self._digests is not None)
 
@@ -254,30 +253,30 @@ class BoundStep:
         return run
 
     def learnt_order(self) -> tuple[str, ...]:
-        """Return the order in which gradients are ready, once all workers have agreed on it, and it is worth a rewrite.
+        """Return the order in which gradients are ready, once all workers have agreed on it; () unless it pays off.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if self._ready_order is None or self._number < LAST:
             return ()
-        self._coordinator.before_step()  # if the last one has failed, all carry on, and nothing is learnt
+        self._coordinator.before_step()  # if the last step has failed, all carry on, which drops the order
         learnt, self._ready_order = self._ready_order, None
         return learnt.agreed() if learnt is not None else ()
 
     def follow(self, other: BoundStep) -> None:
-        """Count on from the steps of another one, in whose place this one is."""
+        """Continue the count of steps of `other`, which this step replaces."""
         self._number = other._number
 
     def _stacked(self, rows: Sequence[bool]) -> Stacked | None:
-        """Return which arguments of the function have rows; None for one step."""
+        """Return the arguments of the function that have rows; None for one step."""
         if not rows or self._plan is None:
             return None
         having = {at for at, index in self._inputs if rows[index]}
         return Stacked(tuple(at in having for at in range(len(self._fixed))), self._plan.steps_per_run)
 
     def _first_of(self, flat: Sequence[Any], rows: Sequence[bool]) -> Sequence[Any]:
-        """Return the arguments as they are in the first step; those that hold no examples as they are in all."""
+        """Return the arguments of the first step; those without examples keep all their rows."""
         if True not in rows:
             return flat
         batches = {index for _, index, _ in self._batches}
@@ -287,7 +286,7 @@ class BoundStep:
         """Call the function from one that is being traced.
 
         Raises:
-            GraphError: replicas have variables of their own, which are copied at each call there.
+            GraphError: replicas train separate variables, which the call would overwrite with the first one's.
         """
         if self.item.report is not None and self.item.report.alone:
             raise GraphError(
@@ -301,7 +300,7 @@ class BoundStep:
             return run_steps(self._add_step, self._call.types[: len(self.binding.outputs)], args, stacked)[1]
 
     def _add_step(self, args: Sequence[Any]) -> tuple[list[Any], Any]:
-        """Add one step to the function that is being traced; return its results, and an operation that ends it."""
+        """Add one step to the function that is being traced; return its results, and its last operation."""
         results, done = self._call.add_op(args)
         count = len(self.binding.outputs)
         if self._guard is not None:
@@ -309,7 +308,7 @@ class BoundStep:
         return results[:count], done
 
     def _tell(self, args: list[Any], flat: Sequence[Any], written: Iterable[tuple[Any, Any]], steps: str) -> None:
-        """Send, with the step, the digest of what all workers have to be given alike."""
+        """Add the digest of all values that must be equal in all workers to the arguments of the step."""
         given = self._shared.given(flat) | ({"the number of steps": steps} if steps else {})
         for variable, value in written:
             given[digests.written_between(str(self._captures.names[id(variable.handle)]))] = digests.described(value)
@@ -341,7 +340,7 @@ class BoundStep:
         return results
 
     def examples(self, flat: Sequence[Any], rows: Sequence[bool] = ()) -> int | None:
-        """Return how many examples flat arguments hold in one step, where that is known."""
+        """Return how many examples flat arguments hold in one step; None if unknown."""
         return most_examples(self._batches, self._first_of(flat, rows))
 
 
@@ -360,7 +359,7 @@ def most_examples(batches: Iterable[tuple[str, int, int]], flat: Sequence[Any]) 
     return max((size for _, index, axis in batches if (size := flat[index].shape[axis]) is not None), default=None)
 
 
-# Ready order: in which order gradients are ready, measured by worker 0 in the first steps, then agreed and kept.
+# Ready order: the order in which gradients are ready; worker 0 measures it in the first steps, and all adopt it.
 #
 #     step 1, 2         as planned: buckets filled in the order that the graph lets expect
 #     step 3, 4, 5      worker 0 runs the same step with a Timestamp behind each gradient; the others do not notice
@@ -371,23 +370,22 @@ def most_examples(batches: Iterable[tuple[str, int, int]], flat: Sequence[Any]) 
 
 
 FIRST, LAST = 3, 5
-"""The steps that are measured; the time of the first is not used: TensorFlow optimises that function in it."""
+"""The steps that are measured; the times of the first are not used, as TensorFlow optimises the function in it."""
 EARLIER = 0.05
-"""Share of the time between the first and the last gradient by which the mean byte has to leave earlier."""
+"""Share of the time from the first to the last gradient by which the mean byte must leave earlier."""
 SCOPE = "autograph_ready"
 _DRAWS = re.compile(
     rb"\x12.(Random(Uniform|UniformInt|StandardNormal|Shuffle|Gamma|Poisson|PoissonV2|Crop)|Multinomial"
     rb"|(Parameterized)?TruncatedNormal|SampleDistortedBoundingBox(V2)?|\w+CandidateSampler)[\x1a\x22\x2a]"
 )
-"""An op that keeps the state of its draws in its kernel, as encoded in a node: another function begins anew with it."""
+"""An op, as encoded in a node, that keeps its random state in its kernel: another function would start it again."""
 
 
 class Timed(NamedTuple):
     """A step that also returns when values were ready.
 
     Attributes:
-        data: its graph, encoded.
-        output: the tensor that has the times, in seconds.
+        output: the tensor of the times, in seconds.
     """
 
     data: bytes
@@ -404,19 +402,14 @@ class ReadyOrder:
         self._call: Callable[..., list[Any]] | None = None
 
     def measures(self, number: int) -> bool:
-        """Return whether this process measures in a step.
-
-        Args:
-            number: of the step; the first one has 1.
-        """
+        """Return whether this process measures a step."""
         return bool(self._member.is_chief) and FIRST <= number <= LAST
 
     def measured(self, make: Callable[[Timed], Callable[..., list[Any]]], args: list[Any], more: Any) -> list[Any]:
         """Run a step, keep the times, and return its other results.
 
         Args:
-            make: makes what runs a timed step, which returns the times behind the results.
-            more: what cancels it.
+            make: makes a function that runs a timed step, and returns the times after the results.
         """
         if self._call is None:
             self._call = make(self._timed())
@@ -435,14 +428,14 @@ class ReadyOrder:
         return Timed(serde.to_bytes(graph), f"{times.name}:0")
 
     def agreed(self) -> tuple[str, ...]:
-        """Return the order for all steps from now on, on which all workers agree, behind step LAST; () to leave it.
+        """Return the order for all later steps, by worker 0, after step LAST; () to keep the planned order.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         values = tuple(dict.fromkeys(edge.value for edge in self._edges))
         order = [-1] * len(values)
-        if len(self._times) > 1:  # else those steps ran in a loop, or in another function
+        if len(self._times) > 1:  # else these steps ran in a loop, or in another function, and were not measured
             rows = zip(*(np.asarray(times).tolist() for times in self._times[1:]), strict=True)
             ready = {edge.value: median(row) for edge, row in zip(self._edges, rows, strict=True)}
             if leave_earlier(self._plan, self._edges, ready):
@@ -453,10 +446,10 @@ class ReadyOrder:
 
 
 def ready_order(item: TrainingGraph) -> ReadyOrder | None:
-    """Return what learns the order of a step's gradients; None where it would change nothing, or cannot be measured.
+    """Return a `ReadyOrder` of a step; None where the order would change nothing, or cannot be measured.
 
-    On accelerators a Timestamp tells when work was handed to the device, not when it was done. What draws with a seed
-    goes on only in the function in which it began.
+    On accelerators a Timestamp shows when work was given to the device, not when it was done. A stateful random op
+    continues its draws only in the function in which it began.
     """
     report = item.report
     if report is None or report.member is None or report.plan.bucket_order or report.plan.local_sgd is not None:
@@ -475,7 +468,7 @@ def leave_earlier(plan: Plan, edges: Iterable[EdgePlan], ready: Mapping[str, flo
     """Return whether buckets that are filled in the measured order would leave earlier.
 
     Args:
-        ready: when each value is, in seconds.
+        ready: the time at which each value is ready, in seconds.
     """
     now: dict[int, list[EdgePlan]] = {}
     then: dict[int, list[EdgePlan]] = {}
@@ -490,13 +483,13 @@ def leave_earlier(plan: Plan, edges: Iterable[EdgePlan], ready: Mapping[str, flo
 
 
 def _leaves(buckets: Iterable[Sequence[EdgePlan]], ready: Mapping[str, float]) -> float:
-    """Return when the mean byte leaves: with the last of its bucket."""
+    """Return the mean time at which a byte leaves: when the last value of its bucket is ready."""
     listed = list(buckets)
     total = sum(edge.bytes for members in listed for edge in members)
     return sum(e.bytes * max(ready[m.value] for m in members) for members in listed for e in members) / max(total, 1)
 
 
-# What a function captured, bound to arguments of its rewritten graph once: variables, their copies, shards, constants.
+# The captures of a function (variables, their copies, shards, constants), bound once to arguments of its new graph.
 #
 # captured tf.Variable w ──► w                       replica 0 reads the user's own
 #                        └─► replica_1/w             the others a copy, which the guard keeps equal
@@ -507,13 +500,13 @@ class BoundCaptures:
     """The captures of a function in its rewritten graph.
 
     Args:
-        is_compared: whether it is noticed if only some workers write a variable from Python.
+        is_compared: whether the workers compare the values of a variable that Python code writes.
 
     Attributes:
-        nodes: the placeholders that stand for captures and for what the rewrite added.
-        guard: keeps the copies equal; None where there are none.
+        nodes: the placeholders of captures, and of variables that the rewrite has added.
+        guard: keeps the copies equal; None where there are no copies.
         watched: handles whose values are read after each step.
-        along: how many devices of a replica have copies of their own.
+        along: how many devices of a replica have separate copies.
         names: of variables, by the id of their handles.
     """
 
@@ -548,15 +541,15 @@ class BoundCaptures:
         self.nodes = [name for _, names in self._captured for name in names]
         self.nodes += [name for _, names in self._added for name in names]
         self.nodes += [name for _, copies in self._cut for names in copies for name in names]
-        self.nodes = list(dict.fromkeys(self.nodes))  # the first piece may be called as the capture
+        self.nodes = list(dict.fromkeys(self.nodes))  # the first shard may have the name of the capture
 
     def bring(self) -> None:
-        """Bring the values of variables that are on a server between the steps of another function."""
+        """Fetch the values of variables that are on a server between the steps of another function."""
         if self._mirrors.held.has_served:
             bring(one.served for one in self.variables if one.served is not None)
 
     def _watched(self) -> ReadAfter:
-        """Return what the guard is told after a step."""
+        """Return the variables whose values the guard takes after a step."""
         if self.guard is None:
             return ReadAfter()
         node_of = {id(mirrored): node for node, mirrored in self._copied.items()}
@@ -574,7 +567,7 @@ class BoundCaptures:
         return self.named([capture.name for capture, _ in self._captured if capture.name is not None])
 
     def named(self, names: Collection[str]) -> list[Mirrored]:
-        """Return those of the captured variables that have one of these names."""
+        """Return the captured variables that have one of these names."""
         return [
             self._mirrors.of(capture.value, *kind_of(self._item, capture.name))
             for capture, _ in self._captured
@@ -582,11 +575,11 @@ class BoundCaptures:
         ]
 
     def values(self, arguments: Sequence[str], devices: Sequence[str]) -> list[Any]:
-        """Return what a call gives for each argument; None for what is no capture.
+        """Return the value of each argument; None for arguments that are no captures.
 
         Args:
             arguments: names of placeholders.
-            devices: the first one of each replica, or all where each has copies of its own.
+            devices: the first device of each replica, or all where each has separate copies.
         """
         fixed = {}
         for capture, names in self._captured:
@@ -609,7 +602,7 @@ def kind_of(item: TrainingGraph, name: str) -> tuple[str, Sequence[int | None] |
     """Return the element type and the shape of a variable.
 
     Raises:
-        GraphError: nobody knows the type.
+        GraphError: the type is unknown.
     """
     variable = item.variables[name]
     if variable.dtype not in NUMBERS:

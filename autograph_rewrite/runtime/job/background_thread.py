@@ -1,6 +1,6 @@
-"""A periodic background thread that has left TensorFlow and gRPC before the interpreter exits.
+"""Run a function periodically in a background thread, which leaves TensorFlow and gRPC before the interpreter exits.
 
-A thread that Python still finds in C++ code when it ends takes the whole process down with it, with SIGABRT.
+If the interpreter exits while a thread is in C++ code, the process aborts with SIGABRT.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PATIENCE = 10.0
 
 
 def repeat(act: Callable[[], bool], period: float) -> threading.Thread:
-    """Call `act` again and again in a thread of its own, until it returns False or the program ends.
+    """Call `act` again and again in a new thread, until it returns False or the program ends.
 
     Args:
         period: seconds to wait before each call.

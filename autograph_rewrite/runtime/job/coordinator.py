@@ -1,4 +1,4 @@
-"""Coordinators: what a failed step means for the workers of a job, alike for sessions and functions.
+"""Coordinators: decide what a failed step means for the workers of a job, for sessions and functions alike.
 
     steady ── a step fails ──────────► failed ── all agree to carry on ──► steady
        └───── somebody is missing ──► ended     every later run raises the same error
@@ -8,7 +8,7 @@
     Workers            workers wait for each other, and carry on together after an error
     BoundedStaleness   workers update servers on their own, none too far ahead (`engine.staleness_clock`)
 
-A session or a function asks its own before and after each step, and about each error.
+A session or a function calls its coordinator before and after each step, and for each error.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ from autograph_rewrite.runtime.job.watchdog import Question, Watchdog
 
 
 class Coordinator:
-    """Coordinates nothing: of an original program, or of replicas that never wait for each other.
+    """Coordinates nothing: for an original program, or for replicas that never wait for each other.
 
     Args:
-        watchdog: ends steps that wait in vain; None where that cannot be told.
+        watchdog: ends steps that wait in vain; None where a waiting step cannot be told from a working one.
     """
 
     def __init__(self, watchdog: Watchdog | None = None) -> None:
         self.watchdog = watchdog
 
     def check(self) -> None:
-        """Raise the error by which the job has ended.
+        """Raise the error by which the job has ended, if it has.
 
         Raises:
-            ClusterError: it has.
+            ClusterError: the job has ended.
         """
 
     def before_step(self, *, updates: bool = True) -> None:
         """Wait until this worker may do a step.
 
         Raises:
-            ClusterError: somebody is missing, or does something else.
+            ClusterError: a worker is missing, or does something else.
         """
 
     def after_step(self, *, updates: bool = True) -> None:
         """Note that a step is done."""
 
     def step_failed(self, error: Exception | None = None) -> None:
-        """Note that a step has failed: nobody knows what each worker had updated."""
+        """Note that a step has failed, after an unknown part of its updates on each worker."""
 
     def end(self, problem: ClusterError) -> None:
         """Let every later run raise an error."""
@@ -67,26 +67,26 @@ class Coordinator:
         """Return what an error of TensorFlow means; None for one of the program's own computation.
 
         Args:
-            account: what this worker tells of it; None: nothing.
+            account: this worker's description of the step; None where there is none.
         """
         return None
 
     def require_equal(self, account: StepAccount, table: Array) -> None:
-        """Compare what the workers were given in a step.
+        """Compare the inputs of the workers in a step.
 
         Args:
-            table: sizes and digests of all, one row for each.
+            table: the sizes and digests of all workers, one row for each.
 
         Raises:
-            ClusterError: they were not given the same.
+            ClusterError: the inputs differ.
         """
 
     def close(self) -> None:
-        """Hold nobody up any more."""
+        """Let the other workers wait for this one no more."""
 
 
 class SingleProcess(Coordinator):
-    """Of one process, whose replicas meet in collectives."""
+    """Coordinates the replicas of one process, which meet in collectives."""
 
     def failure(self, error: Exception, what: str, account: StepAccount | None) -> ClusterError | None:
         """Return what a failure of a collective means; None for an error of the program's own computation."""
@@ -107,13 +107,12 @@ class SingleProcess(Coordinator):
 
 
 class Workers(Coordinator):
-    """Of one of several processes.
+    """Coordinates one process with the others of its job.
 
     Args:
-        watchdog: ends steps that wait for somebody who is missing.
-        carry_on: lets all workers go on after an error of all; raises ClusterError if they do not.
-        failed: tells the others of steps that fail, and of theirs; None: each goes on by itself.
-        abandon: leaves behind what ran when somebody was missing, so that the job ends; None: it can be used again.
+        carry_on: lets all workers go on after an error on all of them; raises ClusterError if they do not.
+        failed: exchanges failed steps with the other workers; None: each worker goes on by itself.
+        abandon: gives up the session, and so the job, once a worker is missing; None: it can be used again.
     """
 
     watchdog: Watchdog
@@ -132,7 +131,7 @@ class Workers(Coordinator):
         self._problem: ClusterError | None = None
 
     def check(self) -> None:
-        """Raise the error by which the job has ended."""
+        """Raise the error by which the job has ended, if it has."""
         if self._problem is not None:
             raise self._problem
 
@@ -153,10 +152,7 @@ class Workers(Coordinator):
         self._problem = problem
 
     def failure(self, error: Exception, what: str, account: StepAccount | None) -> Exception | None:
-        """Return who is missing, or what has failed on another worker, or what the workers do differently.
-
-        None for an error of the program's own.
-        """
+        """Return the error of missing or failed workers, or of a difference; None for an error of the program."""
         if not self.watchdog.expired and not is_of_the_job(error):
             return None
         if self._told is not None and not self.watchdog.expired:
@@ -177,35 +173,35 @@ class Workers(Coordinator):
         return problem
 
     def require_equal(self, account: StepAccount, table: Array) -> None:
-        """Compare what the workers were given in a step."""
+        """Compare the inputs of the workers in a step."""
         if not agree(table):
             problem = disagreement(self._member, account, self.watchdog.seconds, table[:, 1:])
             self.step_failed(problem)
             raise problem
 
     def close(self) -> None:
-        """Hold nobody up any more: others see that this process ends."""
+        """Do nothing: the other workers see that this process ends."""
 
 
-# Failed steps: a worker whose step has failed says so on its own device, with its error, where others look.
+# Failed steps: a worker whose step has failed puts its error into a list on its device, which the others read.
 #
 #     worker 0   step 3 fails ──► puts its error into the list on its device ──► waits for all, to carry on
 #     worker 1   step 3 stands still, or is ended by worker 0's ──► raises the error of worker 0, carries on, too
 #
-# What one device would have raised is raised by all. A step that another has left does not always end by itself:
-# TensorFlow's cancellation is not heard by a request that is just being sent, and a request that reaches a process
-# after its step has failed waits there for the next one. Then nothing but the connection's end ends the step (seen once
-# in twenty steps that fail on all workers, a second apart).
+# All workers raise the error that one device would have raised. A step that has failed on another worker does not
+# always end here by itself: a request that is just being sent ignores TensorFlow's cancellation, and a request that
+# reaches a process after its step has failed waits there for the next step. Then only a broken connection ends the step
+# (seen once in twenty steps that fail on all workers, a second apart).
 
 _NAME = "failed.steps"
 _TELLS, _GLANCE = 3.0, 0.05
-"""Seconds within which a worker whose step has failed says so, and between two looks."""
+"""Seconds within which a worker whose step has failed says so, and between two looks at its list."""
 _SAID = 4_000
 """Characters of an error that are kept for the others."""
 
 
 class FailedSteps:
-    """What the workers of a job have told of steps that failed; all of them carry on equally often."""
+    """The failed steps that the workers of a job have told of; all workers carry on equally often."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
@@ -217,25 +213,25 @@ class FailedSteps:
         is_own = error is not None and code is not None and not is_of_the_job(error)
         text = json.dumps([code, str(getattr(error, "message", error))[:_SAID]]) if is_own else ""
         counts().failures += 1
-        with suppress(tensorflow().errors.OpError):  # the others then wait as long as they are patient
+        with suppress(tensorflow().errors.OpError):  # then the others wait for their whole timeout
             put(self._member, _NAME, [self._member.task], text=text)
 
     def ahead(self) -> list[str]:
-        """Return the other workers of whom more steps have failed than of this one: they wait for it to carry on.
+        """Return the workers that have had more failed steps than this one: they wait for it to carry on.
 
         Raises:
-            tf.errors.OpError: somebody does not answer.
+            tf.errors.OpError: a worker does not answer.
         """
         with closing(Flags(self._member, _NAME, self._others)) as flags:
             mine, theirs = counts().failures, flags.counts()
         return [self._name(task) for task, count in zip(self._others, theirs, strict=True) if count > mine]
 
     def awaited(self) -> list[str]:
-        """Return who is ahead once somebody is; nobody if that takes too long, or somebody does not answer."""
+        """Wait until workers are ahead, and return them; none after `_TELLS` seconds, or if one does not answer."""
         return self._answer(self.ahead)
 
     def error(self, ahead: Sequence[str]) -> Exception | None:
-        """Return what the program has raised on one of those who are ahead; None where it was nothing of its own."""
+        """Return the program's error on a worker that is ahead; None if it was no error of the program."""
         name, text = self._answer(functools.partial(self._told, ahead)) or ("", "")
         if not text:
             return None
@@ -245,7 +241,7 @@ class FailedSteps:
         return made
 
     def _told(self, ahead: Sequence[str]) -> list[str]:
-        """Return who of those that are ahead has told of an error, and what; "": nobody."""
+        """Return a worker that is ahead and has told of an error, and the text; "" if there is none."""
         at = counts().failures
         for task in self._others:
             if self._name(task) in ahead:
@@ -256,7 +252,7 @@ class FailedSteps:
         return ["", ""]
 
     def _answer(self, ask: Callable[[], list[str]]) -> list[str]:
-        """Return the first answer that is not empty; a new session waits without end for who has just gone."""
+        """Return the first answer that is not empty; [] if there is none in time, as for a process that is gone."""
         question, ends = Question(ask), time.monotonic() + _TELLS
         while time.monotonic() < ends and not silent(self._member):
             if found := question.answer():

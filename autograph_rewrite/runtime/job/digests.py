@@ -1,9 +1,9 @@
-"""Digests: whether all workers do the same, compared before the first step, in each one, or beside it.
+"""Digests: compare whether all workers do the same, before the first step, in each step, or in parallel with it.
 
     worker 0   rate 0.01, x of length 5, w written   ──► digest ──┐  with the size of its part,
     worker 1   rate 0.02, x of length 5              ──► digest ──┴─ through the graph: an error on all
 
-Variables count if something else than the step has written them: where nobody did, they are equal.
+A variable is compared only if something other than the step has written it: else it is equal in all workers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from autograph_rewrite.runtime.job.tf_server import counts
 from autograph_rewrite.training_graph import TrainingGraph
 
 _FEW = 6
-"""How many elements are told one by one."""
+"""Arrays of up to this many elements are described by their elements."""
 _CONTAINERS = ("resource", "variant")
 
 
 def digest_of(given: Mapping[str, str]) -> Array:
-    """Return the digest of what has to be equal: zeros for nothing."""
+    """Return the digest of values that have to be equal in all workers; zeros if there are none."""
     if not given:
         return np.zeros(DIGEST, np.int32)
     text = "\0".join(f"{key}\0{given[key]}" for key in sorted(given))
@@ -48,7 +48,7 @@ def digest_of(given: Mapping[str, str]) -> Array:
 
 
 def agree(table: Array) -> bool:
-    """Return whether all workers have sent the same digest: their rows are sizes and digests."""
+    """Return whether the rows of all workers, a size and a digest each, have the same digest."""
     return bool((table[:, 1:] == table[0, 1:]).all())
 
 
@@ -65,16 +65,15 @@ def described(value: Any) -> str:
 
 
 def written_between(name: str) -> str:
-    """Return what a variable is called that was written from Python."""
+    """Return what messages call a variable that was written from Python."""
     return f"variable '{name}', written between steps"
 
 
 class Inputs:
-    """What is the same in all workers of the inputs of one graph.
+    """Describes the inputs of a graph without a batch axis, and the open lengths of batch inputs: alike in all workers.
 
     Args:
-        item: a rewritten one.
-        key: what finds the value of an input in what a step is given, by the name of its tensor; None if nothing does.
+        key: returns the key of a tensor's value in `given`, by the tensor's name; None if it has no value.
     """
 
     def __init__(self, item: TrainingGraph, key: Callable[[str], Hashable | None]) -> None:
@@ -93,7 +92,7 @@ class Inputs:
                 self._open += [(info.name, found, dims)] if dims else []
 
     def given(self, values: Any) -> dict[str, str]:
-        """Return what a step is given, by name."""
+        """Return descriptions of the values that a step is given, by name."""
         has = values.__contains__ if isinstance(values, Mapping) else lambda key: True
         said = {
             name: described(values[key])
@@ -117,7 +116,7 @@ _FETCHES, _BETWEEN = "what is fetched", "what was run since the last step"
 
 
 class _Kind(NamedTuple):
-    """What a run does besides computing, by the names of nodes; whether a digest can go with it; what is fetched."""
+    """The nodes by which a run meets others and writes; whether a digest can go with it; its fetches."""
 
     meets: frozenset[str]
     writes: frozenset[str]
@@ -126,16 +125,13 @@ class _Kind(NamedTuple):
 
 
 class SessionDigest:
-    """Compares the runs of one session with those of the other workers'.
-
-    Args:
-        graph: the tf.Graph of the session.
+    """Compares the runs of one session with those of the other workers' sessions.
 
     Attributes:
         feed: the tensor to feed with the digest.
         fetch: the tensor with the digests of all.
         account: of the last run that has met others.
-        apart: operations that meet nobody, so that workers may differ in whether they fetch them.
+        apart: operations that exchange nothing, so that workers may differ in whether they fetch them.
     """
 
     def __init__(self, item: TrainingGraph, graph: Any) -> None:
@@ -158,10 +154,10 @@ class SessionDigest:
         self._between += (f"{written_between(name)}: {described(value)}" for name, value in values.items())
 
     def before(self, fetches: Sequence[Any], feeds: Mapping[str, Any], changed: Mapping[str, str]) -> Array | None:
-        """Note a run; return its digest if it meets other workers.
+        """Note a run; return its digest if one can go with it.
 
         Args:
-            changed: what else has to be equal in all workers, by name.
+            changed: descriptions of other values that must be equal in all workers, by name.
         """
         kind = self._kind(fetches)
         if not kind.tells:
@@ -181,12 +177,13 @@ class SessionDigest:
         return digest_of(given)
 
     def _kind(self, fetches: Sequence[Any]) -> _Kind:
-        """Return what running some tensors and operations does."""
+        """Return what a run of some tensors and operations does."""
         roots = frozenset(getattr(element, "op", element) for element in fetches)
         if roots not in self._kinds:
             step = ancestors(roots)
             meets = frozenset(common_name(op.name) for op in step if _meets(op))
             writes = frozenset(common_name(op.name) for op in step if has(op.type, "writes"))
+            # Fetching the digests runs `_needs`: the run must feed these placeholders and draw these elements.
             tells = bool(meets) and step >= self._needs and not step.isdisjoint(self._needs or self._batch)
             names = sorted({common_name(op.name) for op in roots - self.apart})
             self._kinds[roots] = _Kind(meets, writes, tells, ", ".join(names))
@@ -194,7 +191,7 @@ class SessionDigest:
 
 
 def ancestors(roots: Iterable[Any]) -> set[Any]:
-    """Return operations and all that they depend on."""
+    """Return operations and all operations that they depend on."""
     seen = set(roots)
     pending = list(seen)
     while pending:
@@ -207,12 +204,12 @@ def ancestors(roots: Iterable[Any]) -> set[Any]:
 
 
 def _meets(op: Any) -> bool:
-    """Return whether an operation is one by which workers meet: a collective, or a store that a pass made."""
+    """Return whether workers meet by an operation: a collective, or a store that a pass has added."""
     return is_collective(op.type) or (has(op.type, "stores") and PASS_ATTR in op.node_def.attr)
 
 
 def common_name(name: str) -> str:
-    """Return a name without the replica, whose number is another one in each worker."""
+    """Return a name without its replica, whose number differs between workers."""
     replica, _, rest = name.partition("/")
     return rest if replica.startswith("replica_") and replica[8:].isdecimal() else name
 
@@ -222,11 +219,11 @@ def common_name(name: str) -> str:
 #     the program   step ────────────────────────────► its results, or an error on all workers
 #     a thread      digest of all of it ──► exchange ──┘
 #
-# For what is too much to be digested before the step, and for workers that run nothing themselves.
+# For inputs that are too large to be digested before the step, and for workers that run nothing themselves.
 
 
 class Beside:
-    """Compares one series of steps; all workers make the same ones."""
+    """Compares one series of steps, while they run; all workers make the same steps."""
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
@@ -236,25 +233,25 @@ class Beside:
         self._pending: Future[tuple[StepAccount, Array] | None] | None = None
 
     def start(self, account: Callable[[], StepAccount]) -> None:
-        """Begin to compare.
+        """Begin to compare a step.
 
         Args:
-            account: makes what this worker tells of the step; it is called in the thread.
+            account: makes this worker's account of the step; called in the thread.
         """
         self._pending = self._pool.submit(self._odd, account)
 
     def is_done(self, seconds: float) -> bool:
-        """Wait for a while; return whether all have come to the step that was started last, or it is known why not."""
+        """Wait for a while; return whether the last comparison has ended."""
         return self._pending is None or bool(wait([self._pending], seconds).done)
 
     def problem(self, *, failed: bool = False) -> ClusterError | None:
-        """Return the error of the step that was started last, if the workers were not given the same.
+        """Return the error of the step that was started last, if its inputs differ between workers.
 
         Args:
-            failed: the step has failed, so that it is no matter if the others cannot be asked any more.
+            failed: whether the step has failed: then a worker that is missing is no error.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -268,7 +265,7 @@ class Beside:
         return disagreement(self._member, odd[0], self._seconds, odd[1]) if odd is not None else None
 
     def _odd(self, account: Callable[[], StepAccount]) -> tuple[StepAccount, Array] | None:
-        """Return the account and all digests if these differ."""
+        """Return this worker's account and the digests of all workers, if the digests differ."""
         told = account()
         table = table_of(self._member, digest_of({"": told.what, **told.given}))
         if self._exchange is None:
@@ -282,12 +279,12 @@ class Beside:
 #     worker 0   step 3: rate = 0.01   ─┐                ┌─►  ClusterError: not the same in step 3:
 #     worker 1   step 3: rate = 0.02   ─┴─ exchanged ────┴─►  'rate' is 0.01 on worker 0, 0.02 on worker 1
 #
-# They are exchanged in a session of their own, which works whatever has become of the step.
+# They are exchanged in a separate session, which works even if the step has failed.
 
 GROUP = 2**29 - 1
 """The group key of accounts."""
 PATIENCE = 4.0
-"""Seconds that a worker which has waited in vain takes for the others to tell."""
+"""Seconds that a worker which has waited in vain waits for the accounts of the others."""
 _SHOWN, _WIDTH = 8, 120
 _SAME = "not do the same as worker 0"
 HINT = (
@@ -298,13 +295,13 @@ HINT = (
 
 @dataclass(frozen=True)
 class StepAccount:
-    """What one worker does in a step.
+    """One worker's description of a step.
 
     Attributes:
         what: the step, for messages.
-        given: what has to be equal in all workers, by name.
-        shown: what messages show in place of something given that is only a number.
-        hint: what to do if it differs.
+        given: descriptions of the values that must be equal in all workers, by name.
+        shown: texts for messages, in place of those values of `given` that are only checksums.
+        hint: what to do if the workers differ.
     """
 
     what: str
@@ -314,15 +311,15 @@ class StepAccount:
 
 
 Telling = Callable[[], StepAccount | None]
-"""Gives what a step has to tell besides what it is given itself."""
+"""Returns the account of values that must be equal in all workers but are no arguments of the step."""
 
 
 def nothing() -> None:
-    """Tell nothing more."""
+    """Return no account."""
 
 
 def difference(member: Membership, account: StepAccount, seconds: float = PATIENCE) -> ClusterError | None:
-    """Return what the workers do differently; None if that is nothing, or somebody does not tell."""
+    """Return the error of what the workers do differently; None if nothing, or if a worker does not answer."""
     if len(member.workers) < 2:
         return None
     text = json.dumps([account.what, dict(account.given), dict(account.shown)])
@@ -335,11 +332,10 @@ def difference(member: Membership, account: StepAccount, seconds: float = PATIEN
 
 
 def disagreement(member: Membership, account: StepAccount, seconds: float, table: Array) -> ClusterError:
-    """Return the error of a step in which workers did not do the same, as their digests have shown.
+    """Return the error of a step in which the digests of the workers differ.
 
     Args:
         seconds: how long others may still wait for each other in the step.
-        table: the digests, one row for each worker.
     """
     found = difference(member, account, seconds + PATIENCE)
     if found is not None:
@@ -370,7 +366,7 @@ def _compared(member: Membership, told: Sequence[StepAccount], hint: str) -> Clu
 
 
 def _differences(told: Sequence[StepAccount]) -> Iterator[str]:
-    """Yield a line for each thing that is not the same in all workers."""
+    """Yield a line for each value that differs between workers."""
     steps = [one.what for one in told]
     if len(set(steps)) > 1:
         yield listed(f"worker {task} is in {what}" for task, what in enumerate(steps))
@@ -384,8 +380,8 @@ def _differences(told: Sequence[StepAccount]) -> Iterator[str]:
 
 # Consensus before the first step: workers compare graph and plan, and take the chief's initial values.
 #
-# Every worker rewrites the graph on its own. Equal graphs and plans give equal keys and orders, so the collectives
-# meet; where somebody runs another program, or another version of it, they would wait for each other for ever.
+# Every worker rewrites the graph by itself. Equal graphs and plans give equal keys and orders, so collectives match. If
+# a worker ran another program, or another version of it, they would wait for ever.
 
 COMPARE = "compare what they run"
 CARRY_ON = "carry on after an error, too"
@@ -409,7 +405,7 @@ def require_consensus(
         captured: values that have to be equal, too.
 
     Raises:
-        ClusterError: they differ, or somebody is missing.
+        ClusterError: they differ, or a worker is missing.
     """
     job = Rendezvous(member, plan.timeout_seconds)
     values = [f"captured {v.dtype.name}{list(v.shape)} #{zlib.crc32(described(v).encode()):08x}" for v in captured]
@@ -438,10 +434,10 @@ def require_consensus(
 
 
 def adopt_from_chief(member: Membership, seconds: float, values: Sequence[Array]) -> list[Array]:
-    """Return the values that the chief's variables have: models are initialised by chance.
+    """Return the values of the chief's variables: each worker has drawn other initial values.
 
     Raises:
-        ClusterError: somebody is missing.
+        ClusterError: a worker is missing.
     """
     return Rendezvous(member, seconds).of_chief(values, "adopt the variables of worker 0")
 
@@ -450,10 +446,10 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
     """Return the random seed of all workers: the one that they have set, or else one that the chief draws.
 
     Args:
-        own: seed that the program has set; None: none.
+        own: the seed that this worker's program has set; None: none.
 
     Raises:
-        ClusterError: they have set different ones.
+        ClusterError: workers have set different seeds.
     """
     drawn = int.from_bytes(os.urandom(4), "big")
     rows = Rendezvous(member, seconds).rows(np.array([own is not None, own or 0, drawn], np.int64), "agree on a seed")
@@ -468,10 +464,10 @@ def common_seed(member: Membership, seconds: float, own: int | None) -> int:
 
 
 def session_name(member: Membership, seconds: float) -> str:
-    """Return a text that the chief draws: no other session, of this or another start of the job, has it.
+    """Return a name that the chief draws, unique among the sessions of all starts of the job.
 
     Raises:
-        ClusterError: somebody is missing.
+        ClusterError: a worker is missing.
     """
     drawn = int.from_bytes(os.urandom(6), "big")
     if len(member.workers) > 1:

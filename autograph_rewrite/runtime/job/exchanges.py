@@ -1,9 +1,9 @@
-"""Exchanges between workers outside of any step: sums, broadcasts and flags, with timeouts that name who is missing.
+"""Exchange values between workers outside of any step: sums, broadcasts and flags; timeouts name the missing workers.
 
     compare what all are about to run  ──  adopt the chief's variables  ──  agree on a seed
 
-They run in a session of their own, so that they work before the first step in every mode, and a failure does not spoil
-the collectives of the steps.
+They run in separate sessions, so they work before the first step in every mode, and their failure does not break the
+collectives of the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIRST_KEY = 2**29
 """Group and instance keys of rendezvous; those of steps are spread over all numbers below 2^30 and above."""
 
 NUMBERS = 2**24
-"""How many numbers travel at once: a message of gRPC cannot hold two gigabytes."""
+"""How many numbers are sent at once: a message of gRPC cannot hold two gigabytes."""
 
 
 WRITE = "write variables whose shards they hold"
@@ -40,8 +40,7 @@ class Rendezvous:
     """Exchanges of one job. All workers must make the same ones in the same order.
 
     Args:
-        numbers: those of its exchanges, which all workers count alike; None: the usual ones.
-        tells: whether to say that one stands still.
+        numbers: counts its exchanges, equally on all workers; None: the counter of exchanges outside of a step.
     """
 
     def __init__(
@@ -65,16 +64,16 @@ class Rendezvous:
         """Return the sum of the workers' arrays, of equal shape; int32, int64, float32 or float64.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         with self._exchange(value) as exchange:
             return exchange.add_up(value, what)
 
     def meet(self, what: str) -> None:
-        """Wait until all workers are here.
+        """Wait until all workers call this.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         self.add_up(np.zeros((), np.int32), what)
 
@@ -87,7 +86,7 @@ class Rendezvous:
         return [data.decode() for data in self.contents(text.encode(), what)]
 
     def contents(self, data: bytes, what: str) -> list[bytes]:
-        """Return what all workers give, of any length."""
+        """Return the data of all workers, of any length, in their order."""
         sizes = self.rows(np.array(len(data), np.int64), what)
         words = np.zeros((int(sizes.max()) + 3) // 4, np.int32)
         words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
@@ -96,10 +95,10 @@ class Rendezvous:
         return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     def rounds(self, count: int, what: str) -> list[tuple[int, int]]:
-        """Meet so many times; return when each began and ended, in nanoseconds by the clock of this process."""
+        """Meet `count` times; return when each meeting began and ended, in nanoseconds by the clock of this process."""
         mine, found = np.zeros((), np.int32), []
         with self._exchange(mine) as exchange:
-            exchange.add_up(mine, what)  # the first one waits for connections, and for who comes late
+            exchange.add_up(mine, what)  # not measured: it waits for connections, and for late workers
             for _ in range(count):
                 begin = time.time_ns()
                 exchange.add_up(mine, what)
@@ -121,7 +120,7 @@ class Rendezvous:
         for positions in by_type.values():
             flat = np.concatenate([result[i].reshape(-1) for i in positions])
             bits = flat.view(np.uint8)
-            bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # they travel unchanged as integers
+            bits = np.pad(bits, (0, -bits.size % 4)).view(np.int32)  # a sum of integers keeps every bit
             chosen = bits if self._member.is_chief else np.zeros_like(bits)
             pieces = [self.add_up(chosen[i : i + NUMBERS], what) for i in range(0, chosen.size, NUMBERS)]
             shared = np.concatenate(pieces).view(np.uint8)[: flat.nbytes].view(flat.dtype)
@@ -133,28 +132,24 @@ class Rendezvous:
         return result
 
 
-# An all-reduce between workers outside of any step, in a separate session; names workers that do not join.
-#
-# It works before the first step in every mode, and its failure does not spoil the collectives of the steps.
+# An all-reduce between workers outside of any step, in a separate session.
 
 Array = np.ndarray[Any, Any]
 
 
 def table_of(member: Membership, mine: Array) -> Array:
-    """Return what a worker adds to a table that has a row for each of them: its own row, and zeros for the others."""
+    """Return a worker's summand of a table with a row for each worker: its row, and zeros for the others."""
     table = np.zeros((len(member.workers), *mine.shape), mine.dtype)
     table[member.task] = mine
     return table
 
 
 class RepeatedSum:
-    """A sum that can be asked for again and again. Use it as a context manager, or close it.
+    """A sum over workers that can be computed again and again. Use it as a context manager, or close it.
 
     Args:
-        seconds: how long to wait for the others.
-        like: an array of the shape and type of what is added up; int32, int64, float32 or float64.
-        key: the instance key, which no other exchange of the group has.
-        tells: whether to say that it stands still.
+        like: an array with the shape and type of the summands; int32, int64, float32 or float64.
+        key: the instance key, unique among the exchanges of the group.
     """
 
     def __init__(
@@ -200,7 +195,7 @@ class RepeatedSum:
         """Return the sum of the workers' arrays.
 
         Raises:
-            ClusterError: somebody is missing.
+            ClusterError: a worker is missing.
         """
         if not self._has_met:
             meet(self._member, self._seconds, what)
@@ -218,24 +213,23 @@ class RepeatedSum:
         return result
 
 
-# Means over all replicas of what each has of its variables, outside of any step (`local_sgd`).
+# Means of variables over all replicas, outside of any step (`local_sgd`).
 #
 # replica 0: w = 1, replica 1: w = 3      ─► 2 in this process, which all others do likewise ─► 2 in each copy
 
 GROUP, KEY = 2**29 - 2, 1
-"""Of the exchange between workers."""
+"""The group key of the exchange between workers, and the first of its instance keys."""
 
 
 def replica_means(rows: Sequence[Sequence[Array]], member: Membership | None, seconds: float) -> list[Array]:
-    """Return the mean of each variable over the replicas of all workers, who call it together.
+    """Return the mean of each variable over the replicas of all workers, which call this together.
 
     Args:
-        rows: of each variable, the values that the replicas of this process have.
-        member: this process; None where there is one.
-        seconds: how long to wait for the others.
+        rows: for each variable, its values on the replicas of this process.
+        member: this process; None where there are no others.
 
     Raises:
-        ClusterError: somebody is missing.
+        ClusterError: a worker is missing.
     """
     wide = [np.sum([np.asarray(value, _wide(value)) for value in row], 0) for row in rows]
     count = len(rows[0]) if rows else 1
@@ -259,29 +253,30 @@ def _added_up(totals: Sequence[Array], member: Membership, seconds: float) -> li
     return [part.view(total.dtype).reshape(total.shape) for part, total in zip(parts, totals, strict=True)]
 
 
-# What crosses between workers outside of collectives: broadcasts through queues on the receivers, and flags.
+# Messages between workers without collectives: broadcasts through queues on the receivers.
 #
 #     worker 0   run ──► values ──► queue @ worker 1, queue @ worker 2, ...
 #     worker 1   takes from its own queue: it waits there for nobody else
 #
-# A message is a list of texts, of any length. Worker 0 is never more than one ahead of who takes them. Queues are in a
-# session of their own, and no collective is needed.
+# A message is a list of texts, of any length. Worker 0 is never more than one message ahead of any receiver. The queues
+# are in a separate session.
 
 PIECE = 2**29
 """Bytes of one message, about: TensorFlow sends no tensor of two gigabytes."""
 _END, _MORE = b"end", b"more"
 _LAST = 5_000
-"""Milliseconds that worker 0 takes to say that it has ended."""
+"""Milliseconds that worker 0 takes at most to say that it has ended."""
 _LOOK, _RARELY, _ASK, _TELL = 0.002, 0.1, 1.0, 10.0
-"""Seconds between two looks for that word, at first and later, from one look at worker 0 to the next, and to say so."""
+"""Seconds in `_hold`: between two looks whether it is over, at first and later; between two looks at the others; until
+it prints a message."""
 
 
 class Relay:
     """The queues of one session. Worker 0 sends, all others take.
 
     Args:
-        name: what all workers call these queues, and nobody else's.
-        holds: others than worker 0 hold what it runs on their devices until it has ended.
+        name: of these queues, equal on all workers and unique among the queues of the job.
+        holds: whether the other workers stay until worker 0, which runs operations on their devices, has ended.
     """
 
     def __init__(self, member: Membership, name: str, *, holds: bool) -> None:
@@ -311,14 +306,14 @@ class Relay:
         self.session = session_of(graph, member, [f"{host}/device:CPU:0" for host in hosts[1:]])
         self._last = tf.compat.v1.RunOptions(timeout_in_ms=_LAST)
         self._holds = holds
-        if not member.is_chief:  # also if the program has no more use for it: worker 0 may have
+        if not member.is_chief:  # keeps the relay alive although the program drops it: worker 0 may still need it
             atexit.register(self.end)
-            for stay in counts().stays:  # first all say that they end: worker 0 may wait for that, and this for it
+            for stay in counts().stays:  # to run before `end`: that waits for worker 0, which may wait for a `stay`
                 atexit.unregister(stay)
                 atexit.register(stay)
 
     def end(self) -> None:
-        """Let nobody leave before worker 0 is done with it; of worker 0: say that it is."""
+        """Leave the relay once worker 0 is done with it; on worker 0: say so, and leave."""
         atexit.unregister(self.end)
         with suppress(Exception):
             if self._member.is_chief:
@@ -328,7 +323,7 @@ class Relay:
         self.leave()
 
     def _serve(self) -> None:
-        """Hold this worker's stage until worker 0 has closed its session, runs what nobody takes here, or has ended."""
+        """Hold this worker's stage until worker 0 has ended, or puts a message that is not taken here."""
         name, chief = self._member.name, self._member.workers[0]
         _hold(
             lambda: bool(self.session.run(self._size)),
@@ -337,7 +332,7 @@ class Relay:
         )
 
     def leave(self) -> None:
-        """Take no more part in it, without waiting for anybody; of others than worker 0: tell it, if it goes on."""
+        """Leave the relay without waiting; a worker other than 0 closes its queue, so that worker 0 learns of it."""
         atexit.unregister(self.end)
         with suppress(Exception):
             if not self._member.is_chief:
@@ -345,10 +340,10 @@ class Relay:
         abandon(self.session)
 
     def leave_as_one_of_all(self) -> bool:
-        """Take no more part in it; return whether nobody does now, so that what all have used can be freed.
+        """Leave the relay; return whether all workers have left it, so that its shared variables can be freed.
 
-        Who says first that it leaves, and then looks at the others, misses nobody: of two that leave at the same time,
-        one may see that both have, or both do.
+        Each worker first says that it leaves and then looks at the others. So of two that leave at the same time, at
+        least one sees that both have left.
         """
         atexit.unregister(self.end)
         has_ended = self._member.is_chief
@@ -361,17 +356,17 @@ class Relay:
         return has_ended and len(self.left()) == len(self._closed)
 
     def left(self) -> list[str]:
-        """Return the workers, besides worker 0, that take no more part in it."""
+        """Return the workers other than worker 0 that have left the relay."""
         found: dict[str, bool] = {}
-        with suppress(Exception):  # who does not answer is found by who waits for it
+        with suppress(Exception):  # a worker that does not answer is reported by the process that waits for it
             found = self.session.run(self._closed, options=self._last)
         return [name for name, is_closed in found.items() if is_closed]
 
     def send(self, texts: Sequence[bytes]) -> None:
-        """Hand a message to all other workers.
+        """Send a message to all other workers.
 
         Raises:
-            EOFError: one of them has closed its session; it says which.
+            EOFError: one of them has left the relay; the message is its name.
         """
         tf = tensorflow()
         for piece, is_last in pieces(texts):
@@ -385,10 +380,10 @@ class Relay:
                 raise EOFError(name) from error
 
     def take(self, options: Any = None) -> list[bytes]:
-        """Wait for a message, as RunOptions say.
+        """Wait for a message from worker 0, with these RunOptions.
 
         Raises:
-            EOFError: worker 0 has closed its session; it says so.
+            EOFError: worker 0 has left the relay.
         """
         texts: list[bytes] = []
         while True:
@@ -401,7 +396,7 @@ class Relay:
 
 
 def pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
-    """Yield the texts of a message, none of them cut, in pieces that can be sent, and whether each is the last."""
+    """Yield pieces of a message of about `PIECE` bytes at most, each of whole texts, and whether each is the last."""
     begin, size = 0, 0
     for at, text in enumerate(texts):
         if size and size + len(text) > PIECE:
@@ -412,15 +407,15 @@ def pieces(texts: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], bool]]:
 
 
 def abandon(session: Any) -> None:
-    """Leave a session as it is until the process ends: to close it would wait for who is not there."""
+    """Mark a session as closed without closing it: closing would wait for a process that is gone."""
     session._closed, session._session = True, None
 
 
-# Flags on the devices of workers: lists of texts to which any worker of the job can add one, and that it can read.
+# Flags on the devices of workers: lists of texts that any worker of the job can read and extend.
 #
 #     worker 0   put([1], "text")  ──► list @ worker 1            worker 1   counts([1]) ──► 1
 #
-# They are in a session of their own, need no collective, and nobody waits for anybody but for the answer.
+# They are in a separate session and need no collective. A worker waits only for the answer.
 
 _PATIENCE = 3_000
 """Milliseconds to wait for an answer."""
@@ -430,9 +425,8 @@ class Flags:
     """The flags of one name on some workers. Close them.
 
     Args:
-        name: what all workers call them, and no others.
-        tasks: the workers on whose devices they are.
-        target: of the session, in a server; "": of this worker.
+        name: of the flags, equal on all workers and unique in the job.
+        target: the session's target, given by a parameter server; "": this worker's server.
     """
 
     def __init__(self, member: Membership, name: str, tasks: Sequence[int], target: str = "") -> None:
@@ -452,29 +446,29 @@ class Flags:
         self._session = session_of(graph, member, hosts, target)
 
     def put(self, text: str = "") -> None:
-        """Put one more into each.
+        """Add a text to each flag.
 
         Raises:
-            tf.errors.OpError: somebody does not answer.
+            tf.errors.OpError: a worker does not answer.
         """
         self._run(self._puts, {self._text: text})
 
     def counts(self) -> list[int]:
-        """Return how many were put into each.
+        """Return the number of texts in each flag.
 
         Raises:
-            tf.errors.OpError: somebody does not answer.
+            tf.errors.OpError: a worker does not answer.
         """
         return [int(count) for count in self._run(self._sizes)]
 
     def texts(self, at: int) -> list[str]:
-        """Return what was put into each.
+        """Return a text of each flag.
 
         Args:
-            at: how many came before; each has more than that.
+            at: its index; each flag has more texts than that.
 
         Raises:
-            tf.errors.OpError: somebody does not answer.
+            tf.errors.OpError: a worker does not answer.
         """
         return [bytes(text).decode() for text in self._run(self._texts, {self._at: at})]
 
@@ -482,7 +476,7 @@ class Flags:
         try:
             found: Sequence[Any] = self._session.run(fetches, feeds, options=self._options)
         except tensorflow().errors.OpError:
-            abandon(self._session)  # to close it would wait for who does not answer
+            abandon(self._session)  # closing would wait for the worker that does not answer
             raise
         return found
 
@@ -493,28 +487,29 @@ class Flags:
 
 
 def put(member: Membership, name: str, tasks: Sequence[int], target: str = "", text: str = "") -> None:
-    """Put one more into the flags of a name on some workers.
+    """Add a text to the flags of a name on some workers.
 
     Args:
-        target: of the session, in a server; "": of this worker.
+        target: the session's target, given by a parameter server; "": this worker's server.
 
     Raises:
-        tf.errors.OpError: somebody does not answer.
+        tf.errors.OpError: a worker does not answer.
     """
     flags = Flags(member, name, tasks, target)
     flags.put(text)
     flags.close()
 
 
-# The end of a program whose variables lie on several workers: each may be asked for them until all have ended.
+# The end of a program whose variables are sharded over workers: a worker may have to send its shards until all others
+# have ended.
 
 
 def stay_for_others(member: Membership, name: str, leave: Callable[[], None]) -> None:
-    """Let this process, when its program ends, wait until those of all other workers have ended, or failed.
+    """Let this process, when its program ends, wait until the programs of all other workers have ended or failed.
 
     Args:
-        name: what all workers call this, and nothing else.
-        leave: a method that tells those who wait for it in a step that it comes to none any more; not kept alive.
+        name: equal on all workers and unique in the job.
+        leave: a method, not kept alive, that tells workers which wait in a step that this one makes no more steps.
     """
     stay = functools.partial(_stay, member, f"{name}.ended", weakref.WeakMethod(leave))
     counts().stays.append(stay)
@@ -523,7 +518,7 @@ def stay_for_others(member: Membership, name: str, leave: Callable[[], None]) ->
 
 def _stay(member: Membership, name: str, leave: weakref.WeakMethod[Callable[[], None]]) -> None:
     if getattr(sys, "last_value", None) is not None:
-        return  # the program has failed, and the others will see that it is gone
+        return  # the program has failed: the others will see that this process is gone
     if (tell := leave()) is not None:
         tell()
     remaining = {task for task in range(len(member.workers)) if task != member.task}
@@ -558,11 +553,11 @@ def _answers(address: str) -> bool:
 
 
 def _hold(is_over: Callable[[], bool], is_awaited: Callable[[], bool], told: Callable[[], str]) -> None:
-    """Keep this process until it is needed no more; one that is kept for long says for whom.
+    """Keep this process alive until the others need it no more; print a message if that takes long.
 
     Args:
-        is_over: whether they have said that they need it no more.
-        is_awaited: whether somebody of them is still there.
+        is_over: whether the others have said that they need it no more.
+        is_awaited: whether one of the others still runs.
     """
     began = asked = time.monotonic()
     pause, is_told = _LOOK, False

@@ -1,17 +1,17 @@
-"""The memory of an elastic job: what outlives its workers, kept by the launcher in the memory of its host.
+"""Keep the state of an elastic job that outlives its workers: files that its launcher holds in its host's memory.
 
     launcher   makes the folder (tmpfs), counts generations, removes it at the end
     worker 0   writes snapshots           fit-1.npz, loop.npz
     workers    write signs of life        beat-3-0: worker 0 of generation 3
     anybody    asks to let others join    join
 
-A snapshot is written beside the old one and renamed, so a worker that is killed meanwhile leaves the old one. A worker
-of an earlier generation finds another number in the file `generation`, and writes nothing any more.
+A snapshot is written to a new file and then renamed, so a worker that is killed meanwhile leaves the old snapshot. A
+worker of an earlier generation finds another number in the file `generation`, and writes nothing any more.
 
-Where several hosts take part, the launcher has a lease: it touches `lease` as long as it hears of the others. A worker
-that finds it too old ends, for the others may have gone on. The launcher copies each snapshot to a second host, and
-notes in `copied` which; the next one waits for that. So there are two in `snapshot_steps` steps: a host that is lost
-with a snapshot that was not copied yet costs no more than `snapshot_steps`.
+A job on several hosts has a lease: each launcher touches `lease` as long as it hears from the others. A worker that
+finds the lease too old ends, for the others may have gone on. The launcher copies each snapshot to a second host, and
+writes its name into `copied`; the next snapshot waits for that. Two snapshots are taken in `snapshot_steps` steps, so
+the loss of a host whose last snapshot was not copied yet costs at most `snapshot_steps` steps.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from autograph_rewrite.runtime.job.say import say
 Array = np.ndarray[Any, Any]
 
 FOLDER, GENERATION, RANK = "AUTOGRAPH_ELASTIC", "AUTOGRAPH_GENERATION", "AUTOGRAPH_RANK"
-"""The variables by which a worker finds the memory of its job, and what it is there."""
+"""The environment variables with the folder of the job's memory, and the worker's generation and rank."""
 LEASE = "AUTOGRAPH_LEASE"
-"""For how many seconds without news of other hosts a worker goes on; 0: there are none."""
+"""The variable with the seconds that a worker goes on without news of other hosts; 0: there are none."""
 EXPELLED = 75
-"""The exit code of a worker that finds that the others have gone on without it."""
+"""The exit code of a worker after the others have gone on without it."""
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL = 0.005
 _TELL = 5.0
-"""Seconds of a wait for a copy after which that is said."""
+"""Seconds of a wait for a copy after which a message says so."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Snapshot:
     """The state of a job between two steps.
 
     Attributes:
-        position: where it was taken, and what else is no array.
-        arrays: the values of variables, as one device has them.
+        position: the step at which it was taken, and other plain data.
+        arrays: the values of variables, as on one device.
     """
 
     position: Mapping[str, Any]
     arrays: Sequence[Array]
 
     def write(self, file: BinaryIO) -> None:
-        """Write it to a file."""
+        """Write the snapshot to a file."""
         arrays = {str(number): array for number, array in enumerate(self.arrays)}
         said = {"position": self.position, "types": [array.dtype.name for array in self.arrays]}
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
@@ -71,14 +71,14 @@ class Snapshot:
 
     @classmethod
     def read(cls, file: BinaryIO) -> Snapshot:
-        """Return what was written to a file."""
+        """Return the snapshot in a file."""
         with np.load(file, allow_pickle=False) as found:
             said = json.loads(found["said"].tobytes().decode())
             return cls(said["position"], [_typed(found[str(n)], name) for n, name in enumerate(said["types"])])
 
 
 def require_alike(*, trains_alone: bool) -> None:
-    """Refuse replicas that train by themselves in an elastic job: what a lost one has trained is on no other.
+    """Refuse local SGD in an elastic job: the variables of a lost replica are on no other.
 
     Raises:
         ConfigError: they do, in an elastic job.
@@ -94,7 +94,7 @@ class JobMemory:
     """The memory of a job, as one generation of its workers sees it.
 
     Args:
-        lease: for how many seconds it goes on without news of other hosts; 0: there are none.
+        lease: for how many seconds the workers go on without news of other hosts; 0: there are no other hosts.
     """
 
     def __init__(self, folder: Path, generation: int, rank: int = 0, lease: float = 0.0) -> None:
@@ -103,14 +103,14 @@ class JobMemory:
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> JobMemory | None:
-        """Return the memory of the job that this process takes part in; None where it is not elastic."""
+        """Return the memory of this process's job; None where the job is not elastic."""
         if not environ.get(FOLDER):
             return None
         return cls(Path(environ[FOLDER]), int(environ[GENERATION]), int(environ[RANK]), float(environ.get(LEASE, 0)))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a worker finds in its environment."""
+        """The environment variables of a worker, which `here` reads."""
         found = {FOLDER: str(self._folder), GENERATION: str(self.generation), RANK: str(self.rank)}
         return {**found, LEASE: str(self._lease)}
 
@@ -121,7 +121,7 @@ class JobMemory:
 
     @property
     def is_current(self) -> bool:
-        """Whether the job has not gone on without this generation, and cannot have."""
+        """Whether this generation is the newest, and its lease excludes a newer one on other hosts."""
         with suppress(OSError, ValueError):
             if self._lease and _age(self._folder / "lease") > self._lease:
                 return False
@@ -132,22 +132,22 @@ class JobMemory:
         """Return how many steps there are from one snapshot to the next, so that at most `steps` are lost."""
         if not self._lease:
             return steps
-        self._waits_at_once = steps < 2
+        self._waits_at_once = steps < 2  # no second snapshot fits in
         return max(1, steps // 2)
 
     def save(self, name: str, snapshot: Snapshot, step: int = 0) -> None:
-        """Keep a snapshot in place of the last one of this name, once that has been copied to another host.
+        """Replace the last snapshot of this name, once that has been copied to another host.
 
         Args:
-            name: such as `fit-1`.
-            step: behind which it was taken, for who looks from outside.
+            name: of a file, as `fit-1`.
+            step: the number of steps done, for the status that the launcher reads.
         """
         new = self._folder / f"new-{self.generation}-{name}.npz"
         with open(new, "wb") as file:
             snapshot.write(file)
         self._await_copy()
         if not self.is_current:
-            os._exit(EXPELLED)  # nothing of it may be heard any more, not even why it ends
+            os._exit(EXPELLED)  # without a message or cleanup: the job has gone on without this process
         stamp = f"{name} {new.stat().st_mtime_ns}"
         os.replace(new, self._folder / f"{name}.npz")
         self._uncopied = stamp if self._lease else ""
@@ -156,7 +156,7 @@ class JobMemory:
             self._await_copy()
 
     def _await_copy(self) -> None:
-        """Wait until the last snapshot is on another host, too; say so if it takes long."""
+        """Wait until the last snapshot is on another host, too; print a message if that takes long."""
         copied, began, is_told = self._folder / "copied", time.monotonic(), False
         while self._uncopied and self.is_current:
             with suppress(OSError):
@@ -180,7 +180,7 @@ class JobMemory:
             return Snapshot.read(file)
 
     def beat(self, seconds: float) -> None:
-        """Give a sign of life every so many seconds, from a thread, and end this process once it is expelled."""
+        """Give a sign of life every `seconds` from a thread, and end this process once it is expelled."""
         path = self._mark("beat", self.rank)
         path.touch()
 
@@ -201,19 +201,19 @@ class JobMemory:
         return 0.0
 
     def renew(self) -> None:
-        """Let the workers of this host go on: others have been heard of."""
+        """Let the workers of this host go on: another host has answered."""
         (self._folder / "lease").touch()
 
     def note_copied(self, name: str, changed: int) -> None:
         """Note that a snapshot is on another host, too.
 
         Args:
-            changed: when its file was written, in nanoseconds.
+            changed: the time of its file in nanoseconds.
         """
         write_whole(self._folder / "copied", f"{name} {changed}".encode())
 
     def _mark(self, name: str, *rank: int) -> Path:
-        """Return the file by which this generation, or one of its workers, says something."""
+        """Return the file of a message from this generation, or from one of its workers."""
         return self._folder / "-".join(map(str, (name, self.generation, *rank)))
 
     def did_step(self) -> None:
@@ -228,20 +228,20 @@ class JobMemory:
         return None
 
     def refuse(self) -> None:
-        """Note that the program is refused, or differs between workers: with fewer of them it would be no better."""
+        """Note that the program is refused, or differs between workers: a new generation would fail, too."""
         self._mark("refused").touch()
 
     @property
     def is_refused(self) -> bool:
-        """Whether a worker of this generation has noted that."""
+        """Whether a worker of this generation has called `refuse`."""
         return self._mark("refused").exists()
 
     def blame(self, ranks: Sequence[int]) -> None:
-        """Say whom this worker waited for in vain."""
+        """Note the workers for which this one has waited in vain."""
         self._mark("blame", self.rank).write_text(json.dumps(list(ranks)))
 
     def blamed(self, by: int) -> list[int]:
-        """Return whom a worker waited for in vain."""
+        """Return the workers for which worker `by` has waited in vain."""
         with suppress(OSError, ValueError):
             return [int(rank) for rank in json.loads(self._mark("blame", by).read_text())]
         return []
@@ -256,7 +256,7 @@ class JobMemory:
         return self._mark("join").exists()
 
     def wait_to_join(self) -> None:
-        """Stop here, where the last snapshot was taken, until the next generation begins and this process ends."""
+        """Wait, right after a snapshot, until the next generation begins and ends this process."""
         self._mark("waits").touch()
         while True:
             time.sleep(1.0)
@@ -273,7 +273,7 @@ def _age(path: Path) -> float:
 
 
 def _typed(array: Array, name: str) -> Array:
-    """Return an array as what it was: numpy's format forgets types of others, such as bfloat16."""
+    """Return an array with its type restored: numpy's format forgets types of other packages, such as bfloat16."""
     if array.dtype.kind != "V":
         return array
     import ml_dtypes
@@ -282,7 +282,7 @@ def _typed(array: Array, name: str) -> Array:
 
 
 class OwnedMemory:
-    """The memory of a job, as its launcher has it; use it as a context manager."""
+    """The memory of a job, in its launcher; use it as a context manager."""
 
     def __init__(self) -> None:
         place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
@@ -296,11 +296,7 @@ class OwnedMemory:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def begin(self, generation: int, lease: float = 0.0) -> JobMemory:
-        """Begin a generation: all earlier ones are expelled.
-
-        Args:
-            lease: for how many seconds workers go on without news of other hosts; 0: there are none.
-        """
+        """Begin a generation, and expel all earlier ones."""
         write_whole(self.folder / "generation", str(generation).encode())
         memory = JobMemory(self.folder, generation, lease=lease)
         memory.renew()

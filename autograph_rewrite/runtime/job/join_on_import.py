@@ -1,9 +1,9 @@
-"""Join the job, and ask for devices, when the program imports TensorFlow, and not earlier: programs may do without it.
+"""Join the job, and ask for devices, when the program imports TensorFlow: not earlier, as it may never import it.
 
     import autograph_rewrite    a finder stands before all others in sys.meta_path
     import tensorflow           they find it; once it is loaded, join(), and the finder has gone
 
-Between the import and the first operation nothing can come, so this is early enough (`runtime.job.tf_server`).
+The import comes before the first operation, so this is early enough (`runtime.job.tf_server`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ TENSORFLOW = "tensorflow"
 
 
 def join_on_import() -> None:
-    """If the environment tells of a job or a configuration, prepare for it as soon as TensorFlow is there.
+    """If the environment names a job or a configuration, prepare for it as soon as TensorFlow is imported.
 
-    Which process this is, if it is one of several, is read then. This only asks whether to look, as most programs are
-    in no job.
+    The membership of this process is read only then: most programs are in no job.
     """
     if not is_told(os.environ):
         return
@@ -35,17 +34,17 @@ def join_on_import() -> None:
 
 
 def stay_out() -> None:
-    """Take it back: commands and launchers import TensorFlow as well, but only the script that they run trains."""
+    """Undo `join_on_import`: commands and launchers import TensorFlow, but only the script that they run trains."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 
 class _Finder(MetaPathFinder):
-    """Finds TensorFlow as the other finders do, and adds something to how it is loaded."""
+    """Finds TensorFlow by the other finders, and lets its loader join the job."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return where TensorFlow is; of other modules we know nothing."""
+        """Return the spec of TensorFlow; None for other modules."""
         if fullname != TENSORFLOW:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
@@ -56,12 +55,12 @@ class _Finder(MetaPathFinder):
         return spec
 
     def _extend(self, loader: object) -> None:
-        """Let a loader join once it has run the module; it stays the loader that the module knows."""
+        """Let a loader join once it has run the module; the same object stays the loader of the module."""
         run = loader.exec_module  # type: ignore[attr-defined]
 
         def run_and_join(module: ModuleType) -> None:
             run(module)
-            if self in sys.meta_path:  # an import that failed is tried again, with us
+            if self in sys.meta_path:  # removed only after success: an import that failed may be tried again
                 sys.meta_path.remove(self)
                 _join()
 

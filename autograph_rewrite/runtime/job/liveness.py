@@ -1,7 +1,7 @@
-"""Peer liveness: ping the processes of a job through TensorFlow's own worker service.
+"""Peer liveness: ping the processes of a job through TensorFlow's worker service.
 
-A process that was killed refuses the connection, one that was stopped or cut off does not answer; both are named in the
-error that the survivors raise. Nobody is asked before something has gone wrong, or takes long.
+A killed process refuses the connection; a process that is stopped or cut off does not answer. The survivors raise an
+error that names both. No process is asked before a step has failed or takes long.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ STATUS = "/tensorflow.WorkerService/GetStatus"
 PATIENCE = 3.0
 """Seconds for an answer: a living process gives one within milliseconds, however busy it is."""
 _LEAST = 1.0
-"""Seconds for an answer of one who has been silent for long already."""
+"""Seconds for an answer of a process that has been silent for long already."""
 OTHER = "OTHER"
-"""The status of a process that answers as somebody else."""
+"""The status of a process that answers as another process than expected."""
 
 
 def silent(member: Membership) -> list[str]:
@@ -37,7 +37,7 @@ class PeerMonitor:
     """Looks again and again, while a step waits, whether the other processes are still there.
 
     Args:
-        seconds: how long one that is there may stay silent.
+        seconds: how long a process that accepts connections may stay silent.
     """
 
     def __init__(self, member: Membership, seconds: float, *, workers: bool = True, servers: bool = False) -> None:
@@ -47,7 +47,7 @@ class PeerMonitor:
         self._silent_since: dict[str, float] = {}
 
     def lost(self) -> list[str]:
-        """Return who has ended, for nobody listens at its address any more, or has been silent for too long."""
+        """Return the processes at whose address nobody listens any more, or that have been silent for too long."""
         now = time.monotonic()
         left = self._seconds - max((now - since for since in self._silent_since.values()), default=0.0)
         answers = ask(self._others, min(PATIENCE, self._seconds, max(left, _LEAST)))
@@ -60,37 +60,37 @@ class PeerMonitor:
         return [name for name in mute if name in gone or time.monotonic() - self._silent_since[name] >= self._seconds]
 
     def account(self) -> str:
-        """Return what was last seen of the others, for messages."""
+        """Return, for messages, which of the others were silent in the last look."""
         now = time.monotonic()
         silent = [f"{name} has not answered for {now - since:.0f} s" for name, since in self._silent_since.items()]
         return listed(silent) or f"{listed(self._others)} answers, and has not come to what this process waits for"
 
     def break_off(self, names: Iterable[str]) -> bool:
-        """Break the connections to those who were lost, so that TensorFlow does not wait for them; tell if any were."""
+        """Break the connections to some processes, which ends TensorFlow's waits; return whether there were any."""
         return break_connections(self._others[name] for name in names)
 
     def break_off_servers(self) -> bool:
-        """Break the connections to the parameter servers; tell if there were any."""
+        """Break the connections to the parameter servers; return whether there were any."""
         return self.break_off(name for name in self._others if name.startswith("ps "))
 
 
 def all_answer(addresses: Iterable[str]) -> bool:
-    """Return whether all of some processes answer; they are asked one by one, which goes while Python ends, too."""
+    """Return whether some processes all answer; without threads, so that it works while Python ends."""
     return all(_status(address, PATIENCE) == "OK" for address in addresses)
 
 
 def silent_at_exit(member: Membership) -> list[str]:
-    """Return one other worker that does not answer, if there is one: Python has no threads while it ends."""
+    """Return one other worker that does not answer, or []; without threads, for the end of Python."""
     workers = others(member, {"worker": member.workers})
     return next(([name] for name, address in workers.items() if not all_answer([address])), [])
 
 
 class Presence:
-    """Tells which of some processes are there: they accept connections, however busy they are.
+    """Tells which of some processes run: those that accept connections, however busy they are.
 
     Attributes:
-        answered: when one of them has last answered, or none was there; who only accepts connections may be stopped,
-            or another program.
+        answered: the last time at which one of them answered, or none ran. A process that accepts connections without
+            answering may be stopped, or another program.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -98,7 +98,7 @@ class Presence:
         self.answered = time.monotonic()
 
     def there(self, patience: float = PATIENCE) -> set[str]:
-        """Return the addresses at which somebody listens; wait for so many seconds at most."""
+        """Return the addresses at which a process listens; wait up to `patience` seconds."""
         statuses = ask(self._addresses, patience)
         there = {name for name, status in statuses.items() if status != "UNAVAILABLE"}
         if "OK" in statuses.values() or not there:
@@ -113,15 +113,14 @@ def others(member: Membership, jobs: Mapping[str, Iterable[str]]) -> dict[str, s
 
 
 def ask(addresses: Mapping[str, str], patience: float, *, as_themselves: bool = False) -> dict[str, str]:
-    """Return what becomes of asking each: gRPC's name of the status.
+    """Ask processes whether they are there; return gRPC's name of the status of each.
 
     Args:
-        addresses: by what messages call a process.
-        patience: seconds to wait for an answer.
-        as_themselves: `OTHER` instead of `OK` for one that says to be another process of a job.
+        addresses: by the name that messages give a process.
+        as_themselves: whether a process that answers as another one has the status `OTHER` instead of `OK`.
     """
     if not threading.main_thread().is_alive():
-        return dict.fromkeys(addresses, "OK")  # the program ends: no threads can be had any more, and nobody cares
+        return dict.fromkeys(addresses, "OK")  # the program ends: no thread can be started any more
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         answers = {
             name: pool.submit(_status, address, patience, _task_of(name) if as_themselves else b"")
@@ -139,7 +138,7 @@ def _task_of(name: str) -> bytes:
 def _status(address: str, patience: float, task: bytes = b"") -> str:
     import grpc
 
-    # A call that blocks: others have gRPC start threads, which may be in the way when Python ends.
+    # A blocking call: for others gRPC starts threads, which may disturb the end of Python.
     with closing(grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])) as channel:
         call = channel.unary_unary(STATUS, request_serializer=None, response_deserializer=None)
         try:
@@ -155,25 +154,25 @@ def name_of(job: str, task: int, address: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a message."""
+    """Return names as one text, for a message."""
     return ", ".join(names)
 
 
 def workers_in(names: Iterable[str]) -> tuple[int, ...]:
-    """Return the numbers of the workers among processes that are called as `name_of` does."""
+    """Return the numbers of the workers among the names of processes, as `name_of` gives them."""
     return tuple(int(name.split(" ", 2)[1]) for name in names if name.startswith("worker "))
 
 
-# The sockets of this process, TensorFlow's included: found by address, and closed.
+# The sockets of this process, TensorFlow's included: find them by address, and shut them down.
 #
-# TensorFlow waits without end for a process that is stopped, or behind a network that loses everything, and not even
-# closing the session helps. Once its connection is broken, it sees what it would see of a process that has died.
+# TensorFlow waits without end for a process that is stopped or cut off from the network, and closing the session does
+# not help. When the connection is broken, TensorFlow treats the process as one that has died.
 
 Place = tuple[str, int]
 
 
 def sockets() -> Iterator[socket.socket]:
-    """Yield the sockets of this process, each opened a second time; close them. None where this is not Linux."""
+    """Yield the sockets of this process, each opened a second time; close them. None if this is not Linux."""
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
@@ -197,7 +196,7 @@ def break_connections(addresses: Iterable[str]) -> bool:
 
 
 def _places(address: str) -> Iterator[Place]:
-    """Yield what an address stands for."""
+    """Yield the places (IP address, port) of an address (host:port)."""
     host, _, port = address.rpartition(":")
     with suppress(OSError):
         for *_, place in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
@@ -205,7 +204,7 @@ def _places(address: str) -> Iterator[Place]:
 
 
 def _place(place: tuple[object, ...]) -> Place:
-    """Return an address in one spelling: IPv4 is often written as IPv6."""
+    """Return an address in one spelling: an IPv4 address is often mapped to IPv6."""
     found = ipaddress.ip_address(str(place[0]).partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
@@ -224,17 +223,17 @@ _SIGNS = (
     "worker/replica",
 )
 _REFUSED = "Restart your program to reset"
-"""What TensorFlow says of every collective once the parts of one have not all ended by the step's own failure."""
+"""In TensorFlow's error of every collective after one was broken off other than by the failure of its step."""
 _ENDED_BY_ANOTHER = ("InternalError", "UnavailableError", "AbortedError")
 _ENDS, _GLANCE = 3.0, 0.1
-"""Seconds that a worker may still answer while it ends, because its step has failed there; and between two looks."""
+"""Seconds that a worker may still answer while it ends, because its step has failed; and between two looks."""
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-"""How TensorFlow names the op that failed: of a step, the collective that was waited for."""
+"""TensorFlow's name of the node that failed: in a step, the collective that was waited for."""
 
 
 def is_of_the_job(error: Exception) -> bool:
-    """Return whether a failure of TensorFlow may come from another process, not from the user's own computation."""
+    """Return whether another process, not the user's computation, may have caused a failure of TensorFlow."""
     kind, text = type(error).__name__, str(getattr(error, "message", error))
     return kind in _OF_THE_JOB[:4] or (kind == "InternalError" and any(sign in text for sign in _SIGNS))
 
@@ -247,11 +246,11 @@ def missing(
     lost: Sequence[str] = (),
     differs: Callable[[], ClusterError | None] | None = None,
 ) -> ClusterError:
-    """Return the error of a worker that waited in vain, with the names of those who do not answer.
+    """Return the error of a worker that waited in vain, with the names of the processes that do not answer.
 
     Args:
-        seconds: how long it is patient.
-        differs: finds out what the workers do differently, if all of them are there.
+        lost: the processes that are known not to answer.
+        differs: returns the error of a difference between workers; asked if all answer.
     """
     quiet = lost or _silent(member, error)
     node = _NODE.search(str(getattr(error, "message", "")))
@@ -285,7 +284,7 @@ def missing(
 
 
 def _silent(member: Membership, error: Exception | None) -> list[str]:
-    """Return who does not answer; if another has ended a collective, it is given time to end."""
+    """Return the processes that do not answer; one that may have ended a collective gets time to end."""
     ends = time.monotonic() + (_ENDS if type(error).__name__ in _ENDED_BY_ANOTHER else 0.0)
     while not (quiet := silent(member)) and time.monotonic() < ends:
         time.sleep(_GLANCE)

@@ -1,8 +1,8 @@
-"""Create the logical devices that a plan needs, or tell which line of code to add if TensorFlow has started.
+"""Create the logical devices that a plan needs, or say which line of code to add if TensorFlow has started.
 
-TensorFlow fixes its devices when the first op runs. A program that builds its model first has to say beforehand how
-many virtual CPU devices it wants; only mirrored variables need more than one. What the command line has given as the
-configuration is known in time: when TensorFlow is imported (`join_on_import`).
+TensorFlow fixes its devices when the first op runs. A program that builds its model first has to say before how many
+virtual CPU devices it wants; only mirrored variables need more than one. A configuration of the command line is known
+in time: when TensorFlow is imported (`join_on_import`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ensure_devices(devices: Sequence[str]) -> None:
 
 
 def prepare_devices() -> None:
-    """Ask for the devices that the configuration of the command line needs; what is wrong is told once it is used."""
+    """Ask for the devices that the command line's configuration needs; its errors are reported when it is used."""
     with suppress(ConfigError):
         config = chosen_config(None)
         if config.devices is not None:
@@ -43,7 +43,7 @@ def prepare_devices() -> None:
 
 
 def devices_of(config: Config) -> tuple[str, ...]:
-    """Return where the replicas of this process run; those that share their variables on CPUs need one device only.
+    """Return the devices of the replicas of this process; replicas that share their variables on CPUs share one device.
 
     Raises:
         ConfigError: the configuration names no devices.
@@ -57,7 +57,7 @@ def devices_of(config: Config) -> tuple[str, ...]:
 def _split_cpu(tf: Any, devices: Sequence[str]) -> int:
     """Ask for as many virtual CPU devices as are named, and return how many.
 
-    TensorFlow refuses once it has started, which is for the caller to find.
+    TensorFlow refuses this once it has started; the caller has to look whether the devices exist.
     """
     count = 1 + max((parse(device).index for device in devices if parse(device).kind == "CPU"), default=0)
     if count == 1:

@@ -1,10 +1,10 @@
-"""The loop of a program's own in an elastic job: snapshots between its steps, and the way back to the last one.
+"""Let a program with its own training loop take part in an elastic job: take snapshots between steps, and resume.
 
     ar.shard_dataset     iterations of 6, 6 and 3 batches were drawn: they are drawn and dropped, and the third goes on
     ar.on_resize(f)      f(15) is called: the program begins at step 15 by itself
 
-A step is one call of the first distributed function (of several that take turns, as those of two optimizers), or one
-run of a session that updates. Snapshots are taken before a step, when all that belongs to the last one is done.
+A step is one call of the first distributed function (of several that alternate, as those of two optimizers), or one
+run of a session that updates. Snapshots are taken before a step, when everything of the last step is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Failed = Callable[[], ClusterError | None]
 
 
 class OwnLoop:
-    """Where the loop of this process is.
+    """Counts the steps and batches of this process's loop, and keeps its snapshots.
 
     Attributes:
         every: how many steps there are from one snapshot to the next.
@@ -54,31 +54,31 @@ class OwnLoop:
     @classmethod
     @functools.cache
     def here(cls) -> OwnLoop | None:
-        """Return the loop of this process; None where its job is not elastic."""
+        """Return the loop of this process; None where the job is not elastic."""
         memory = JobMemory.here()
         return cls(memory) if memory is not None else None
 
     def set_every(self, steps: int) -> None:
-        """Take snapshots so often that no more than so many steps can be lost."""
+        """Take snapshots so often that at most `steps` steps can be lost."""
         self.every = self._memory.every(steps)
 
     def unique(self, name: str) -> str:
-        """Return a name that no other function, or session, of this process has."""
+        """Return a name, made unique among the functions and sessions of this process by a number."""
         number = next(self._numbers)
         return f"'{name}' ({number})" if number > 1 else f"'{name}'"
 
     def on_resize(self, function: Callable[[int], None]) -> None:
-        """Tell the program how many steps are done, if there are any."""
+        """Call `function` with the number of steps that are done, if it is not 0."""
         self._is_led = True
         if self._done:
             function(self._done)
 
     def batches(self, dataset: Any, *, ends: bool, failed: Failed | None = None) -> Batches:
-        """Return a dataset whose batches are given from where the last snapshot was taken.
+        """Return a dataset that resumes at the batch where the last snapshot was taken.
 
         Args:
-            ends: it does; around one that does not the program counts its steps by itself.
-            failed: tells why workers could not compare their batches, for TensorFlow gives no more than its text.
+            ends: whether the dataset ends. For an endless one the program must count its steps (`on_resize`).
+            failed: returns the error of a comparison of batches, of which TensorFlow keeps only the text.
         """
         self._is_led = self._is_led or ends
         self._drawn.append([])
@@ -91,7 +91,7 @@ class OwnLoop:
         mine.append(0)
         iteration = len(mine) - 1
         dropped = before[iteration] if iteration < len(before) else 0
-        is_over = iteration < len(before) - 1  # the program left it there, or it ended
+        is_over = iteration < len(before) - 1  # a later one had begun
         if is_over and not dropped:
             return
         for batch in dataset:
@@ -102,10 +102,10 @@ class OwnLoop:
                 return
 
     def before(self, who: str, read: Read) -> None:
-        """Before a step: take a snapshot if it is time to, and then let others join if they want to.
+        """Before a step: take a snapshot if one is due, and then let others join if they want to.
 
         Raises:
-            ConfigError: nobody leads the program back to where a snapshot was taken.
+            ConfigError: nothing leads the program back to the step of a snapshot.
         """
         if not self._is_led:
             raise ConfigError(
@@ -130,23 +130,23 @@ class OwnLoop:
             self._memory.did_step()
 
     def values(self, who: str, names: Iterable[str]) -> dict[str, Array]:
-        """Return the values that variables had in the last snapshot of an earlier generation, of those that it has."""
+        """Return the values of those variables that the last snapshot of an earlier generation has."""
         if self._found is None:
             return {}
         numbers = self._found.position["variables"].get(who, {})
         return {name: self._found.arrays[numbers[name]] for name in names if name in numbers}
 
     def known(self, who: str) -> list[str]:
-        """Return the names of the variables of which the last snapshot has values."""
+        """Return the names of the variables that the last snapshot has."""
         return list(self._found.position["variables"].get(who, {})) if self._found is not None else []
 
     def _is_first(self, who: str) -> bool:
         return who == next(iter(self._reads))
 
     def save(self) -> str | None:
-        """Take a snapshot behind the last step, as the job ends; return what is kept, on all workers.
+        """Take a snapshot after the last step, as the job ends; return its description, None before the first step.
 
-        All of them call it behind the same step. None before the first one.
+        All workers call it after the same step.
         """
         if not self._has_stepped:
             return None
@@ -155,7 +155,7 @@ class OwnLoop:
         return f"a snapshot of step {self._done}"
 
     def _keep(self) -> None:
-        """Let worker 0 take a snapshot; all have the same values, and all read them."""
+        """Let worker 0 take a snapshot; all workers have the same values, and all read them."""
         self._last = self._done
         values = {who: read() for who, read in self._reads.items()}
         if self._memory.rank:
@@ -170,11 +170,7 @@ class OwnLoop:
 
 
 class Batches:
-    """The batches of a worker's part of a dataset, from where the last snapshot was taken.
-
-    Args:
-        failed: tells why workers could not compare their batches.
-    """
+    """The batches of a worker's part of a dataset, from the last snapshot on."""
 
     def __init__(self, dataset: Any, loop: OwnLoop, number: int, failed: Failed | None = None) -> None:
         self._dataset, self._loop, self._number = dataset, loop, number
@@ -187,25 +183,25 @@ class Batches:
             problem = self._failed() if self._failed is not None else None
             if problem is None:
                 raise
-            raise problem from error  # whom it names is not to be lost: the job goes on without them
+            raise problem from error  # it names the lost workers, without which the job goes on
 
 
 def keep_steps(steps: int | None) -> None:
-    """Let the loop of this process, if its job is elastic, take snapshots as often as a configuration says.
+    """Let the loop of this process, if its job is elastic, take snapshots as a configuration says.
 
     Args:
-        steps: its `snapshot_steps`; None: as often as before.
+        steps: `snapshot_steps` of the configuration; None: as before.
     """
     loop = OwnLoop.here()
     if loop is not None and steps is not None:
         loop.set_every(steps)
 
 
-# The steps of a distributed function in an elastic job: how its variables are kept, and come back.
+# The steps of a distributed function in an elastic job: save and restore its variables.
 
 
 class FunctionSteps:
-    """The steps of one distributed function."""
+    """Observes the steps of one distributed function, and restores its variables."""
 
     def __init__(self, loop: OwnLoop, name: str) -> None:
         self._tf = tensorflow()
@@ -213,10 +209,10 @@ class FunctionSteps:
         self._handles: dict[str, tuple[Any, Any]] = {}
 
     def before(self, item: TrainingGraph) -> None:
-        """Before a step: give variables that are new the values that they had, and take a snapshot if it is time to.
+        """Before a step: restore new variables from the snapshot, and take a snapshot if one is due.
 
         Raises:
-            ConfigError: nobody leads the program back to where a snapshot was taken.
+            ConfigError: nothing leads the program back to the step of a snapshot.
         """
         captures = item.binding.captures
         new = {c.name: c.value for c in captures if c.name is not None and c.name not in self._handles}
@@ -237,25 +233,25 @@ class FunctionSteps:
         return {name: read(resource=handle, dtype=dtype).numpy() for name, (handle, dtype) in self._handles.items()}
 
 
-# The state of callbacks as plain data: numbers, texts, arrays and names of functions; the rest stays as it was made.
+# The state of callbacks as plain data: numbers, texts, arrays and names of functions. Other attributes are not kept.
 #
 # EarlyStopping   wait 2, best 0.31, best_weights [w]   ->   {"wait": 2, "best": 0.31, "best_weights": {"list": ...}}
 
 Array = np.ndarray[Any, Any]
 
 _ITS_OWN = ("BackupAndRestore", "CSVLogger", "TensorBoard")
-"""Callbacks that hold files, and find in them what they need."""
+"""Callbacks that keep their state in files."""
 
 
 class _NotPlainError(Exception):
-    """A value is no plain data."""
+    """Raised for a value that is not plain data."""
 
 
 def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
     """Return the attributes of a callback that are plain data.
 
     Args:
-        arrays: where its arrays are added.
+        arrays: gets the arrays of the attributes appended.
     """
     found: dict[str, Any] = {}
     if any(kind.__name__ in _ITS_OWN for kind in type(callback).__mro__):
@@ -271,13 +267,13 @@ def state_of(callback: Any, arrays: list[Array]) -> dict[str, Any]:
 
 
 def set_state(callback: Any, state: Mapping[str, Any], arrays: Sequence[Array]) -> None:
-    """Give a callback the attributes that it had."""
+    """Restore the attributes of a callback from its state."""
     for name, value in state.items():
         setattr(callback, name, _back(value, arrays))
 
 
 def _plain(value: Any, arrays: list[Array], first: int) -> Any:
-    """Return a value as plain data, arrays as their numbers."""
+    """Return a value as plain data; append its arrays to `arrays`, and write their numbers, from `first` on."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
@@ -293,12 +289,12 @@ def _plain(value: Any, arrays: list[Array], first: int) -> Any:
 
 
 def _named(module: str, name: str) -> Any:
-    """Return a function of a module that is imported, as `keras.ops.less`; None if there is none."""
+    """Return a function of an imported module, as `keras.ops.less`; None if there is none of that name."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def _back(value: Any, arrays: Sequence[Array]) -> Any:
-    """Return the value that plain data stands for."""
+    """Return the value of which `_plain` made this data."""
     if not isinstance(value, dict):
         return value
     if "array" in value:
@@ -313,11 +309,11 @@ def _back(value: Any, arrays: Sequence[Array]) -> Any:
     return tuple(elements) if kind == "tuple" else elements
 
 
-# The loop of an elastic job that is asked to end as a whole: its last snapshot is of the step behind which it ends.
+# An elastic job that is asked to end takes a snapshot after its last step.
 
 
 def kept_loop() -> OwnLoop | None:
-    """Return the loop of this process, kept when the process is asked to end; None where its job is not elastic."""
+    """Return the loop of this process, and let it take a snapshot at a stop; None where the job is not elastic."""
     loop = OwnLoop.here()
     if loop is not None and is_wanted():
         _keep_at_the_end(loop)

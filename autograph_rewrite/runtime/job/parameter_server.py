@@ -1,8 +1,8 @@
-"""A parameter-server process: TensorFlow's server, which serves workers until all of them have ended.
+"""Run a parameter-server process: TensorFlow's server, which serves workers until all of them have ended.
 
 ps 0   ar.distribute(...)      does not return: it serves, and then ends the program with exit code 0
 
-One that is asked to end lets its workers end first (`leaving`).
+A server that is asked to end lets its workers end first (`Leaving`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,16 @@ LATEST = 600.0
 
 
 def serve_if_server(member: Membership | None, seconds: float) -> None:
-    """Serve where this process is a parameter server, as `serve` does; come back at once in any other.
+    """Serve, and never return, if this process is a parameter server; else return at once.
 
-    Whatever makes a process a part of its job begins with this, so that a server runs the workers' program up to there.
-
-    Args:
-        member: this process; None of one process alone.
+    Every function by which a process joins its job calls this first, so a server runs the workers' program up to there.
     """
     if member is not None and not member.is_worker:
         serve(member, seconds)
 
 
 def take_part(config: ConfigLike | None) -> tuple[Config, Membership | None]:
-    """Return the configuration with the processes of the job, and which of them this one is; a server serves here.
+    """Return the configuration with the processes of the job, and this process's membership; a server serves here.
 
     Raises:
         ConfigError: nothing says which process this is.
@@ -63,10 +60,10 @@ def serve(member: Membership, seconds: float) -> NoReturn:
     """Serve the workers of a job; end the program once they have ended.
 
     Args:
-        seconds: how long all workers that are there may stay silent.
+        seconds: how long all running workers may stay silent.
 
     Raises:
-        ClusterError: this process's port is taken, no worker ever came, or none answers any more.
+        ClusterError: this process's port is taken, no worker ever started, or none answers any more.
         SystemExit: the workers have ended.
     """
     selected.answered()
@@ -100,7 +97,7 @@ def serve(member: Membership, seconds: float) -> NoReturn:
         leaving.wait(LOOK)
 
 
-# A server that is asked to end: it tells its workers, and serves them until they have ended, as long as there is time.
+# A server that is asked to end tells its workers, and serves them until they have ended or the grace time is over.
 #
 # ps 0       SIGTERM ─► tells all workers ────────── serves, also what they save ────────── ends by the signal
 # workers               all end behind the same step, as if they had been asked themselves ─┘
@@ -111,7 +108,7 @@ _LOOK = 0.1
 
 
 class Leaving:
-    """Whether, and until when, a server ends because it was asked to."""
+    """Ends a server that a signal asks to end, once its workers have ended or the grace time is over."""
 
     def __init__(self, member: Membership, target: str) -> None:
         self._member, self._target = member, target
@@ -126,19 +123,19 @@ class Leaving:
 
     @property
     def patience(self) -> float:
-        """How long to wait for an answer of the workers, in seconds."""
+        """Seconds to wait for an answer of the workers."""
         left = self._ends - time.monotonic() if self._asked.is_set() else PATIENCE
         return min(PATIENCE, max(_LOOK, left))
 
     def wait(self, seconds: float) -> None:
-        """Wait between two looks at the workers; less if somebody asks this process to end."""
+        """Wait between two looks at the workers; for a shorter time once a signal asks this process to end."""
         if self._asked.is_set():
             time.sleep(_LOOK)
         else:
             self._asked.wait(seconds)
 
     def look(self, there: Collection[str]) -> None:
-        """End if this process was asked to and nobody needs it any more, or time is up."""
+        """End if a signal has asked for it, and no worker is left or time is up."""
         if not self._asked.is_set():
             return
         names = listed(name_of("worker", task, a) for task, a in enumerate(self._member.workers) if a in there)
@@ -157,11 +154,11 @@ class Leaving:
             threading.Thread(target=self._tell, daemon=True).start()
 
     def _tell(self) -> None:
-        """Let all workers end together, as if one of them had been asked to."""
+        """Let all workers end together, as if a signal had asked one of them."""
         with suppress(tensorflow().errors.OpError):  # they have ended, or do not answer
             exchanges.put(self._member, FLAG, range(len(self._member.workers)), self._target)
 
     def _end(self) -> None:
-        """End as a process does that does not handle the signal."""
+        """End by the signal, with its default handler."""
         signal.signal(self._number, signal.SIG_DFL)
         os.kill(os.getpid(), self._number)

@@ -1,11 +1,11 @@
-"""How far this process has come: a small file, written anew every second, that others read.
+"""Write how far this process has come to a small file, every second, for other processes to read.
 
-`autograph-rewrite launch` names a folder for each process in AUTOGRAPH_REWRITE_STATUS; there is a file for each
-function, session and model that steps:
+`autograph-rewrite launch` names a folder for each process in AUTOGRAPH_REWRITE_STATUS. Each function, session and model
+that steps writes a file there:
 
     {"task": 1, "steps": 120, "examples": 7680, "rate": 812.5, "in_step": true, "changed": 1768.2, "written": 1769.0}
 
-What was saved last, from which the job can go on, is in `saved.json`: {"what": "snapshot", "step": 120, "at": 1766.1}
+`saved.json` names the last save from which the job can go on: {"what": "snapshot", "step": 120, "at": 1766.1}
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAVED = "saved.json"
 _PERIOD = 1.0
 """Seconds from one writing to the next."""
 _WINDOW = 10
-"""Over how many of them the rate is taken."""
+"""Number of these periods over which the rate is averaged."""
 
 
 class ProgressReport:
@@ -49,7 +49,7 @@ class ProgressReport:
         """Count one step, once it is done.
 
         Args:
-            examples: of this process; None: nobody knows.
+            examples: in this process's part of the batch; None if unknown.
         """
         if not self._is_running:
             report = trace.rewritten.report
@@ -79,23 +79,23 @@ class ProgressReport:
         }
 
     def _write(self) -> bool:
-        with suppress(OSError):  # whoever looked is gone
+        with suppress(OSError):  # the launcher, which owns the folder, has ended
             write_whole(self._path, json.dumps(self._now()).encode())
         return self._path.parent.is_dir()
 
 
 def note_saved(what: str, step: int) -> None:
-    """Tell whoever looks that something was saved, from which the job can go on.
+    """Tell the launcher that something was saved from which the job can go on.
 
     Args:
         what: "snapshot" or "checkpoint".
     """
     if os.environ.get(VARIABLE):
         told = json.dumps({"what": what, "step": step, "at": time.time()}).encode()
-        with suppress(OSError):  # whoever looked is gone
+        with suppress(OSError):  # the launcher has ended
             write_whole(Path(os.environ[VARIABLE]) / SAVED, told)
 
 
 def requested() -> ProgressReport | None:
-    """Return what observes steps, if somebody wants to look."""
+    """Return an observer of steps if the environment names a folder for its file."""
     return ProgressReport(Path(os.environ[VARIABLE])) if os.environ.get(VARIABLE) else None

@@ -1,4 +1,4 @@
-"""What a process of a job says on standard error, at once, with the package's name before it."""
+"""Print the messages of a process of a job: on standard error, at once, after the package's name."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def say(text: str) -> None:
-    """Say something to whoever looks at the process."""
+    """Print a message."""
     print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)

@@ -2,8 +2,8 @@
 
     SIGTERM ──► Python's handler in C ──► a pipe (signal.set_wakeup_fd) ──► a thread ──► told(15)
 
-A handler in Python runs between two of its own instructions, which come after the step; or never, if the step waits for
-who has died. Signals that are ignored (nohup), or that the program handles by itself, are left alone.
+A Python handler runs between two instructions of the main thread: only after the step, or never if the step waits for a
+process that has died. Signals that are ignored (nohup), or that the program handles by itself, are left alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import suppress
 from autograph_rewrite.errors import ConfigError
 
 GRACE = "AUTOGRAPH_GRACE"
-"""The variable that says how many seconds there are from the signal to the kill."""
+"""The environment variable with the seconds from the signal to the kill."""
 DEFAULT_GRACE = 25.0
-"""As many, if nobody says: Kubernetes and SLURM kill after 30."""
+"""Seconds where the variable is not set: Kubernetes and SLURM kill after 30."""
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -28,7 +28,7 @@ def grace(environ: Mapping[str, str] = os.environ) -> float:
     """Return how many seconds there are from the signal to the kill.
 
     Raises:
-        ConfigError: the environment says no number of seconds.
+        ConfigError: the variable is no positive, finite number.
     """
     text = environ.get(GRACE) or str(DEFAULT_GRACE)
     with suppress(ValueError):
@@ -38,7 +38,7 @@ def grace(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def listen(told: Callable[[int], None]) -> bool:
-    """Tell of every signal that asks this process to end, in a thread, from now on; return whether any can be heard."""
+    """Call `told`, in a thread, for every signal that asks this process to end; return whether any can be heard."""
     if threading.current_thread() is not threading.main_thread():
         return False
     defaults = (signal.SIG_DFL, signal.default_int_handler)
@@ -48,7 +48,7 @@ def listen(told: Callable[[int], None]) -> bool:
     read, write = os.pipe()
     os.set_blocking(write, False)
     others = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    if others != -1:  # a loop of asyncio: we hear of signals when Python does
+    if others != -1:  # asyncio's: `handle` writes the number, when Python calls it
         signal.set_wakeup_fd(others)
 
     def handle(number: int, _: object) -> None:
@@ -59,7 +59,7 @@ def listen(told: Callable[[int], None]) -> bool:
         signal.signal(number, handle)
 
     def forget() -> None:
-        """In a process that was forked: it has the pipe of its parent, which its signals do not concern."""
+        """Restore the handlers in a forked process: its signals must not reach the pipe, which its parent reads."""
         if others == -1:
             signal.set_wakeup_fd(-1)
         for number, handler in before.items():
@@ -70,7 +70,7 @@ def listen(told: Callable[[int], None]) -> bool:
     def let(how: int) -> None:
         signal.pthread_sigmask(how, before)
 
-    # What a child is sent before it has forgotten waits until it has.
+    # Signals to a child are blocked until `forget` has run in it.
     block, unblock = functools.partial(let, signal.SIG_BLOCK), functools.partial(let, signal.SIG_UNBLOCK)
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
 

@@ -1,12 +1,12 @@
-"""Stop between two steps: all workers do so before the same one, save, and end.
+"""Stop all workers between the same two steps when one is asked to end: save, and end.
 
     worker 0   step 6 begun ── SIGTERM ─► tells worker 1, holds before 7, "6 begun" ─┐
     worker 1   step 7 waits for worker 0 ──────────── told ────────────── "7 begun" ─┴─► all end behind step 7
     worker 0   step 7 ─► saves ─► exit code 143
 
-What cannot come to its next step in time ends by force, and says so: within the grace time, or at once if a worker that
-the step needs has ended. Steps are calls of the function, or runs of the session, that began the loop: of several that
-take turns, as those of two optimizers, the first.
+A process that does not reach its next step in time ends by force, and prints why: within the grace time, or at once if
+a worker that the step needs has ended. A step is a call of the function, or a run of the session, that began the loop:
+the first of several that alternate, as those of two optimizers.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from autograph_rewrite.runtime.job.signals import GRACE, grace, listen, name_of_
 from autograph_rewrite.training_graph import RewrittenTrace
 
 BY_SIGNAL = 128
-"""Exit codes are this and the signal's number, as shells have it."""
+"""The exit code is this plus the signal's number, as in shells."""
 FLAG = "stop"
 """The flag on a worker's device that asks it to end together with all others."""
 _KEY = 2**29 - 2
 _LOOK = 0.5
-"""Seconds from one look at whether another worker was asked to end to the next."""
+"""Seconds between two looks whether another worker was asked to end."""
 _GLANCE, _PATIENCE = 0.2, 1.0
-"""Seconds from one look at those that a step needs to the next, and for their answer."""
+"""Seconds between two looks at the workers that a step needs, and for their answer."""
 _LEADERLESS = 100
-"""Steps of others without one of the first, after which the loop is theirs."""
+"""Steps of other functions without a step of the leader, after which one of them leads the loop."""
 
 Hook = Callable[[], Any]
 
 
 @dataclass
 class _Block:
-    """What counts as one step."""
+    """A block of calls that count as one step."""
 
     who: object
     is_begun: bool
 
 
 class Stop:
-    """Whether, and when, this process stops."""
+    """Counts the steps of this process, and stops it after the step on which all workers agree."""
 
     def __init__(self) -> None:
         self._state = threading.Condition()
@@ -75,27 +75,27 @@ class Stop:
     @classmethod
     @functools.cache
     def here(cls) -> Stop:
-        """Return the one of this process."""
+        """Return the instance of this process."""
         return cls()
 
     def add(self, hook: Hook) -> None:
-        """Call something before the process ends, on all workers; it may return what it has saved."""
+        """Call a function before the process ends, on all workers; it may return a text about what it has saved."""
         self._hooks.append(hook)
 
     def remove(self, hook: Hook) -> None:
-        """Call it no more."""
+        """Undo `add`."""
         self._hooks.remove(hook)
 
     def begin_loop(self) -> None:
-        """Let the loop be that of what makes the next step."""
+        """Let the function or session of the next step lead the loop."""
         self._leader = None
 
     @contextmanager
     def one_step(self, who: object, *, counts: bool = True) -> Iterator[None]:
-        """Let all that runs in here count as one step, or stop before it.
+        """Let all calls in this context count as one step, or stop before it.
 
         Args:
-            counts: it is a step of a loop; else nothing happens here.
+            counts: whether this is a step of a loop; else this does nothing.
 
         Raises:
             Preempted: as `step`.
@@ -117,7 +117,7 @@ class Stop:
         """Run one step, or stop before it.
 
         Raises:
-            Preempted: the process was asked to end, and here is where all workers do.
+            Preempted: the process was asked to end, and all workers end here.
             KeyboardInterrupt: the same, by Ctrl-C.
         """
         if not self._is_armed:
@@ -131,7 +131,7 @@ class Stop:
             self._in_step = False
 
     def _leads(self, who: object) -> bool:
-        """Return whether a step is one of the loop's."""
+        """Return whether a step counts: `who` leads the loop, and the step begins its block, if there is one."""
         if self._block is not None:
             if self._block.is_begun:
                 return False
@@ -142,7 +142,7 @@ class Stop:
         return who is self._leader
 
     def _pass(self) -> None:
-        """Count a step; if this is where all stop, do so."""
+        """Count a step, or end if all workers stop before it."""
         with self._state:
             while self._decides:
                 self._state.wait()
@@ -172,7 +172,7 @@ class Stop:
         return [task for task in range(len(member.workers)) if task != member.task] if member is not None else []
 
     def _arm(self, report: Any) -> None:
-        """Hear of signals, and of other workers that have."""
+        """Listen to signals, and look for other workers that have received one."""
         self._is_armed = True
         if report is not None and report.member is not None:
             self._member, self._together = report.member, not report.plan.is_asynchronous
@@ -193,12 +193,7 @@ class Stop:
             repeat(look, _LOOK)
 
     def notice(self, number: int, *, tells: bool = True) -> None:
-        """Take note that this process is asked to end; a second Ctrl-C does not wait.
-
-        Args:
-            number: the signal.
-            tells: the other workers do not know.
-        """
+        """Begin to stop this process; a second Ctrl-C ends it at once."""
         with self._state:
             if self._number is not None:
                 if number == signal.SIGINT:
@@ -210,7 +205,7 @@ class Stop:
         threading.Thread(target=self._decide, args=(ends, tells), name="autograph_stop", daemon=True).start()
 
     def _decide(self, ends: float, tells: bool) -> None:
-        """Find out with all other workers behind which step to stop."""
+        """Agree with all other workers after which step to stop."""
         last = self.steps
         try:
             are_there = bool(self._tasks) and not self._silent()
@@ -227,14 +222,14 @@ class Stop:
             self._state.notify_all()
 
     def _furthest(self, seconds: float) -> int:
-        """Return how many steps the first of all workers has begun."""
+        """Return the largest number of steps that any worker has begun."""
         assert self._member is not None
         begun = exchanges.table_of(self._member, np.array(self.steps, np.int64))
         with RepeatedSum(self._member, seconds, begun, _KEY, _KEY) as exchange:
             return int(exchange.add_up(begun, "stop together").max())
 
     def _watch(self, ends: float) -> None:
-        """End the process by force when time is up, or as soon as it waits for who has ended."""
+        """End the process by force when time is up, or as soon as it waits for a worker that has ended."""
         silent: list[str] = []
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(_GLANCE, left))
@@ -251,7 +246,7 @@ class Stop:
         return self._together and bool(self._tasks) and (self._in_step or self._decides)
 
     def _silent(self, patience: float = _PATIENCE) -> list[str]:
-        """Return the workers that do not answer; end by force if one has ended that this one waits for."""
+        """Return the workers that do not answer; end by force if this one waits for a worker that has ended."""
         assert self._member is not None
         statuses = ask(others(self._member, {"worker": self._member.workers}), patience)
         gone = [name for name, status in statuses.items() if status == "UNAVAILABLE"]
@@ -268,7 +263,7 @@ class Stop:
 
 
 def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a process stops between steps: one of a job, and one that `launch` or `run` has started."""
+    """Return whether this process stops between steps: it is in a job, or `launch` or `run` has started it."""
     try:
         return bool(environ.get(GRACE) or environ.get(TF_CONFIG) or rank_of(environ) is not None)
     except ConfigError:
@@ -276,11 +271,7 @@ def is_wanted(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def of_grace(seconds: float) -> float:
-    """Return how long to try, of the seconds until the kill: the rest is for what the end itself takes.
-
-    Args:
-        seconds: from the signal to the kill.
-    """
+    """Return the seconds in which to stop; the rest of the time until the kill is for ending the process."""
     return seconds - min(2.0, seconds / 5)
 
 
@@ -289,7 +280,7 @@ def _say(text: str) -> None:
         print(f"autograph_rewrite: {text}", file=sys.stderr, flush=True)
 
 
-# The boundary before each step of a function or session, where its process stops if it is asked to.
+# The boundary before each step of a function or session, at which the process stops.
 
 
 class StepBoundary:
@@ -304,5 +295,5 @@ class StepBoundary:
 
 
 def requested() -> StepBoundary | None:
-    """Return the boundary of a function or session; None where its process ends as Python does."""
+    """Return a boundary for a function or session; None where signals have Python's usual effect."""
     return StepBoundary(Stop.here()) if is_wanted() else None

@@ -1,15 +1,15 @@
-"""This process in its job: TensorFlow's server, which the eager runtime starts, used by all modes.
+"""Join the job of this process: configure and confine TensorFlow's server, which the eager runtime starts.
 
     TF_CONFIG ──► join() ──► the eager runtime starts a gRPC server when the first op runs
                                ├─ functions and Keras: collectives over all workers
                                └─ sessions: target grpc://<this worker>, the same server
 
-TensorFlow fixes its devices when the first op runs, and variables made before could not be read any more after a server
-took over. So a worker joins when TensorFlow is imported (`join_on_import`), which only says how to start: no port is
-opened, and nothing waits for anybody, before the program runs its first op.
+TensorFlow fixes its devices when the first op runs, and a server that starts later makes earlier variables unreadable.
+So a worker joins when TensorFlow is imported (`join_on_import`). Joining only prepares the start: before the program
+runs its first op, no port is open and no process waits for another.
 
-TensorFlow's server is not authenticated, and it listens on all interfaces whatever address it is given; `bind_address`
-confines it to the configured one, and guards the port until it has.
+TensorFlow's server has no authentication, and listens on all interfaces whatever address it is given. `confine`
+restricts it to the configured address, and `PortGuard` guards the port until then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ASK = 2.0
 
 
 def join_early() -> None:
-    """Join the job that environment and command line describe; what is wrong with it is told once it is needed."""
+    """Join the job that environment and command line describe; errors in them are reported when a job is needed."""
     try:
         member = membership_of(chosen_config(None))
     except ConfigError:
@@ -60,7 +60,7 @@ def join(member: Membership, *, required: bool = True) -> None:
     """Make this process a worker of its job.
 
     Args:
-        required: raise if that comes too late, because TensorFlow has started already.
+        required: raise if it is too late, because TensorFlow has started already.
 
     Raises:
         ClusterError: TensorFlow has started, without the server or with another one.
@@ -85,7 +85,7 @@ def join(member: Membership, *, required: bool = True) -> None:
 
 
 def target(member: Membership) -> str:
-    """Return what a session connects to; starts the server if it does not run yet."""
+    """Return the address that a session connects to; start the server if it does not run yet."""
     tf_private.context().ensure_initialized()
     known = _server()
     if not known.is_confined and not known.is_told:
@@ -95,10 +95,10 @@ def target(member: Membership) -> str:
 
 
 def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> None:
-    """Tell a session, or the server, whom to meet.
+    """Set the collective leader in the configuration of a session or server, and the processes to connect to.
 
     Args:
-        servers: devices of other processes that hold variables; a session waits for those processes when it starts.
+        servers: devices of other processes that hold variables; a session waits for these when it starts.
     """
     config.experimental.collective_group_leader = LEADER
     if not config.device_filters:
@@ -108,10 +108,10 @@ def configure(config: Any, member: Membership, servers: Iterable[str] = ()) -> N
 
 
 def session_of(graph: Any, member: Membership, devices: Iterable[str] = (), at: str = "") -> Any:
-    """Return a session of what this process runs with others.
+    """Return a session of a graph that this process runs with others.
 
     Args:
-        at: the target that it connects to; "": this process's own.
+        at: the target that it connects to; "": this process's server.
     """
     v1 = tensorflow().compat.v1
     config = v1.ConfigProto()
@@ -123,50 +123,50 @@ def meet(member: Membership, seconds: float, what: str) -> None:
     """Wait until all other workers answer: TensorFlow would wait for them without end.
 
     Raises:
-        ClusterError: somebody is not there in time.
+        ClusterError: a worker does not answer in time.
     """
-    target(member)  # this one has to answer, too
+    target(member)  # starts the server: the others wait for an answer of this process, too
     meetings().meet(others(member, {"worker": member.workers}), seconds, what)
 
 
 def meetings() -> Meetings:
-    """Return whom this process has met."""
+    """Return the record of the processes that this one has met."""
     return _server().meetings
 
 
 def counts() -> Counts:
-    """Return what this process has counted since it joined its job."""
+    """Return the counters of this process since it joined its job."""
     return _server().counts
 
 
 def _server() -> ServerDef:
-    """Return what TensorFlow's server is started from, in a process that has joined its job."""
+    """Return the definition of TensorFlow's server, in a process that has joined its job."""
     known: ServerDef = tf_private.collective_server()
     return known
 
 
 def be_patient(member: Membership, seconds: float) -> None:
-    """Note how long the program's configuration lets this process wait for others, for what is not given one."""
+    """Store the timeout of the program's configuration, for functions that get no configuration."""
     known = tf_private.collective_server()
     if isinstance(known, ServerDef) and known.member == member:
         known.patience = seconds
 
 
 def patience(default: float) -> float:
-    """Return how long the program's configuration lets this process wait for others.
+    """Return for how many seconds the program's configuration lets this process wait for others.
 
     Args:
-        default: in seconds, before the program has given one.
+        default: before the program has given a configuration.
     """
     known = tf_private.collective_server()
     return known.patience if isinstance(known, ServerDef) and known.patience is not None else default
 
 
 def abort_when_lost(member: Membership, seconds: float) -> None:
-    """Let all collectives of functions fail, with the reason, once a worker is not there any more; from now on.
+    """From now on, abort all collectives of functions once a worker is lost, and print which one.
 
-    For steps that another function runs, so that there is nothing to cancel, and no error of theirs to replace: a
-    connection that breaks in the middle of an exchange ends the step with TensorFlow's words. Who is gone is printed.
+    For steps inside another function, which can be neither cancelled nor given another error. If a connection breaks
+    during an exchange, the step ends with TensorFlow's message.
     """
     if _server().is_guarded:
         return
@@ -198,16 +198,16 @@ def _say(member: Membership, lost: list[str]) -> str:
 
 @dataclass
 class Counts:
-    """What a process counts; all workers count alike.
+    """The counters of a process, equal on all workers.
 
     Attributes:
         exchanges: numbers of exchanges outside of a step.
-        channels: of series of exchanges that keep their own time.
-        accounts: of exchanges of accounts, between workers that tell each other what they do.
+        channels: numbers of series of exchanges that run in parallel with steps.
+        accounts: numbers of exchanges of step accounts.
         failures: how many steps have failed after which all workers carry on together.
-        numbers: how many numbers runs with collectives have used up.
-        has_failed: whether the last run of worker 0 for all has failed, and its number will be the next one's.
-        stays: what waits for the other workers when the program ends, in its order.
+        numbers: how many step numbers runs with collectives have used up.
+        has_failed: whether the last run of worker 0 for all has failed, so that the next gets its number.
+        stays: functions that wait for the other workers when the program ends.
     """
 
     exchanges: Iterator[int] = field(default_factory=lambda: count(1))
@@ -220,7 +220,10 @@ class Counts:
 
 
 class ServerDef:
-    """What TensorFlow starts its server from, made when it asks: by then the program may have asked for devices."""
+    """The definition from which TensorFlow starts its server.
+
+    The message is built when TensorFlow asks for it: until then the program may configure devices.
+    """
 
     def __init__(self, member: Membership) -> None:
         self.member = member
@@ -234,7 +237,7 @@ class ServerDef:
 
     @property
     def job_name(self) -> str:
-        """Return this process's part in the job, which TensorFlow asks for as soon as it has started the server."""
+        """Return `worker` or `ps`, and confine the server: TensorFlow reads this when the server has started."""
         if self._guard is not None:
             self.is_confined = self._guard.release()
             self._guard = None
@@ -245,12 +248,12 @@ class ServerDef:
         return getattr(self._message(), name)
 
     def SerializeToString(self) -> bytes:
-        """Return the message, for TensorFlow to start its server.
+        """Return the message, and guard the port until the server has started.
 
         Raises:
-            ClusterError: it could not.
+            ClusterError: the port is taken.
         """
-        if self._guard is not None:  # TensorFlow tries again
+        if self._guard is not None:  # the last start failed, and TensorFlow tries again
             self._guard.close()
         require_free(self.member)
         encoded: bytes = self._message().SerializeToString()
@@ -277,7 +280,7 @@ class ServerDef:
 
 
 def require_free(member: Membership) -> None:
-    """Raise if somebody listens at this process's port; TensorFlow says no more than that it could not."""
+    """Raise if the port of this process is taken; TensorFlow's error does not say so."""
     port = int(member.address.rpartition(":")[2])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last job may linger
@@ -291,25 +294,25 @@ def require_free(member: Membership) -> None:
 
 
 def open_to_all(member: Membership) -> str:
-    """Return what to say of a server that could not be confined."""
+    """Return the warning about a server that could not be confined."""
     return (
         f"TensorFlow's server listens on all interfaces, not only at {member.address}: its port "
         "must be closed to everybody but the processes of this job"
     )
 
 
-# Handshake: all processes have identified themselves before TensorFlow first blocks on one of them.
+# Handshake: all processes identify themselves before TensorFlow first blocks on one of them.
 #
 #     nobody there            connection refused      the process has not come yet, or has ended
 #     there, and silent       no answer in time       it is stopped, cut off, or another program
 #     there, somebody else    answers wrongly         another program, or a process of another job
 #
-# TensorFlow itself waits without end: for the worker that numbers the steps of all, and for all whom a session needs.
+# TensorFlow itself waits without end: for the worker that numbers all steps, and for all processes of a session.
 
 _TELL = 0.5
-"""Share of the time to wait that is left when that is said."""
+"""Share of the timeout that is left when a message says that this process waits."""
 _REPEAT = 0.2
-"""Seconds between two looks for somebody who is still starting."""
+"""Seconds between two questions to a process that has not answered yet."""
 _SAID = {
     "UNAVAILABLE": "",
     "DEADLINE_EXCEEDED": ", where somebody listens but does not answer,",
@@ -320,17 +323,17 @@ _HINT = "start all processes of the job, each at its own address; look at what i
 
 
 class Meetings:
-    """Which processes this one has met."""
+    """Waits for other processes, and records which ones have answered."""
 
     def __init__(self, member: Membership) -> None:
         self._member = member
         self._met: set[str] = set()
 
     def meet(self, others: Mapping[str, str], seconds: float, what: str, hint: str = _HINT) -> None:
-        """Wait until some processes answer; who had answered before may not be gone.
+        """Wait until some processes answer.
 
         Raises:
-            ClusterError: somebody is not there in time.
+            ClusterError: one does not answer in time, or has answered before and is gone.
         """
         deadline, is_told = time.monotonic() + seconds, False
         absent, gone = dict(others), set[str]()
@@ -355,10 +358,10 @@ class Meetings:
 
 
 def absent_with_status(absent: Iterable[str], statuses: Mapping[str, str]) -> str:
-    """Return who is not there, with what is known of each.
+    """Return the names of absent processes, each with the meaning of its status.
 
     Args:
-        statuses: gRPC's name of what became of asking, by name.
+        statuses: gRPC's status of asking each process, by name.
     """
     return liveness.listed(f"{name}{_SAID.get(statuses[name], _STRANGER)}" for name in sorted(absent))
 
@@ -379,15 +382,15 @@ def homes_of(member: Membership, plan: Plan) -> dict[str, str]:
 #     tf.distribute.Server at 10.0.0.1:2222      listens at [::]:2222, whatever the cluster says
 #     confine("10.0.0.1:2222")                   who connects to another address of this host gets no answer
 #
-# Whoever reaches such a server may run any graph in its process, and there is no password. TensorFlow has no option for
-# the interface, so the kernel drops what was not sent to the right address: a socket filter needs no privileges, and
-# the connections that a listening socket accepts inherit it. Loopback always works.
+# Any client of this server can run any graph in its process, without a password. TensorFlow has no option for the
+# interface, so the kernel drops packets to other addresses: a socket filter needs no privileges, and the connections
+# that a listening socket accepts inherit it. Loopback always works.
 #
-# A filter can only be attached to a server that listens already. What comes before that goes to a guard:
+# A filter can only be attached to a server that listens already. A guard takes earlier connections:
 #
-#     guard = Guard("10.0.0.1:2222")   listens at [::]:2222, and answers nobody
-#     tf.distribute.Server(...)        shares the port (SO_REUSEPORT), and is given what was sent to 10.0.0.1
-#     guard.release()                  the server's own sockets have filters, so the guard goes
+#     guard = PortGuard("10.0.0.1:2222")   listens at [::]:2222, and answers nobody
+#     tf.distribute.Server(...)            shares the port (SO_REUSEPORT), and is given what was sent to 10.0.0.1
+#     guard.release()                      the server's own sockets have filters, so the guard goes
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _Instruction = tuple[int, int, int, int]
@@ -401,18 +404,18 @@ _DROP: _Instruction = (_RETURN, 0, 0, 0)
 # Options of sockets that Python has no names for.
 _ATTACH_FILTER, _ATTACH_REUSEPORT_FILTER, _DETACH_REUSEPORT_FILTER = 26, 51, 68
 _SHARED = "TF_GRPC_REUSE_PORT"
-"""What TensorFlow reads when it starts a server: whether others may share its port."""
+"""The variable that TensorFlow reads when it starts a server: whether other sockets may share its port."""
 
 
 class PortGuard:
-    """Listens at the port of a server before that one does, so that nobody reaches it where they should not.
+    """Listens at the port of a server before the server does, and drops connections to other addresses.
 
-    All sockets of one user that share a port are a group, in the order in which they came. A program that the first
-    one brings along chooses among them for each new connection: number 0, the guard, which drops everything, or 1.
+    All sockets of one user that share a port are a group, in the order of their binding. The first socket attaches a
+    program that chooses one for each connection: number 0, the guard, which drops everything, or 1, the server.
     """
 
     def __init__(self, address: str) -> None:
-        """Begin to guard; nothing is done where this is not Linux, or the address cannot be kept to (see `confine`).
+        """Begin to guard; do nothing where this is not Linux, or the server cannot be confined (see `confine`).
 
         Args:
             address: of the server that is going to start, as host:port; its port is free.
@@ -424,7 +427,7 @@ class PortGuard:
             os.environ[_SHARED] = "true"
 
     def release(self) -> bool:
-        """Confine the server, which has started, and go; return whether the server is confined."""
+        """Confine the server, which has started, and close the guard; return whether the server is confined."""
         if self._socket is None:
             return confine(self._address)
         with ExitStack() as opened:
@@ -434,12 +437,12 @@ class PortGuard:
             for each in served:
                 _attach(each, _program(self._wanted))
             self.close()
-            for each in served[:1]:  # they share the program that chooses; there is nothing left to choose
+            for each in served[:1]:  # all sockets share one choosing program, which is needed no more
                 each.setsockopt(socket.SOL_SOCKET, _DETACH_REUSEPORT_FILTER, 0)
         return bool(served)
 
     def close(self) -> None:
-        """Give the port up; for a server that did not start."""
+        """Close the socket, and restore the environment."""
         if self._socket is None:
             return
         self._socket.close()
@@ -450,7 +453,7 @@ class PortGuard:
 
 
 def _guard(port: int, wanted: Sequence[_Address]) -> socket.socket | None:
-    """A socket that listens at a port and answers nobody; None where that cannot be."""
+    """Return a socket that listens at a port and answers nobody; None where that is impossible."""
     if not wanted:
         return None
     has_six = _has_six()
@@ -459,19 +462,19 @@ def _guard(port: int, wanted: Sequence[_Address]) -> socket.socket | None:
         if has_six:
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the last job may linger
-        found.bind(("", port))  # not shared yet: only a port that nobody has is taken
+        found.bind(("", port))  # before SO_REUSEPORT, so that it fails if the port is taken
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _attach(found, [_DROP])
         _attach(found, _program(wanted, 1), _ATTACH_REUSEPORT_FILTER)
         found.listen()
-    except OSError:  # a kernel before 4.6, a sandbox that knows no filters
+    except OSError:  # a kernel before 4.6, or a sandbox without socket filters
         found.close()
         return None
     return found
 
 
 def _has_six() -> bool:
-    """Whether gRPC would listen at [::], for both versions, or at 0.0.0.0: it tries the same."""
+    """Return whether gRPC listens at [::], for IPv4 and IPv6, not at 0.0.0.0: it makes the same test."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::1", 0))
@@ -481,11 +484,11 @@ def _has_six() -> bool:
 
 
 def confine(address: str) -> bool:
-    """Let the server that listens at the port of `address` be reached at that address, and on loopback, only.
+    """Restrict the server that listens at the port of `address` to that address and loopback.
 
     Returns:
-        Whether it was done: not where this is not Linux, nobody listens there, or the host is no address of this
-        machine (one that a router translates, for example) or stands for all of them (0.0.0.0).
+        Whether it was done: not if this is not Linux, nobody listens there, or the host is no address of this
+        machine (for example one that a router translates) or means all of them (0.0.0.0).
     """
     wanted, confined = _wanted(address), False
     if wanted:
@@ -501,19 +504,19 @@ def _port(address: str) -> int:
 
 
 def _wanted(address: str) -> list[_Address]:
-    """The addresses of this machine at which a server is to be reached; none where that cannot be told, or be done."""
+    """Return the addresses of this machine at which a server is to be reached; none where `confine` does nothing."""
     host, found = address.rpartition(":")[0].strip("[]"), list[_Address]()
     if sys.platform == "linux":
         with suppress(OSError):
             for family, _, _, _, place in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
                 with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.bind((place[0], 0))  # only an address of our own can be bound
+                    probe.bind((place[0], 0))  # only an address of this machine can be bound
                     found.append(ipaddress.ip_address(str(place[0]).partition("%")[0]))
     return [] if any(own.is_unspecified for own in found) else found
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process that listen at a port, opened a second time."""
+    """Yield the sockets of this process that listen at a port, each opened a second time."""
     for found in sockets():
         is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
         listens = is_tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
@@ -524,7 +527,7 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _program(addresses: Sequence[_Address], accepted: int = _WHOLE) -> list[_Instruction]:
-    """The filter: it returns `accepted` for what is sent to one of these addresses, or to loopback, and else 0."""
+    """Return a filter that yields `accepted` for packets to one of these addresses or to loopback, else 0."""
     accept = (_RETURN, 0, 0, accepted)
     fours: list[_Address] = [address for address in addresses if address.version == 4]
     sixes: list[_Address] = [ipaddress.IPv6Address("::1"), *(address for address in addresses if address.version == 6)]

@@ -1,9 +1,9 @@
-"""Watchdog: ends a hung step, recognised by replicas that use no processor time.
+"""Watchdog: ends a hung step, in which no thread of TensorFlow uses processor time.
 
-TensorFlow's own timeouts on collectives start a sleeping thread for every execution, and a call that hangs does not
-even see Ctrl-C. So one thread per program looks at the running step every now and then, and cancels it when nothing of
-TensorFlow has computed for too long, or when a worker that the step needs is not there any more. What even that does
-not end is left behind (`call_thread`). A step that computes is never cut short, however long it takes.
+TensorFlow's timeouts on collectives start a sleeping thread for every execution, and a call that hangs does not even
+see Ctrl-C. So one thread looks at the running step every second or more often. It cancels the step when no thread of
+TensorFlow has computed for too long, or when a worker that the step needs is gone. A call that survives the
+cancellation is abandoned (`Runner`). A step that computes is never cancelled, however long it takes.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from autograph_rewrite.runtime.job.say import say
 from autograph_rewrite.tf_private import cancellation_manager
 
 _ASK = 1.0
-"""Seconds of a step after which, again and again, we ask whether the others are still there."""
+"""Seconds of a step between two questions whether the other workers are still there."""
 _BUSY = 0.05
 """Share of one processor below which a process counts as idle."""
 
 _TELL = 0.5
-"""Share of the time that a step may stand still, after which that is said."""
+"""Share of the time that a step may stand still, after which a message says so."""
 
 _FAILS, _GLANCE = 1.0, 0.02
-"""Seconds that a step has to fail after its connections were broken, or it was cancelled, and between two looks."""
+"""Seconds within which a step must end after its connections break or it is cancelled, and between two looks."""
 
 
 def may_wait(definition: bytes) -> bool:
-    """Return whether a graph or function has an op that may wait for something else than replicas."""
+    """Return whether a serialized graph or function has an op that may wait for something other than replicas."""
     return any(op.encode() in definition for op in ops_with("waits"))
 
 
 def users_may_wait(graph: Graph) -> bool:
-    """Return whether an op of the user may wait for something else than workers; a pass's queues wait for those."""
+    """Return whether an op of the user may wait for something other than workers; queues of passes wait for these."""
     return any(has(node.op, "waits") and node.attr(PASS_ATTR, b"expand") == b"expand" for node in graph)
 
 
 class Canceller(Protocol):
-    """What ends a step."""
+    """Ends a step, from another thread."""
 
     def start_cancel(self) -> None:
-        """End it."""
+        """End the step."""
 
 
 class Closing:
-    """Ends what a session runs by closing it, from another thread; TensorFlow has no gentler way."""
+    """Ends the run of a session by closing the session, from another thread; TensorFlow has no gentler way."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -71,18 +71,18 @@ class Watchdog:
 
     Args:
         seconds: how long the process may be idle in a step.
-        lookout: makes what looks for other workers during one step; None where there are none.
-        canceller: makes what ends a step; one that has ended is not used again.
-        may_idle: whether the step may wait for something else than replicas, as for input.
-        ahead: tells which workers wait for this one to carry on after a step that has failed; None: nobody does that.
-        exchanges: names what a step exchanges with others, for who wonders where it stands still.
+        lookout: makes the monitor of the other workers for one step; None where there are no others.
+        canceller: makes a canceller; a step after a failed one gets a new one.
+        may_idle: whether the step may wait for something other than replicas, such as input.
+        ahead: returns the workers that wait for this one to carry on after a failed step; None: none ever does.
+        exchanges: names the values that a step exchanges with others, for messages.
 
     Attributes:
-        doing: what the step is, for messages.
-        tells: whether to say that it stands still; not of one that may wait for something else.
+        doing: the step, as messages call it.
+        tells: whether to print that the step stands still; at first False if the step may idle.
         expired: whether the last step was cancelled.
-        lost: the workers that were not there any more.
-        left: the workers whose part of the step has failed while it stood still here.
+        lost: the workers that no longer answered.
+        left: the workers whose part of the step has failed while the step stood still here.
     """
 
     def __init__(
@@ -122,15 +122,16 @@ class Watchdog:
         self._numbered: set[Hashable] = set()
 
     def run(self, call: Callable[[], Result], what: Hashable = None) -> Result:
-        """Make the call of a step of a session, and return what it returns.
+        """Run one step of a session by `call`, and return its result.
 
         Args:
-            what: equal for steps that run the same: TensorFlow asks worker 0 for a number when one of them is the
-                first, and after an error, and may wait for it without end. To be ready for that takes 0.2 to 0.5 ms.
+            what: equal for steps that run the same operations. Before the first of these, and after an error,
+                TensorFlow asks worker 0 for a number and may wait for ever; only that step runs in a separate thread,
+                which takes 0.2 to 0.5 ms.
 
         Raises:
-            tf.errors.OpError: it failed, or nothing else could end it than to leave it behind (`expired`): its
-                session cannot be used any more, nor closed.
+            tf.errors.OpError: the step failed; or nothing could end it, so that it was abandoned (`expired`): its
+                session can be neither used nor closed any more.
         """
 
         def step() -> Result:
@@ -149,7 +150,7 @@ class Watchdog:
         return result
 
     def start(self) -> Any:
-        """Begin a step; return what cancels it."""
+        """Begin a step; return its canceller."""
         if self._failed:
             self._canceller, self.expired, self._failed = self._make_canceller(), False, False
             self.lost = []
@@ -162,7 +163,7 @@ class Watchdog:
         return self._canceller
 
     def stop(self, *, failed: bool = False) -> None:
-        """End a step; TensorFlow itself cancels the manager of a step that fails, so it is not used again."""
+        """End a step; the next one after a failure gets a new canceller, as TensorFlow has cancelled the old one."""
         self._running = 0
         self._failed = failed
 
@@ -196,7 +197,7 @@ class Watchdog:
             self._end(step, self._canceller)
 
     def _begin(self, step: int) -> None:
-        """Begin to watch a step, or none (0): what has been computed until now is none of its."""
+        """Begin to watch a step, or none (0): earlier processor time does not count."""
         self._seen, self._idle, self._waited, self._asked = step, 0.0, 0.0, 0.0
         self._told = False
         self._cpu = _processor_time(self._caller) if step else {}
@@ -204,11 +205,10 @@ class Watchdog:
         self._asks_ahead = Question(self._ahead) if self._ahead is not None and step else None
 
     def _look_ahead(self, step: int) -> None:
-        """Leave a step that stands still with those whose part of it has failed; they are asked once it is idle.
+        """Let an idle step fail if its part on other workers has failed: their values never arrive.
 
-        What it has asked them for never comes. It fails first as far as it waits for servers: TensorFlow refuses all
-        later collectives of a process in which the connection of one has broken, unless its step has failed by
-        something else before.
+        The connections to servers are broken first. TensorFlow refuses all later collectives of a process once the
+        connection of a collective has broken, unless its step has failed before for another reason.
         """
         if self._lookout is None or self._asks_ahead is None:
             return
@@ -219,7 +219,7 @@ class Watchdog:
                 self._lookout.break_off(left)
 
     def _tell(self, stood: float) -> None:
-        """Say for how long a step has stood still, and what is known of those that it may wait for."""
+        """Print for how long a step has stood still, and what is known of the workers that it may wait for."""
         others = self._lookout.account() if self._lookout is not None else "a replica waits for another"
         named = self._exchanges() if self._exchanges is not None else ""
         where = f"; it exchanges {named}" if named else ""
@@ -227,16 +227,16 @@ class Watchdog:
         say(f"{self.doing} has stood still for {stood:.0f} s: {others}{where}; {ends}")
 
     def _end(self, step: int, canceller: Canceller) -> None:
-        """End a step: let it fail by itself first, for a step that is cancelled may wait for who does not answer."""
+        """End a step; break its connections first, for a cancelled step may wait for a silent process."""
         if self._lookout is not None and self._lookout.break_off(self.lost) and self._has_ended(step):
             return
-        if self._running == step:  # a session that cannot be closed would keep this thread, too
+        if self._running == step:  # in a thread: closing a session may block for ever
             threading.Thread(target=canceller.start_cancel, daemon=True).start()
         if not self._has_ended(step):
             self._runner.leave(tensorflow().errors.CancelledError(None, None, "a call of TensorFlow's does not end"))
 
     def _has_ended(self, step: int) -> bool:
-        """Return whether a step ends soon."""
+        """Wait up to `_FAILS` seconds; return whether a step has ended."""
         end = time.monotonic() + _FAILS
         while self._running == step and time.monotonic() < end:
             time.sleep(_GLANCE)
@@ -244,9 +244,9 @@ class Watchdog:
 
 
 def _processor_time(caller: int) -> dict[int, float]:
-    """Return the seconds that each thread has computed; of Python's threads only `caller`, which runs the step.
+    """Return the processor time of each thread in seconds; of Python's threads only that of `caller`.
 
-    A thread of the program that loads data, or draws a progress bar, says nothing about the step.
+    `caller` runs the step. A thread that loads data, or draws a progress bar, says nothing about the step.
     """
     own = {thread.native_id for thread in threading.enumerate()} - {caller}
     ticks = os.sysconf("SC_CLK_TCK")
@@ -261,7 +261,7 @@ def _processor_time(caller: int) -> dict[int, float]:
 
 
 def _looking(watched: weakref.ref[Watchdog]) -> Callable[[], bool]:
-    """Return what looks at a watchdog, and tells whether it is still there."""
+    """Return a function that calls the `look` of a watchdog, and returns whether the watchdog still exists."""
     before = time.monotonic()
 
     def look() -> bool:
@@ -281,15 +281,15 @@ def _looking(watched: weakref.ref[Watchdog]) -> Callable[[], bool]:
 #     the program   run(call) ─────────── waits ──► the result, or the error of who left the call behind
 #     a thread             └─► call() ──► TensorFlow, perhaps for ever
 #
-# A session numbers the steps of its collectives with what worker 0 tells, and asks for that without a limit: no
-# timeout, no cancellation and no closing ends it. Ctrl-C lets the call end first; a second one does not wait for that.
+# A session asks worker 0 for the number of a step with collectives, and waits for the answer without a limit: no
+# timeout, cancellation or close ends that call. Ctrl-C waits for the call to end; a second Ctrl-C does not.
 
 Result = TypeVar("Result")
 _Asked = tuple[Callable[[], Any], "Future[Any]"]
 
 
 class Runner:
-    """Makes one call at a time, each in the same thread; a call that was left behind keeps that thread."""
+    """Makes one call at a time in one thread; an abandoned call keeps its thread, and the next call gets a new one."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Asked | None] | None = None
@@ -302,11 +302,11 @@ class Runner:
         """Return what a call returns, or raise what it raises.
 
         Raises:
-            Exception: what `leave` was given meanwhile.
+            Exception: the error that another thread has given to `leave`.
         """
         if self._calls is None:
             self._calls = SimpleQueue()
-            # A daemon: Python ends although one of them waits in TensorFlow.
+            # A daemon: Python can end while the thread waits in TensorFlow.
             threading.Thread(target=_serve, args=(self._calls,), name="autograph_runner", daemon=True).start()
         self._pending = pending = Future[Result]()
         self._calls.put((call, pending))
@@ -318,24 +318,24 @@ class Runner:
             raise
 
     def leave(self, error: Exception) -> None:
-        """Let the call that runs raise an error now, and nobody wait for it any more; from another thread."""
+        """Let `run` raise an error now, and abandon its call; called from another thread."""
         self._end()
         if self._pending is not None:
             with suppress(InvalidStateError):  # it has ended after all
                 self._pending.set_exception(error)
 
     def _end(self) -> None:
-        """Let the thread end with its last call."""
+        """Let the thread end after its present call."""
         calls, self._calls = self._calls, None
         if calls is not None:
             calls.put(None)
 
 
 class Question(Generic[Result]):
-    """Asks something that may take long, or for ever, without waiting for it: the answer comes with a later call.
+    """Asks a question without waiting for the answer, which a later call of `answer` returns.
 
     Args:
-        ask: returns the answer, or raises what means that there is none.
+        ask: returns the answer, after any time; an exception means that there is no answer.
     """
 
     def __init__(self, ask: Callable[[], Result]) -> None:
@@ -344,7 +344,7 @@ class Question(Generic[Result]):
         self._thread: threading.Thread | None = None
 
     def answer(self) -> Result | None:
-        """Return what was asked last time, and ask again; None where nobody has answered meanwhile."""
+        """Return the newest answer since the last call, None if there is none, and ask again."""
         found = None
         while not self._answers.empty():
             found = self._answers.get()
@@ -361,7 +361,7 @@ class Question(Generic[Result]):
 def _serve(calls: SimpleQueue[_Asked | None]) -> None:
     while (asked := calls.get()) is not None:
         _make(*asked)
-        del asked  # what the call holds goes with it
+        del asked  # else the thread would keep the objects of the last call while it waits
 
 
 def _make(call: Callable[[], Any], pending: Future[Any]) -> None:
