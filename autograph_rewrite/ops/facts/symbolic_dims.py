@@ -52,7 +52,7 @@ def local_symbol(origin: str = "") -> Sym:
 
 
 def shard_symbol(sizes: Sequence[int]) -> Sym:
-    """Return the symbol of the shard sizes, one for each replica: `b/3,2` is 3 on the first replica, 2 on the second."""
+    """Return the symbol of shard sizes, one for each replica: `b/3,2` is 3 on the first replica, 2 on the second."""
     return Sym(1, (f"{SHARDS}{','.join(map(str, sizes))}",))
 
 

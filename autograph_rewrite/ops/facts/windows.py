@@ -115,7 +115,7 @@ class Halo(NamedTuple):
     def alike(self, units: int) -> Rows | None:
         """Return the rows that each device reads, counted from the first row of its block, padding included.
 
-        None: devices read different numbers of rows, since blocks of input and output are not a stride apart.
+        None: devices read different numbers of rows, since the rows of a block are not its outputs times the stride.
 
         Args:
             units: in each block.

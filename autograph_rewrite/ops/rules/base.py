@@ -107,8 +107,8 @@ class LocalEntry(NamedTuple):
 class Slice(NamedTuple):
     """A conversion of a replicated input to this replica's block of `dim`, in which one example has `unit` rows.
 
-    With `shards`, the block is the shard of a variable, with `unit` rows for each row of the shard. With `segments`, one
-    example has so many rows in each segment, and `unit` is the sum. With a `halo`, rows of neighbouring blocks are
+    With `shards`, the block is the shard of a variable, with `unit` rows for each row of the shard. With `segments`,
+    one example has so many rows in each segment, and `unit` is the sum. With a `halo`, rows of neighbouring blocks are
     added, and the input may already be split.
     """
 
