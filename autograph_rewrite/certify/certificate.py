@@ -57,7 +57,7 @@ def check_recomputed(before: Graph, after: Graph) -> None:
     """Compare a graph before and after rematerialisation.
 
     Raises:
-        VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or differs from its original.
+        VerifyError: a node is gone, changed, or reads another value; a copy has an effect, or no equal original.
     """
     origins: dict[str, str] = {}
     moved: dict[str, tuple[str, int]] = {}
@@ -153,7 +153,7 @@ def _original(before: Graph, copy: Node) -> Node:
 
 
 def _attrs(node: Node) -> dict[str, object]:
-    """Return the attributes to compare; not the loop that an Enter makes a constant for, nor recorded shapes of lists."""
+    """Return the attributes to compare: not the frame of a constant Enter, nor the shapes recorded of list elements."""
     other = {"_output_shapes"} if node.op == TAKES else set()
     other |= {"frame_name"} if node.op == "Enter" and node.attr("is_constant", False) else set()
     return {key: raw for key, raw in node.attrs.items() if key not in PROVENANCE and key not in other}
@@ -384,7 +384,7 @@ def _check_storage(graph: Graph) -> None:
 
 
 def batches(claims: Claims) -> tuple[int, ...]:
-    """Return the batch sizes to try; for an open batch, one uneven and one even size without empty blocks."""
+    """Return the batch sizes to try; for an open batch, one that divides unevenly and one that divides evenly."""
     if claims.batch is not None:
         return (claims.batch,)
     return (2 * claims.instances + 1, 3 * claims.instances)

@@ -258,9 +258,7 @@ def draw(key: str, shape: tuple[int, ...], dtype: int) -> Any:
 
 
 def _examples(batch: int, claims: Claims) -> list[Array]:
-    """Return the numbers of the examples of each instance: contiguous blocks, of which the first are longer, or
-    interleaved micro-batches of these.
-    """
+    """Return the example numbers of each instance: contiguous blocks, the first ones longer, or interleaved parts."""
     size, extra = divmod(batch, claims.instances)
     limits = [r * size + min(r, extra) for r in range(claims.instances + 1)]
     if not claims.interleaved:

@@ -300,7 +300,7 @@ class Simulation:
         return [held[self._taken(node, i, value, select)[0]] for i in range(self._mesh.count(node.span))]
 
     def _wanted(self, wanted: Value, read: Read) -> Leaf | None:
-        """Return the sample data that an operand equals if it is read without a conversion; None where it needs one."""
+        """Return the leaf that satisfies a read without comparing data; None where data has to be compared."""
         claim = self._baseline.claims.values.get(wanted.name)
         differs = claim is not None and claim.differs
         if read == OWN:
@@ -317,11 +317,11 @@ class Simulation:
         )
 
     def _instances_of(self, node: Node) -> range:
-        """Return the numbers of the instances that a node has, of those that run for each micro-batch."""
+        """Return, for each instance of a node, the number of the first EACH instance that it covers."""
         return range(0, self._copies, self._copies // self._mesh.count(node.span))
 
     def _check_lowered(self, node: Node, reshard: Node) -> None:
-        """Check what the devices of a replica make of a value that they convert."""
+        """Check the lowered ops of a reshard among the devices of a replica."""
         name = reshard.inputs[0].name
         try:
             read = self._baseline.claims.reads.get((reshard.name, 0), OWN)

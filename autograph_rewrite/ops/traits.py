@@ -146,7 +146,7 @@ _TRAITS: Mapping[str, str] = {
     "constants": "Const VarHandleOp Placeholder",
     # a list of their results takes no extra memory
     "kept": "constants ReadVariableOp",
-    # available whole on every device
+    # a constant, or the value of a variable
     "weights": "Const ReadVariableOp",
     "held": "fed Const",
     # their shape is an attribute

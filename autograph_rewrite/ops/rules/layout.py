@@ -230,7 +230,7 @@ def stated_shape(n: Op, index: int) -> Shape | None:
 
 
 def place_tile(n: Op) -> Placed | None:
-    """Repeat elements: size 1 repeated a local number of times becomes split; a split dimension must not be repeated."""
+    """Repeat elements: a size of 1 times a local number becomes split; a split dimension must not be repeated."""
     placement, shape, repeats = n.placement(0), n.shape(0), n.value(1)
     if shape is None or repeats is None:
         return None

@@ -1,4 +1,4 @@
-"""Reshards that passes insert before conversions are made: to the whole value, a shard, or another value's placement."""
+"""Reshards that passes insert before other conversions: to the whole value, a shard, or another value's placement."""
 
 from __future__ import annotations
 
