@@ -76,11 +76,7 @@ def _shape(
 
 
 def is_exchange(node: Node, mesh: Mesh) -> bool:
-    """Return whether the members of a collective are devices of one replica: several of these have one group key.
-
-    Args:
-        mesh: with the devices of each replica.
-    """
+    """Return whether the members of a collective are devices of one replica: several of these have one group key."""
     if node.op not in COLLECTIVES or mesh.size(MODEL) == 1:
         return False
     key = node.inputs[2].node
@@ -92,7 +88,6 @@ def is_exchange(node: Node, mesh: Mesh) -> bool:
 
 
 def _number(node: Node, at: Mapping[str, int], mesh: Mesh) -> int:
-    """Return the number of an instance of a node."""
     return mesh.number(mesh.whole(node.span), at)
 
 
@@ -110,9 +105,8 @@ def check_lowered(node: Node, reshard: Node, shapes: Sequence[Sequence[int]], me
     """Run the lowered ops of a reshard on every device of each replica; return the value that they read.
 
     Args:
-        node: the op with the result of the reshard; the other ops have names below that of the reshard.
-        shapes: of the reshard's operand on one device, for each instance.
-        mesh: with the devices of each replica.
+        node: has the result of the reshard; the other ops have names below that of the reshard.
+        shapes: of the reshard's operand on one device, by instance.
 
     Raises:
         VerifyError: a device gets another value than the reshard states.
@@ -157,11 +151,7 @@ def _between(node: Node, below: str) -> list[Node]:
 
 
 def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, int]], mesh: Mesh) -> list[list[Any]]:
-    """Return, for each output, the data of each device.
-
-    Args:
-        at: the coordinates of the devices.
-    """
+    """Return, for each output, the data of each device; `at` has the devices' coordinates."""
     if node.op == "Const":
         raw = node.attrs["value"]
         raws = [raw.raws[_number(node, one, mesh)] if isinstance(raw, PerInstance) else raw for one in at]
@@ -177,7 +167,7 @@ def _run(node: Node, held: Mapping[Value, list[Any]], at: Sequence[Mapping[str, 
 
 
 def _wanted(reshard: Node, data: Sequence[Any], mesh: Mesh) -> list[Any]:
-    """Return the data that each device of a replica should get: devices in a line along the axis exchange data."""
+    """Return the data that each device of a replica should get; those in a line along the axis exchange data."""
     wanted = list(data)
     for line in mesh.lines([axis_along(reshard)]):
         for device, made in zip(line, _wanted_of(reshard, [data[i] for i in line]), strict=True):
@@ -256,7 +246,6 @@ def _follow(value: Value, wanted: Value, read: Read, claims: Claims, made: Node 
 
     Args:
         value: the operand in the program.
-        wanted: the operand in the graph before.
         made: the node in the program that makes the wanted value.
     """
     claim, block = claims.values[wanted.name], made.output(wanted.index).name if made is not None else wanted.name

@@ -341,11 +341,7 @@ class Certificate:
 
 
 def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, str], names: Mapping[Node, str]) -> None:
-    """Check that no write of a variable writes a shard of it more than once.
-
-    Raises:
-        VerifyError: one does.
-    """
+    """Check that no write of a variable writes a shard of it more than once."""
     parts: dict[str, list[str]] = {}
     for name, whole in shards.items():
         if whole:
@@ -361,11 +357,7 @@ def _check_shards(original: Accesses, claimed: Accesses, shards: Mapping[str, st
 
 
 def _check_storage(graph: Graph) -> None:
-    """Check that no two variables, and no two replicas' copies of one, share storage.
-
-    Raises:
-        VerifyError: two do.
-    """
+    """Check that no two variables, and no two replicas' copies of one, share storage."""
     owner: dict[object, Node] = {}
     for node in graph:
         if node.op != "VarHandleOp":

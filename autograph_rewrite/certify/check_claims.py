@@ -62,7 +62,7 @@ EMPTY = Claim("replicated", zero=True)
 
 
 def judge_containers(nodes: Sequence[Seen]) -> tuple[Seen, str] | None:
-    """Return the first node whose claims do not fit those of its container, and the problem."""
+    """Return the first node whose claims do not fit its container, and the problem."""
     held: dict[Key, Claim] = {}
     for seen in nodes:
         if seen.node.op not in WRITES:
@@ -84,7 +84,7 @@ def judge_containers(nodes: Sequence[Seen]) -> tuple[Seen, str] | None:
 
 
 def key_of(handle: Value) -> Key:
-    """Return a key of the container of a handle; all gradients of one array for one source share a container."""
+    """Return a key of a handle's container; all gradients of one array for one source share one."""
     made = variable_ops.handle_node(handle)
     if made.op.startswith("TensorArrayGrad"):
         return (str(made.attr("source")), *key_of(made.inputs[0]))
@@ -259,7 +259,7 @@ def judge_node(seen: Seen, *, folded: bool = False) -> str | None:
 
 
 def _of_shards(seen: Seen) -> str | None:
-    """Return the problem with a use of a variable in shards: a read gives the shard, an update takes shards."""
+    """Return the problem with a use of a variable in shards."""
     node, held = seen.node, seen.operands[0]
     if node.op == "VarIsInitializedOp":
         made = seen.results[0]
@@ -288,7 +288,7 @@ def _of_shards(seen: Seen) -> str | None:
 
 
 def _found_in_shards(seen: Seen) -> str | None:
-    """Return the problem with a look-up in shards: for all ids, each replica gives the rows that it has, else zeros."""
+    """Return the problem with a look-up in shards: each replica gives the rows that it has, else zeros."""
     node, table, made = seen.node, seen.operands[0], seen.results[0]
     if table.dim:  # columns: every replica has a part of each row
         return None if made.kind == "split" else f"result 0 is claimed {said(made)}, and has some columns of each row"
@@ -330,7 +330,7 @@ def _judge_sizes(seen: Seen, *, folded: bool) -> str | None:
 
 
 def _measured(seen: Seen) -> str | None:
-    """Return the problem with the claim of a size: it must be the shape of the operand's instance."""
+    """Return the problem with the claim of a size: it must be that of the operand's instance."""
     for index, made in enumerate(seen.results):
         shape = seen.operands[index].shape
         if made.value is None:

@@ -2,16 +2,16 @@
 
     MatMul   (m k)(k n) -> (m n), k is folded       cut m: blocks of rows      cut k: contributions to a sum
 
-A dimension without a name ("") can't be cut. At most one factor is cut: that of the first operand that is split, or of
-the entry of a shape operand that counts a block.
+A dimension without a name ("") cannot be split. At most one factor is split: that of the first operand that is split,
+or of the entry of a shape operand that counts a block.
 
 The text is in einsum's notation: operands, results, the folded factors after a bar, then traits:
 
 "@mk,@kn->@mn|k linear 0 1"   a letter is a factor; @ are as many more dimensions as there are, aligned as numpy does
-"=.,=.->=."                   = is @ where no operand stretches; . is a dimension that cannot be cut
+"=.,=.->=."                   = is @ where no operand stretches; . is a dimension that cannot be split
 "n...,*->n... linear 0"       * is read whole, whatever its rank; as a result it is the same in every block
 "#n...,....,n...->n..."       # is a shape, whose entries are named
-"@,?@->.@ moves 0"            ? is a shape that may leave entries open: those that it does not state cannot be cut
+"@,?@->.@ moves 0"            ? is a shape that may leave entries open: these dimensions cannot be split
 "@+->@ added"                 + stands for this operand and all the later ones
 
 Numbers after a trait are the operands that it applies to; without numbers it applies to all of them.
@@ -115,7 +115,7 @@ def _is_list(seen: Seen, index: int) -> bool:
 
 
 def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim]]:
-    """Return the results of contributions: contributions, if the op is linear in them and no other operand differs."""
+    """Return contributions for contributions, if the op is linear in them and no other operand differs."""
     partial = [i for i, claim in enumerate(seen.operands) if claim.kind == "partial"]
     first = seen.operands[partial[0]]
     other = next((i for i, claim in enumerate(seen.operands) if claim.differs and claim[:3] != first[:3]), None)
@@ -138,7 +138,7 @@ def _of_contributions(seen: Seen, factors: Factors) -> tuple[str | None, Sequenc
 
 
 def _of_blocks(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim]]:
-    """Return the results of blocks that are all cut along one factor: blocks, or contributions if it is folded."""
+    """Return the results of blocks along one factor: blocks, or contributions if it is folded."""
     index, name = _first(seen, factors)
     if not name:
         return f"input {index} is {said(seen.operands[index])}, along which it can't be cut", ()
@@ -153,7 +153,7 @@ def _of_blocks(seen: Seen, factors: Factors) -> tuple[str | None, Sequence[Claim
 
 
 def _first(seen: Seen, factors: Factors) -> tuple[int, str]:
-    """Return the first operand that differs, and the factor along which it is cut."""
+    """Return the first operand that differs, and the factor along which it is split."""
     for index, (claim, names) in enumerate(zip(seen.operands, factors.operands, strict=True)):
         if not claim.differs:
             continue
@@ -168,7 +168,7 @@ def _first(seen: Seen, factors: Factors) -> tuple[int, str]:
 
 
 def _cut(claim: Claim, names: Names | None, name: str, is_size: bool, sizes: list[Dim]) -> str | None:
-    """Return the problem with an operand if a factor is cut; add the size of its block to `sizes`."""
+    """Return the problem with an operand if a factor is split; add the size of its block to `sizes`."""
     at = [i for i, mine in enumerate(names or ()) if mine == name]
     if not at:
         return f"is {said(claim)}, and has no such dimension" if claim.differs else None
@@ -298,14 +298,14 @@ def _repeated(text: str, count: int) -> list[str]:
 
 
 def _unnamed(seen: Seen, traits: dict[str, frozenset[int]]) -> Factors | None:
-    """Return factors without names, which hold for any ranks; None where an operand is cut."""
+    """Return factors without names, which hold for any ranks; None where an operand is split."""
     if any(claim.kind in ("split", "local") for claim in seen.operands):
         return None
     return Factors((None,) * len(seen.operands), (None,) * len(seen.results), traits=traits)
 
 
 def _follows(seen: Seen, index: int, term: str) -> bool:
-    """Return whether an operand has the rank of the others: it is a list of elements, or a partial shape."""
+    """Return whether an operand of unknown rank has that of the others: a list, or a partial shape."""
     return term.startswith("?") or seen.node.inputs[index].dtype == dtypes.VARIANT
 
 

@@ -19,7 +19,7 @@ from autograph_rewrite.ir.claims import Claims
 from autograph_rewrite.ir.graph import Node, Value
 
 MARK = "_autograph_rule"
-"""The attribute of marked nodes: a kind, and after a colon details, such as why a node stays in its block."""
+"""The attribute of marked nodes: a kind, and after a colon, for example, why a node stays in its block."""
 BLOCKWISE, LOCAL_INDICES, ROWS_APART = "blockwise", "local indices", "rows apart"
 READERS = frozenset(("Cast", "Reshape", "GatherNd", "DynamicStitch"))
 """Ops that may read positions in a block."""
@@ -78,7 +78,7 @@ def _kept(seen: Seen) -> str | None:
 
 
 def _stray(numbers: Node, between: Collection[str]) -> str | None:
-    """Return the problem with a reader of indices into a block that is no part of the look-up."""
+    """Return the problem with a reader of indices that is no part of the look-up."""
     pending, reached = [numbers], {numbers}
     while pending:
         for use in pending.pop().output().uses:
@@ -148,7 +148,7 @@ def _origin(value: Value) -> Value:
 
 
 def _is_checked(sum_: Value, stride: Value) -> bool:
-    """Return whether the graph fails at run time if a position is below 0, or not below the rows of an example."""
+    """Return whether a run fails if a position is not within the rows of an example."""
     if sum_.node.op != "AddV2":
         return False
     positions, nothing = sum_.node.inputs

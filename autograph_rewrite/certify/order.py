@@ -265,11 +265,7 @@ def spans(baseline: Baseline, nodes: Iterable[Node]) -> None:
 
 
 def _check_writes(node: Node) -> None:
-    """Check that a write runs once for each copy of the variable.
-
-    Raises:
-        VerifyError: it does not.
-    """
+    """Check that a write runs once for each copy of the variable."""
     for handle in variable_ops.written(node):
         if handle.span != node.span:
             copies = "one copy" if handle.span == ONCE else "a copy on each"

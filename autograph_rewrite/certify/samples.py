@@ -50,7 +50,6 @@ class Sample:
         types: element types by value name.
         same: by value name, the value that it is a copy of.
         lengths: by symbol of a size that must count the batch, the rows of each example.
-        batch: number of examples.
         of_replicas: values that all micro-batches of a replica share.
     """
 
@@ -124,11 +123,7 @@ class Sample:
         return self._whole[name]
 
     def own(self, name: str, instance: int) -> Any:
-        """Return the data of one instance.
-
-        Raises:
-            TooLargeError: it has too many elements.
-        """
+        """Return the data of one instance; it raises like `whole`."""
         key = (name, instance)
         if key not in self._own:
             self._own[key] = self._make_own(name, instance)
@@ -213,7 +208,6 @@ class Sample:
         """Return the rows of a whole value that belong to the examples of an instance.
 
         Args:
-            unit: rows of each example.
             segments: rows of each example in each part of the whole, instead of `unit`.
         """
         which, before = [], 0

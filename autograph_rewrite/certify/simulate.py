@@ -169,11 +169,7 @@ class Simulation:
     # -- nodes that are not original
 
     def _guarded(self, node: Node, compute: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Return the results of `compute`, or for each output the UnknownError that it raises.
-
-        Raises:
-            VerifyError: the node cannot compute with its operands.
-        """
+        """Return the results of `compute`, or its UnknownError for each output; other errors become VerifyErrors."""
         try:
             return compute()
         except UnknownError as error:
@@ -227,11 +223,9 @@ class Simulation:
         return found
 
     def _taken(self, node: Node, instance: int, value: Value, select: Select | None) -> list[int]:
-        """Return which instances of a value an instance of a node reads."""
         return self._mesh.read(node.span, instance, value.node.span, select)
 
     def _at(self, value: Value, instance: int) -> Any:
-        """Return the data of an instance of a value."""
         return self.data(self.item(value, instance), instance)
 
     def item(self, value: Value, copy: int) -> Any:
@@ -451,11 +445,7 @@ DEAD = _Dead()
 
 
 def parts_of(order: Sequence[Node], matches: Mapping[Node, Node | None]) -> list[tuple[Sequence[Node], bool]]:
-    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite made.
-
-    Args:
-        matches: the original of each node.
-    """
+    """Return the nodes in runs, producers first, each with whether it is a loop that the rewrite made."""
     frames = frames_of(order)
     made = {
         frame[0]
@@ -496,7 +486,7 @@ class Loop:
         Raises:
             VerifyError: it does not end, writes a variable, leaves out a micro-batch, has an Exit that gives two values
                 or none, or is one loop for several replicas.
-            UnknownError: it is of another kind.
+            UnknownError: it is of another kind, or passes a value on after the last iteration.
         """
         self._check_frames()
         for node in self.read:
@@ -524,12 +514,7 @@ class Loop:
                     raise VerifyError(f"'{node.name}' enters one loop on all replicas", node=node)
 
     def _iterate(self) -> dict[Node, Any]:
-        """Run the iterations on one replica; return the values of the Exits.
-
-        Raises:
-            VerifyError: the loop does not end, or an Exit gives a value twice.
-            UnknownError: a value is passed on after the last iteration.
-        """
+        """Run the iterations on one replica; return the values of the Exits."""
         given: dict[Node, Any] = {}
         idle = 0
         while idle <= IDLE:

@@ -98,11 +98,9 @@ def _misread(of: dict[str, Read], window: _Window, row: int, output: int, block:
     """Return the problem with the rows that one device reads.
 
     Args:
-        of: how the input and the output are read.
-        row: the first row of the device's input block.
-        output: the first row of the device's output block.
-        block: rows of the input block.
-        made: rows of the output block.
+        of: the reads of the input and the output.
+        row: the first of `block` rows of the input.
+        output: the first of `made` rows of the output.
     """
     x, y = of.get("x", of.get("s", OWN)), of.get("y", OWN)
     outputs = range(output, output + made)

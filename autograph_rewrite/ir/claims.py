@@ -18,8 +18,8 @@ Dim = Any
 """A size: an integer, a pair (constant, symbols) of which those that begin with `b` count a block, or None."""
 
 SEGMENTS = "b["
-"""Prefix of the symbol of a block that has a segment from each of several parts: `b[1,2]` counts, for each example,
-one row of the first part and two of the second."""
+"""Prefix of the symbol of a block with segments of several parts: `b[1,2]` counts, for each example, one row of the
+first part and two of the second."""
 
 
 @cache
@@ -41,7 +41,7 @@ def sizes_of_shards(symbol: str) -> tuple[int, ...]:
 
 
 class Claim(NamedTuple):
-    """What propagation says that each instance of a value holds, where the value is produced.
+    """The claim about each instance of a value, where the value is produced.
 
     Attributes:
         kind: replicated, split, partial, local, any or unknown.
@@ -68,7 +68,7 @@ class Claim(NamedTuple):
 
 
 class Read(NamedTuple):
-    """The placement in which propagation says that a node reads an input.
+    """The claimed placement in which a node reads an input.
 
     Attributes:
         kind: own (as it was produced), replicated, split, partial or entry.
@@ -77,8 +77,8 @@ class Read(NamedTuple):
         size: the required value of the entry of a shape.
         segments: rows of each example in each segment of a block, instead of `unit`.
         shards: the size of each shard, where the node reads shards of a variable.
-        rows: the rows that a window reads, counted from the first row of the block, including rows of neighbours and
-            padding; for the entry of a shape, the number of rows that it stands for.
+        rows: the rows that a window reads, counted from the first of the block, including rows of neighbours and
+            padding; for the entry of a shape, the rows that it counts.
         lowest: padding is the lowest number instead of zero.
     """
 

@@ -28,11 +28,7 @@ Guards = frozenset[Guard]
 
 
 def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
-    """Return the frame of every node that runs inside a loop.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the frame of every node that runs inside a loop; `order` has producers first."""
     frames: dict[Node, Frame] = {}
     nodes = list(order)
     if ENTERS.isdisjoint([node.op for node in nodes]):
@@ -54,22 +50,14 @@ def frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
 
 
 def shared_frames_of(order: Iterable[Node]) -> dict[Node, Frame]:
-    """Return the frames of nodes in loops that all instances share; loops that each instance runs alone are left out.
-
-    Args:
-        order: the nodes of a folded graph, producers first.
-    """
+    """Return the frames of nodes of a folded graph in loops that all instances share; `order` has producers first."""
     frames = frames_of(order)
     together = {frame[0] for node, frame in frames.items() if has(node.op, "loop_test") and node.span != EACH}
     return {node: frame for node, frame in frames.items() if frame[0] in together}
 
 
 def loops_of(order: Iterable[Node]) -> dict[Node, str]:
-    """Return the outermost loop of every node in a loop, and of the Exits of that loop.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the outermost loop of every node in a loop, and of its Exits; `order` has producers first."""
     nodes = list(order)
     frames = frames_of(nodes)
     leaving = (node for node in nodes if node.op in EXITS and node.inputs[0].node in frames)
@@ -97,10 +85,7 @@ def before_loops(value: Value) -> Value:
 def by_loops(order: Iterable[Node]) -> list[list[Node]]:
     """Return the nodes, producers first, in runs: one for each outermost loop, and one for the nodes between two loops.
 
-    All nodes are one run if a loop depends, through nodes outside, on its own results.
-
-    Args:
-        order: the nodes, producers first.
+    All nodes are one run if a loop depends, through nodes outside, on its results; `order` has producers first.
     """
     nodes = list(order)
     frames = frames_of(nodes)
@@ -125,11 +110,7 @@ def by_loops(order: Iterable[Node]) -> list[list[Node]]:
 
 
 def guards_of(order: Iterable[Node], frames: dict[Node, Frame]) -> dict[Node, Guards]:
-    """Return the guards of each node; nodes that run unconditionally are left out.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the guards of each node that has any; `order` has producers first."""
     nodes = list(order)
     found: dict[Node, Guards] = {}
     if OPENS.isdisjoint([node.op for node in nodes]):
@@ -180,11 +161,7 @@ def decider(value: Value) -> Value:
 
 
 def unconditional_nodes(order: Iterable[Node]) -> set[Node]:
-    """Return the nodes that certainly run, and run once: those outside of loops and branches.
-
-    Args:
-        order: the nodes, producers first.
-    """
+    """Return the nodes that run, and run once: those outside of loops and branches; `order` has producers first."""
     nodes = list(order)
     frames = frames_of(nodes)
     guards = guards_of(nodes, frames)

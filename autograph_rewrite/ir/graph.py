@@ -200,7 +200,7 @@ class Node:
         """Replace one input, and its selector.
 
         Args:
-            select: which instances of a value with several the node reads; None: the instance that matches its own.
+            select: which of several instances the node reads; None: the matching one.
 
         Raises:
             GraphError: there is no such input.
@@ -373,7 +373,7 @@ class Graph:
         """Remove a node.
 
         Raises:
-            GraphError: it is gone already, or something still reads it, waits for it or names it.
+            GraphError: it is gone already, or still has a reader, a waiting node or an anchor.
         """
         if self.nodes.get(node.name) is not node:
             raise GraphError(f"the graph has no node '{node.name}' to erase", node=node)
@@ -418,7 +418,7 @@ class Graph:
         self.erase(node)
 
     def put_in_order(self, nodes: Iterable[Node]) -> None:
-        """Reorder the nodes; `nodes` holds all of them, in the order in which they will be written."""
+        """Reorder all nodes, for printing and writing."""
         ordered = {node.name: node for node in nodes}
         assert ordered.keys() == self.nodes.keys()
         self.nodes = ordered

@@ -33,7 +33,7 @@ ONCE: Span = frozenset()
 PER_REPLICA: Span = frozenset((REPLICA,))
 EACH: Span = frozenset((REPLICA, MICRO))
 PER_MODEL: Span = frozenset((MODEL,))
-"""Once for all replicas, on each of the devices that run what a replica runs."""
+"""Once for all replicas, on each device along the model axis."""
 Place = Mapping[str, int | tuple[int, ...]]
 """The coordinates of a node on axes along which it has no instances, `stage=1`. A tuple gives one for each instance:
 the server of each block of a variable. A node that one worker runs for the whole job is on process 0."""

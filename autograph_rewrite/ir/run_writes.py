@@ -1,11 +1,11 @@
-"""Compares the variables that a run writes in the rewritten graph with those that the same fetches write originally.
+"""Compares the variables that runs write with those that the same fetches write in the original graph.
 
 fetched          original writes       rewritten writes
 loss             nothing               nothing
 train            w, w/Adam, step       w, w/Adam, step
 loss, train      w, w/Adam, step       w, w/Adam, step
 
-A run of several fetches writes the union of what each writes, so comparing them one by one compares all sets.
+Several fetches write the union of what each writes, so comparing them one by one compares all sets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def writes_of(graph: Graph, name_of: Callable[[str], str | None] = lambda name: 
     """Return the variables that a run of each node writes.
 
     Args:
-        name_of: maps the name of a handle to that of its variable; None: the variable is ignored.
+        name_of: maps names of handles to names of variables; None: ignored.
     """
     order = topological_order(graph)
     bits: dict[str, int] = {}
@@ -101,7 +101,7 @@ def original_name(name: str, original: Container[str]) -> str:
 
 
 def name_of_whole(node: Node) -> str:
-    """Return the name of the original node of a shard; the node's name if it is no shard or the original remains."""
+    """Return the name of a shard's original node; the node's name if it is no shard or the original remains."""
     whole = node.name
     while _SHARD.search(whole):
         whole = _SHARD.sub("", whole)

@@ -91,11 +91,7 @@ def _cycle(node: Node, done: Collection[Node]) -> str:
 
 
 def levels(order: Iterable[Node]) -> dict[Node, int]:
-    """Return the level of each node: the length of the longest chain of nodes that must run before it.
-
-    Args:
-        order: producers first.
-    """
+    """Return the length of the longest chain of nodes before each node; `order` has producers first."""
     found: dict[Node, int] = {}
     for node in order:
         level = 0
@@ -110,7 +106,7 @@ def marks_before(order: Iterable[Node], marks: Mapping[Node, int]) -> dict[Node,
     """Return, for each node, the union of the marks (bit masks) of all nodes that run before it.
 
     Args:
-        order: producers first; a node that is left out passes on no marks.
+        order: producers first; a node that is left out passes on its own marks only.
         marks: of the nodes whose descendants are sought.
     """
     before: dict[Node, int] = {}

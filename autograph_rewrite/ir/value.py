@@ -16,7 +16,7 @@ class Use(NamedTuple):
     """One reader of a value: input `index` of `node`."""
 
     node: Node
-    index: int  # type: ignore[assignment]  # a tuple has a method of that name, which nobody calls here
+    index: int  # type: ignore[assignment]  # it hides tuple.index, which no code calls here
 
 
 class Value:

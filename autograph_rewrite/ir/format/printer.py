@@ -95,7 +95,6 @@ def line(
     Args:
         placements: as for `render`; those of replicated values are left out.
         remark: text of the comment, after the provenance.
-        places: as for `render`.
     """
     stated = {i: one for i, one in _of_results(node, placements).items() if not one.is_plain}
     parts = [f"%{node.name}{_result(node, shapes, stated)} = {node.op}({_inputs(node)})"]

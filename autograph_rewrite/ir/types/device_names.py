@@ -81,13 +81,7 @@ def process_of(text: str) -> str:
 
 
 def on_task(text: str, job: str, task: int) -> str:
-    """The canonical name of a device of this process as another process calls it.
-
-    Args:
-        text: a device in any spelling.
-        job: such as "worker".
-        task: number of the process in its job.
-    """
+    """The canonical name of a device of this process as another process calls it."""
     return str(replace(parse(text), job=job, replica=0, task=task))
 
 

@@ -4,7 +4,7 @@
     AddV2(int32)    GPU kernel in name: it computes on the host, on operands in host memory
     Unique(string)  no kernel: the op runs on the CPU
 
-The package ships a table that `tools.dev.make_kernels` writes from the registry of TensorFlow's GPU build.
+`tools.dev.make_kernels` writes the shipped table from the registry of TensorFlow's GPU build.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Registration:
     """One row of the table.
 
     Attributes:
-        device: "GPU", or "DEFAULT" for a kernel that serves every device without a specific kernel.
-        allowed: the allowed values of each attribute: type numbers, or texts.
+        device: "GPU", or "DEFAULT" for devices without a specific kernel.
+        allowed: values of each attribute: type numbers, or texts.
         host: names of the operands and results in host memory.
-        priority: of the kernels that fit, TensorFlow uses the one with the highest priority.
-        label: if not empty, only a node that asks for this label gets the kernel.
+        priority: TensorFlow uses the highest of those that fit.
+        label: if not empty, a node has to ask for it.
     """
 
     device: str
@@ -49,7 +49,6 @@ class Kernel:
     """The kernel with which a GPU runs a node.
 
     Attributes:
-        device: "GPU" or "DEFAULT".
         inputs: whether each operand is in host memory.
         outputs: whether each result is in host memory.
     """
@@ -66,7 +65,7 @@ class Kernel:
 
 @cache
 def registry() -> Mapping[str, tuple[Registration, ...]]:
-    """Return the registered kernels by op, the highest priority first."""
+    """Return the registered kernels by op: "GPU" before "DEFAULT", then the highest priority first."""
     found: dict[str, list[Registration]] = {}
     for line in Path(__file__).with_name("tensorflow_gpu_kernels.tsv").read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):

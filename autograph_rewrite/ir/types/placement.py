@@ -62,7 +62,7 @@ class Placement(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether replicas hold different values, so that each needs its own instance."""
+        """Whether replicas hold different values, so that each needs an instance."""
         return self.kind in ("split", "partial", "local")
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
-"""Groups collective ops into collectives, and finds an order in which all ranks can run them.
+"""Groups ops into collectives by their keys, and finds an order in which all ranks can run them.
 
-Nodes may come from the graphs of several processes. Keys alone decide which ops meet; names in keys are compared
-without their replica.
+Nodes may come from the graphs of several processes; names in keys are compared without their replica.
 """
 
 from __future__ import annotations
@@ -243,8 +242,7 @@ def deadlock(collectives: Iterable[Collective], stuck: Iterable[Node]) -> list[t
         stuck: the nodes that `contracted_order` left out.
 
     Returns:
-        Each collective of the circle, with the chain of nodes from its waiting member to the awaited member of the
-        next collective.
+        Each collective, with the chain of nodes from its waiting member to the awaited member of the next.
     """
     group_of = {node: group for group in collectives for node in group.members}
     nodes = set(stuck)

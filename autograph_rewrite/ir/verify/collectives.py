@@ -96,7 +96,7 @@ def decisions_are_alike(job: Job) -> Iterator[Fault]:
 
 
 class _Origin(NamedTuple):
-    """The origin of a value: an input that differs by rank ("" for none), and the ops and constants that make it."""
+    """The origin of a value: an input that differs by rank, if any, and the ops and constants that make it."""
 
     own: str
     making: frozenset[tuple[str, str, Hashable]]
@@ -158,7 +158,7 @@ def members_are_complete(job: Job) -> Iterator[Fault]:
 
 
 def _census(job: Job, group: Collective, names: Mapping[tuple[int, str], Node]) -> str:
-    """Return a text of the members on each rank, the odd ranks first, with the collective of a missing member."""
+    """Say which members each rank has, odd ranks first, and which collective a missing member is in."""
     if len(job.graphs) == 1:
         return "there is: " + ", ".join(node.name for node in group.members[:SHOWN])
     members: dict[int, list[Node]] = {rank: [] for rank in range(len(job.graphs))}

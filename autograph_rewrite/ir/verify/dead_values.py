@@ -37,7 +37,7 @@ def values_arrive(graph: Graph, known: Collection[str], apart: Apart) -> Iterato
     """Every node that a pass added can run; a value that another device sends into a loop arrives in every iteration.
 
     Args:
-        known: names of the original nodes, which are not checked: some never run in the original either.
+        known: names of the original nodes, which may need both branches: they never run in the original either.
         apart: tells which edges connect two devices.
     """
     if any(node.op in OPENS for node in graph):

@@ -74,11 +74,7 @@ def folded_faults(graph: Graph, mesh: Mesh, devices: Sequence[str] = ()) -> list
 
 
 def raise_for(faults: Sequence[Fault]) -> None:
-    """Raise one error for all faults.
-
-    Raises:
-        VerifyError: there is a fault.
-    """
+    """Raise one VerifyError for all faults, if there are any."""
     if not faults:
         return
     lines = [f"{fault.problem}" + (f"  [{fault.node.op}]" if fault.node else "") for fault in faults[:SHOWN]]
@@ -270,7 +266,6 @@ def _selector_faults(view: View, node: Node) -> Iterator[Fault]:
 
 
 def _list_positions(op: OpDef, node: Node) -> list[tuple[int, int]]:
-    """Return the input ranges that are lists."""
     ranges, at = [], 0
     for arg in op.inputs:
         attr = arg.number_attr or arg.type_list_attr

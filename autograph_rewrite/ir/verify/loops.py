@@ -20,11 +20,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, ENTERS, EXITS, MERGES, has
 
 
 def loop_faults(order: Sequence[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the nodes that show that a loop of a graph is broken, and what is wrong.
-
-    Args:
-        order: its nodes, producers first.
-    """
+    """Yield the nodes that show that a loop is broken, each with the problem; `order` has producers first."""
     frames = frames_of(order)
     if frames:
         yield from _by_no_door(order, frames)

@@ -32,7 +32,7 @@ def nccl_has_device_and_type(job: Job) -> Iterator[Fault]:
     kinds = {node: _kind(node) for group in job.found for node in group.members}
     for group in job.found:
         for node in filter(uses_nccl, group.members):
-            # Where no member is on a GPU, TensorFlow ignores the hint.
+            # If no collective is on a GPU, TensorFlow ignores the hint.
             if kinds[node] not in ("GPU", "") and "GPU" in kinds.values():
                 problem = f"{job.say(node)} asks for NCCL, and is on '{node.device}'"
                 yield Fault(problem, node, "NCCL is for GPUs: set strategy.hint to ring or auto")

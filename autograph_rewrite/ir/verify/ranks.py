@@ -59,7 +59,7 @@ class _Store:
     counts: list[Node] = field(default_factory=list)
 
     def used_in(self, step: set[Node]) -> _Store:
-        """Return the store with the nodes of a step; a store of a pass that no step uses keeps all its nodes."""
+        """Return the store with the nodes of a step only; a pass's store that no step uses keeps all nodes."""
         puts, takes = ([node for node in nodes if node in step] for nodes in (self.puts, self.takes))
         return self if self.is_ours and not puts and not takes else _Store(self.declared, puts, takes, self.counts)
 
@@ -207,7 +207,7 @@ def check_ranks(
 def verify_ranks(
     graphs: Sequence[bytes | Graph], original: Original | None = None, servers: Collection[str] = ()
 ) -> list[Fault]:
-    """Return every fault that keeps the finished graphs of all ranks from running together; see `check_ranks`."""
+    """Return every fault that `check_ranks` raises."""
     ranks = tuple(_own(graphs))
     faults = list(_unusable(ranks))
     if faults or not ranks:
@@ -314,11 +314,7 @@ def _names(handles: Iterable[Node]) -> dict[Node, str]:
 
 
 def _aliases(job: Job, handles: Mapping[Node, str]) -> Iterator[Fault]:
-    """Yield a fault for each pair of handles that mean one variable on some ranks and two on others.
-
-    Args:
-        handles: the name of each handle's variable.
-    """
+    """Yield a fault for each pair of handles that mean one variable on some ranks and two on others."""
     stored: dict[tuple[object, ...], list[Node]] = {}
     for node in handles:
         process = device_specs.process(node.device)

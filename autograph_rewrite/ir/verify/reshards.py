@@ -18,7 +18,7 @@ from autograph_rewrite.ir.types.placement import REPLICATED, Placement
 
 
 def reshard_faults(nodes: Iterable[Node], mesh: Mesh) -> Iterator[tuple[Node, str]]:
-    """Yield the reshards that contradict themselves or their operands, and what is wrong."""
+    """Yield the reshards that contradict themselves or their operands, each with the problem."""
     alone = {axis.name for axis in mesh.axes if axis.size == 1}  # along these there is nothing to exchange
     for node in nodes:
         if node.op == RESHARD:
@@ -56,7 +56,7 @@ def _is_elsewhere(node: Node, axis: str) -> bool:
 
 
 def unlowered(nodes: Iterable[Node]) -> Iterator[tuple[Node, str]]:
-    """Yield the ops of the package in a graph that must not have any, and what is wrong."""
+    """Yield the ops of the package in a graph that must not have any, each with the problem."""
     for node in nodes:
         if node.op in OWN:
             made = node.attr(PASS_ATTR)

@@ -79,10 +79,6 @@ def on_axis(dim: Dim, axis: str, before: str) -> Dim:
     """Return a size as rules on `axis` see it, where rules on `before` see it as `dim`.
 
     Block sizes of any other axis are open sizes: `b` on the axis `replica` is `T:@replica/b` on `model`.
-
-    Args:
-        axis: whose block sizes become `b`.
-        before: whose block sizes are `b` in `dim`.
     """
     if not isinstance(dim, Sym) or axis == before:
         return dim
@@ -289,12 +285,7 @@ def has_rows_of_each_example(dim: Dim) -> bool:
 
 
 def between_seams(dim: Dim, begin: int, end: int) -> Dim:
-    """Return the size of the part of a block between two seams (bounds of segments); None where there is no seam.
-
-    Args:
-        begin: the first seam, in rows per example.
-        end: the last seam, in rows per example.
-    """
+    """Return the size of a block between two seams (bounds of segments, in rows per example); None without a seam."""
     rows = segments(dim)
     seams = [0, *accumulate(rows)]
     if not rows or begin not in seams or end not in seams or begin >= end:

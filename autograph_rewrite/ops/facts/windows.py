@@ -81,8 +81,8 @@ class Halo(NamedTuple):
         window: of the op that reads it.
         rows: of the input in each unit that blocks are counted in.
         outputs: rows of the output in each unit.
-        reads: which rows. READ: the input rows that the device's outputs read. READERS: the outputs that read the
-            device's input rows. NEIGHBOURS: the input rows that share a window with the device's input rows.
+        reads: READ: the input rows that the device's outputs read. READERS: the outputs that read the device's input
+            rows. NEIGHBOURS: the input rows that share a window with the device's input rows.
         beside: padding along the other dimension of the window, before and after.
         lowest: rows of padding are the lowest number instead of zero, so that a maximum ignores them.
     """
@@ -115,7 +115,7 @@ class Halo(NamedTuple):
     def alike(self, units: int) -> Rows | None:
         """Return the rows that each device reads, counted from the first row of its block, padding included.
 
-        None: devices read different numbers of rows, since the rows of a block are not its outputs times the stride.
+        None: the numbers differ, since the rows of a block are not its outputs times the stride.
 
         Args:
             units: in each block.

@@ -162,9 +162,6 @@ class Rule(NamedTuple):
     """The rule of one op type.
 
     Attributes:
-        place: the placements of the outputs, and the inputs to convert first.
-        shape: the shape of one instance of each output.
-        value: contents of small integer outputs, symbolically.
         family: the module that defines it.
         pinned: runs once, whatever the mode (randomness, input, side effects).
         axes: for outputs that name dimensions, bounds on these where `value` does not know them.

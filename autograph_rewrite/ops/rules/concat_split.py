@@ -111,7 +111,7 @@ def _as_segments(n: Op, pieces: Sequence[int], axis: int) -> dict[int, Reshard] 
 
 
 def shape_concat(n: Op) -> tuple[Shape | None, ...]:
-    """Return the shape of a piece with the sizes along the axis added up."""
+    """Add the sizes along the axis."""
     pieces, axis = _concat(n)
     shapes = [n.shape(i) for i in pieces]
     known = [shape for shape in shapes if shape is not None]
@@ -161,7 +161,7 @@ def place_cut(n: Op) -> Placed:
 
 
 def between(n: Op) -> list[Dim] | None:
-    """Return the block sizes of the outputs of Split and SplitV between segments; None where they cut elsewhere."""
+    """Return the block sizes of outputs that are cut between segments; None where they are cut elsewhere."""
     data, axis = _cut_axis(n)
     size, count = n.inputs[data].split_size, len(n.output_dtypes)
     total = rows_per_example(size)

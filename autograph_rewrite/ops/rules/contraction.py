@@ -30,11 +30,7 @@ _BATCH, _FREE, _CONTRACTED, _REDUCED = range(4)
 
 
 def scratch_elements(equation: str, inputs: Sequence[Shape]) -> int:
-    """Return how many elements an einsum copies while it runs; 0 where the equation has an ellipsis.
-
-    Args:
-        equation: such as "bd,edf->ebf".
-    """
+    """Return how many elements an einsum copies while it runs; 0 where the equation has an ellipsis."""
     left, _, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if "." in equation or len(terms) != len(inputs) or any(len(set(term)) < len(term) for term in (*terms, out)):
@@ -90,13 +86,13 @@ def _equation(n: Op) -> str:
 
 
 def matmul_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return two operations for each element of the result and of the contracted dimension."""
+    """Count two operations for each element of the result and of the contracted dimension."""
     turned = any(attr(key, False) for key in ("transpose_a", "adj_x"))
     return 2.0 * math.prod(outputs[0]) * inputs[0][-2 if turned else -1]
 
 
 def _einsum_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return two operations for each combination of labels; one where nothing is multiplied."""
+    """Count two operations for each combination of labels; one where nothing is multiplied."""
     equation = attr("equation")
     left = (equation.decode() if isinstance(equation, bytes) else str(equation)).partition("->")[0]
     sizes: dict[str, int] = {}

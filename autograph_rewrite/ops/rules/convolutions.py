@@ -23,8 +23,8 @@ from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X
 #
 #     image [9, 9, 3], filter [3, 3, 3, 8]     a patch for each of 7 x 7 places: [49, 27], multiplied as a matrix
 #
-# Source: `conv_grad_filter_ops.cc` and `conv_grad_input_ops.h` of TensorFlow. They allocate as many images at a time as
-# fit into 30 MiB with their operands, even if the batch has fewer. oneDNN's kernels hold none.
+# Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h` of TensorFlow. They allocate as many images at a time as fit
+# into 30 MiB with their operands, even if the batch has fewer. oneDNN's kernels hold none.
 
 
 Shape = Sequence[int]
@@ -92,27 +92,27 @@ def _filters(n: Op, index: int, rank: int) -> tuple[Dim, Dim]:
 
 
 def _conv_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return two operations for each element of the result and each of one filter."""
+    """Count two operations for each element of the result and each of one filter."""
     return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:-1])
 
 
 def _conv_input_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return the work of the forward op, with the incoming gradient as its result."""
+    """Count as forward, with the incoming gradient as the result."""
     return 2.0 * math.prod(inputs[2]) * math.prod(inputs[1][:-1])
 
 
 def _conv_filter_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return the work of the forward op, with the incoming gradient as its result."""
+    """Count as forward, with the incoming gradient as the result."""
     return 2.0 * math.prod(inputs[2]) * math.prod(outputs[0][:-1])
 
 
 def _depthwise_work(attr: Attr, inputs: Numbers, outputs: Numbers) -> float:
-    """Return two operations for each element of the result and each of the window."""
+    """Count two operations for each element of the result and each of the window."""
     return 2.0 * math.prod(outputs[0]) * math.prod(inputs[1][:2])
 
 
 def convolution(rank: int, depthwise: bool = False) -> Rule:
-    """Return the rule of a convolution of images of a rank; a depthwise one has separate filters for each channel."""
+    """Return the rule of a convolution; a depthwise one has separate filters for each channel."""
 
     def text(n: Op) -> str:
         """Images and output channels stay split; input channels are summed over."""

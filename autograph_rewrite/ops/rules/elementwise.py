@@ -93,8 +93,6 @@ def split_wants(n: Op, indices: Sequence[int], rank: int, dim: int, size: Dim) -
 
     Args:
         indices: operands that are broadcast.
-        rank: of the result.
-        dim: dimension of the result that is split.
         size: of the block along `dim`.
     """
     operand_reshards: dict[int, Reshard] = {}

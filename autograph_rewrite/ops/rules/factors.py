@@ -2,10 +2,10 @@
 
 MatMul    m k, k n -> m n | k         cut m or n: blocks        cut k: contributions to a sum
 
-n d    a name for each dimension: dimensions of one name have one size, and are cut together
--d     a named dimension that cannot be cut;  .  a dimension that cannot be cut, and has no name
+n d    a name for each dimension: dimensions of one name have one size, and are split together
+-d     a named dimension that cannot be split;  .  a dimension that cannot be split, and has no name
 ...    any number of dimensions; in all operands and results that have them they are the same
-*      an operand that is read whole; a result that is the same whatever is cut
+*      an operand that is read whole; a result that is the same whatever is split
 # n d  a vector of sizes, whose entries are those of the named dimensions
 | n    the op sums over n, so that a block gives a contribution
 ()     a single number
@@ -59,7 +59,6 @@ class Factors(NamedTuple):
         """Return the signature, with a label for each dimension; None where the number of dimensions is not known.
 
         Args:
-            ranks: of the operands; None for an unknown rank.
             like: a signature with the other traits; labels in it are names of this text.
         """
         known = [None if i in self.sizes else rank for i, rank in enumerate(ranks)]

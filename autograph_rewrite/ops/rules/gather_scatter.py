@@ -39,7 +39,7 @@ def taken(rank: int, axis: int, index_rank: int, batch_dims: int) -> tuple[Label
 
     Args:
         axis: the dimension of the table that indices address.
-        batch_dims: number of leading dimensions that table and indices share.
+        batch_dims: leading dimensions that table and indices share.
     """
     table = axes(rank, "table")
     indices = table[:batch_dims] + axes(index_rank - batch_dims, "index")
@@ -136,7 +136,6 @@ def nd_labels(n: Op, table_rank: int, indices: int) -> tuple[Labels, Labels, Lab
     """Return the labels of table, indices and elements where index rows address the first dimensions.
 
     Args:
-        table_rank: rank of the addressed tensor.
         indices: position of the operand of shape [..., depth].
     """
     depth, index_rank = _depth(n, indices), n.rank(indices)

@@ -97,7 +97,6 @@ def conform(fact: Fact, target: Fact, batch: int | None) -> Reshard | None:
 
     Args:
         target: the joined fact; with a cell it is known to be as large as the value.
-        batch: the number of examples, where it is static.
     """
     have, reshard = fact.placement, target.placement
     if have == reshard:

@@ -240,6 +240,6 @@ def by_kernel(n: Op) -> Values | None:
     known = [array(n, i) for i in range(len(n.inputs))]
     try:
         made = None if any(one is None for one in known) else KERNELS[n.op](n.attr, known)
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # TensorFlow reports the error when it runs the op
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # TensorFlow reports it at run time
         return None
     return None if made is None else (flat(made),)

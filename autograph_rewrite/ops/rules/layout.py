@@ -44,12 +44,9 @@ from autograph_rewrite.ops.rules.kernels import array, by_kernel, flat
 
 
 def _moving(place: Callable[[Op], Placed | None]) -> Callable[[Op], Placed]:
-    """Extend a `place` for blocks to contributions and zeros, for an op that only moves elements.
+    """Extend a `place` for blocks (None: whole values) to contributions and zeros.
 
-    The op is linear: contributions stay contributions if the other operands are replicated, and zeros stay zeros.
-
-    Args:
-        place: returns None where the op reads whole values.
+    An op that moves elements is linear: contributions stay if the other operands are replicated, and zeros stay zeros.
     """
 
     @wraps(place)

@@ -3,7 +3,7 @@
     whole                     it works on whole values: why, where the report shall say so
     pinned                    it runs once in each process, on whole values; its shape is what is recorded
     in block: rows apart      what it computes of a block belongs to that block: why; empty: it does not after all
-    of block: own             it computes for its block as if that were the whole batch, or lets such a value out
+    of block: own             it computes for its block as if that were the whole batch, or converts a varying value
     statistics                a batch normalisation, or its gradient, that works on its block only
     of each: id               each replica has its own from the start (`ir.types.replica_marks`)
 

@@ -98,12 +98,12 @@ def place_gradient(n: Op) -> Placed:
 
 
 def shape_forward(n: Op) -> tuple[Shape | None, ...]:
-    """Return the shape of the images, and a statistic for each channel."""
+    """Return the shapes of images and statistics."""
     return (n.shape(0), *_vectors(n, n.shape(0)))
 
 
 def shape_gradient(n: Op) -> tuple[Shape | None, ...]:
-    """Return the shape of the images for their gradient, and a number for each channel."""
+    """Return the shapes of the gradients of images and statistics."""
     image = n.shape(1) if n.shape(1) is not None else n.shape(0)
     return (image, *_vectors(n, image))
 

@@ -1,7 +1,7 @@
 """Random numbers are drawn once, replicated, and sliced by their readers; or each replica draws its own block.
 
-`random: exact` draws the numbers that one device would draw. `random: independent` lets an op whose shape counts this
-replica's block, or whose parameters are split, draw only that block; the lowering gives each replica a different seed.
+`random: exact` draws the numbers that one device would draw. `random: independent` lets an op whose shape counts a
+block, or whose parameters are split, draw only that block; the lowering gives each replica a different seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def place_shaped(n: Op) -> Placed:
 
 
 def _block_entry(n: Op) -> int | None:
-    """Return the only entry of the shape operand that counts this replica's block, if there is one."""
+    """Return the only entry of the shape operand that counts a block, if there is one."""
     return local_entry(n.value(0)) if n.inputs[0].is_local else None
 
 
@@ -59,7 +59,7 @@ def shape_by_parameters(n: Op) -> tuple[Shape | None, ...]:
 
 
 def shape_by_logits(n: Op) -> tuple[Shape | None, ...]:
-    """Return a row for each row of logits, and a column for each sample."""
+    """Return a row per row of logits, and a column per sample."""
     logits, count = n.shape(0), n.value(1)
     if logits is None or len(logits) != 2:
         return n.static

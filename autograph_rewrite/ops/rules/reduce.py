@@ -58,7 +58,7 @@ def place_l2_loss(n: Op) -> Placed:
 
 
 def shape_reduction(n: Op) -> tuple[Shape | None, ...]:
-    """Return the operand's shape without the reduced dimensions, or with 1 for them."""
+    """Drop the reduced dimensions, or keep them as 1."""
     reduced, shape = _axes(n), n.shape(0)
     if reduced is None or shape is None:
         return (None,)

@@ -1,7 +1,7 @@
 """Segment sums: split rows with split ids give a partial table; replicated ids require replicated rows.
 
-The second case is the de-duplication of a sparse gradient: its ids are results of `Unique` over the whole
-batch, and the update that follows reads whole rows anyway. Counts and histograms are segment sums, too.
+The second case de-duplicates a sparse gradient: its ids are results of `Unique` over the whole batch, and the
+following update reads whole rows anyway. Counts and histograms are segment sums, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def place_unsorted_sum(n: Op) -> Placed | None:
 
 
 def unsorted_shape(n: Op) -> tuple[Shape | None, ...]:
-    """Return a row per segment, with the dimensions of the data after those of the ids."""
+    """Return a row per segment, with the data's dimensions after the ids."""
     data, id_rank, count = n.shape(0), n.rank(1), n.value(2)
     if data is None or id_rank is None:
         return n.static
@@ -58,7 +58,7 @@ def place_counts(n: Op) -> Placed | None:
 
 
 def _place_total(n: Op) -> Placed:
-    """Count split values: counts are contributions to a sum; of a binary output, to a maximum."""
+    """Count split values: contributions to a sum, or for a binary output to a maximum."""
     values, weights, rows = n.placement(0), n.inputs[2], n.inputs[0].split_size
     operand_reshards = made_whole(n, 1)
     if not values.is_split:
@@ -74,7 +74,7 @@ def _place_total(n: Op) -> Placed:
 
 
 def place_histogram(n: Op) -> Placed:
-    """Count split values: the counts are contributions, as all blocks use the same range."""
+    """Count split values: contributions, as all blocks use one range."""
     return Placed((PARTIAL,), others_whole(n, 0)) if n.placement(0).is_split else whole(n)
 
 

@@ -63,7 +63,7 @@ class Cut(NamedTuple):
 class Placer:
     """The `place` of a rule with a signature: `describe` returns it; `constant` is set where it is always the same.
 
-    `text` is set where the signature is written as factors (`ops.rules.factors`).
+    `text` has its factors, if it is written in that form (`ops.rules.factors`).
     """
 
     describe: Describe
@@ -102,10 +102,10 @@ def place(n: Op, sig: Signature | None) -> Placed:
 
 
 def find_cut(n: Op, sig: Signature) -> Cut | None:
-    """Return the label that the inputs are split along: that of most split inputs, else the first.
+    """Return the label that most split inputs are split along; of several, the first.
 
-    Where devices run one program, labels of variables win, so that these stay in their blocks; then labels that an
-    output has, because a split result is better than a partial one.
+    Where devices run one program, ties go to labels of variables, so that these stay in their blocks; then to labels
+    that an output has, because a split result is better than a partial one.
     """
     found: dict[str, list[Fact]] = {}
     for fact, labels in _labelled(n, sig):
@@ -140,7 +140,7 @@ def _ranks_fit(n: Op, sig: Signature) -> bool:
 
 
 def _convert(n: Op, index: int, cut: Cut, sig: Signature) -> Reshard | None:
-    """Return the conversion of one input, its present placement where it fits, or None where no conversion helps."""
+    """Return the conversion of one input, its placement where that fits, or None where no conversion helps."""
     fact, batch = n.inputs[index], n.semantics.extent.units
     labels = sig.inputs[index] if index < len(sig.inputs) else None
     if labels is None or cut.label not in labels:

@@ -16,7 +16,7 @@ from autograph_rewrite.ops.traits import ops_with
 
 
 def value_shape(n: Op) -> Values | None:
-    """Return the shape of each operand, one entry per dimension."""
+    """Return the shape of each operand."""
     return tuple(fact.shape for fact in n.inputs)
 
 
@@ -61,7 +61,7 @@ def _stretched(mine: Sequence[Dim], others: Sequence[Dim]) -> Axes:
 
 
 def value_broadcast_gradient_args(n: Op) -> Values | None:
-    """Return the dimensions that BroadcastGradientArgs names for each operand, where they are known."""
+    """Return the axes that BroadcastGradientArgs names, where they are known."""
     found = [axes for axes in axes_of_broadcast_gradient(n) if axes is not None]
     if len(found) < 2:
         return None
@@ -69,7 +69,7 @@ def value_broadcast_gradient_args(n: Op) -> Values | None:
 
 
 def axes_of_broadcast_gradient(n: Op) -> tuple[Axes | None, ...]:
-    """Return bounds on the dimensions that BroadcastGradientArgs names for each operand."""
+    """Return bounds on the axes that BroadcastGradientArgs names."""
     if n.value(0) is None or n.value(1) is None:
         return (None, None)
     a, b = (tuple(to_global(size, n.semantics.extent.units) for size in n.value(i) or ()) for i in (0, 1))
@@ -96,7 +96,7 @@ def rows_of_operands(a: Sequence[Dim], b: Sequence[Dim]) -> tuple[list[bool], li
 
 
 def shape_of_axes(n: Op) -> tuple[Shape | None, ...]:
-    """Return the shapes of the two vectors, from their contents."""
+    """Return the lengths of the two vectors."""
     value = value_broadcast_gradient_args(n)
     return (None, None) if value is None else tuple((len(v),) if v is not None else None for v in value)
 

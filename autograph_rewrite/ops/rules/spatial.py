@@ -27,8 +27,6 @@ def windowed(rule: Rule, operands: tuple[str, ...], output: str, *, lowest: bool
 
     Args:
         rule: for every other split.
-        operands: their roles.
-        output: the role of the result.
         lowest: the op takes maxima, so padding must be the lowest number.
     """
 
@@ -137,7 +135,7 @@ def _size(n: Op, operands: tuple[str, ...], dim: int) -> int | None:
 
 
 def _known(n: Op, operands: tuple[str, ...], value: str, sizes: str, dim: int) -> int | None:
-    """Return a size of the whole value of a role, from the operand with the value or that with its shape."""
+    """Return a size of the whole value, from the operand with the value or with its shape."""
     for i, role in enumerate(operands):
         dims = n.value(i) if role == sizes else n.shape(i) if role == value else None
         if dims is not None and len(dims) == 4:

@@ -1,8 +1,8 @@
 """Tensor arrays and stacks are resources: propagation keeps a fact of their contents (`Op.cells`) for readers.
 
-Propagation calls `element` for all writes of a container and joins the results with `join.join`; each write then
-converts its element to the joined fact. The flow, a number that only orders the operations, is partial where each
-replica has a separate array: no reader uses its value, and sums of flows (in gradients) keep that placement.
+Propagation joins the `element`s of all writes of a container with `join.join`; each write then converts its element to
+the joined fact. The flow, a number that only orders operations, is partial if each replica has a separate array: no
+reader uses its value, and sums of flows (in gradients) keep that placement.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EMPTY = Fact(ANY, 0)
 
 
 def element(op: str, value: Fact) -> Fact:
-    """Return the fact of an element that a write of `op` puts in, from the written value before conversion."""
+    """Return the fact of an element that a write of `op` puts in, from the value before conversion."""
     if op == "TensorArrayScatterV3":
         return without_leading(value) or Fact(REPLICATED, value.dtype, (value.shape or (None,))[1:] or None)
     if op == "TensorArrayConcatV3":
@@ -40,7 +40,7 @@ def _content(n: Op) -> Fact:
 
 
 def _token(fact: Fact) -> Placement:
-    """Return the placement of the flow of a container: partial if each replica has a separate container."""
+    """Return the placement of a flow: partial if each replica has a separate container."""
     return PARTIAL if fact.placement.differs else REPLICATED
 
 
@@ -54,7 +54,7 @@ def _parameters(n: Op, *taken: int) -> dict[int, Reshard]:
 
 
 def _lift(op: str, content: Fact) -> Fact:
-    """Return the fact that the written value needs for its elements to match those of the container."""
+    """Return the fact of a written value whose elements match those of the container."""
     if op != "TensorArrayScatterV3":
         return content
     return content._replace(placement=with_leading(content.placement), shape=stacked(content.shape))
@@ -79,7 +79,7 @@ def place_write(n: Op) -> Placed:
 
 
 def _put(n: Op, index: int) -> tuple[Fact, dict[int, Reshard]]:
-    """Return the fact of a container's elements including the value that is put in, and the conversions for it."""
+    """Return the fact of a container's elements with the value that is put in, and the conversions."""
     value, content = n.inputs[index], n.cells.get(0, EMPTY)
     if content.placement in (ANY, UNKNOWN):
         content = element(n.op, value)  # the first write decides

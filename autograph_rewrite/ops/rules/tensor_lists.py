@@ -72,7 +72,7 @@ def element_shape(n: Op, index: int, element: Fact) -> dict[int, Reshard] | None
 def place_make(n: Op) -> Placed:
     """Make an empty list, which takes the placement of its elements; it is split if its element shape counts a block.
 
-    Reserved elements are zeros; a list without elements is not marked as zero, which distinguishes the two.
+    Reserved elements are zeros; a list without elements is not.
     """
     zero, dim = (n.op == "TensorListReserve",), local_entry(n.value(0))
     if n.inputs[0].is_local and dim is not None:
@@ -81,11 +81,7 @@ def place_make(n: Op) -> Placed:
 
 
 def _put(n: Op, item: int) -> Placed:
-    """Put one element into a list: a list cannot be converted, so the element is, unless the list is empty.
-
-    Args:
-        item: position of the element operand.
-    """
+    """Put operand `item` into a list: a list cannot be converted, so the element is, unless the list is empty."""
     container, element, batch = n.inputs[0], n.inputs[item], n.semantics.extent.units
     alike = [fact for fact in (container, element) if fact.placement == container.placement]
     target = join([element] if container.placement == ANY else alike, batch)
