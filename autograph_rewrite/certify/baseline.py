@@ -117,7 +117,7 @@ def has_shards(claim: Claim) -> bool:
 
 
 def _as_long_as_the_batch(nodes: Mapping[str, Node], claims: Claims) -> tuple[Mapping[str, Claim], Mapping[str, int]]:
-    """Infer open sizes from the blocks that replicas read of them: with any other size the graph would not run.
+    """Infer open sizes from the blocks that replicas read: with another size the graph would not run.
 
     Returns:
         The claims, with sizes of unknown dimensions filled in; and by symbol of an open size, the rows of each example.

@@ -380,7 +380,7 @@ class Simulation:
             )
 
     def _index(self, name: str, instance: int) -> int:
-        """Return which instance of a value the reader for a micro-batch reads: a value of a replica has one for all."""
+        """Return which instance of a value a micro-batch reads: all of a replica's may share one."""
         micro = self._baseline.claims.micro if name in self._baseline.of_replicas else 1
         return instance // micro
 

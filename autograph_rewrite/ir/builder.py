@@ -64,7 +64,7 @@ class Builder:
             what: its name below the scope; "": it has the scope's name.
             selects: which instances it reads, by input index.
             marks: encoded attributes that the op does not declare.
-            recorded: shapes of its outputs, to be recorded on the node.
+            recorded: shapes of its outputs.
             **attrs: those that cannot be inferred.
         """
         name = f"{self.scope}/{what}" if what else self.scope

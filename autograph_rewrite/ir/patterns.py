@@ -31,7 +31,7 @@ class Found(NamedTuple):
     """A place where a pattern matches.
 
     Attributes:
-        value: the result of the outermost op.
+        value: of the outermost op.
         of: the values that the pattern names.
     """
 

@@ -214,7 +214,7 @@ _TRAITS: Mapping[str, str] = {
     # operands that hold one parameter for each element drawn
     "random_parameters": "StatelessRandomGammaV2@2 StatelessRandomGammaV3@4 StatelessRandomPoisson@2 "
         "StatelessRandomBinomial@2,3",
-    # ---- Kernels (TensorFlow 2.21, CPU; the effect of empty blocks was found by running every op on recycled memory)
+    # ---- Kernels (TensorFlow 2.21, CPU; effects of empty blocks were found by running every op on recycled memory)
     # several operations for each element
     "transcendental": "Exp Expm1 Log Log1p Tanh TanhGrad Sigmoid SigmoidGrad Erf Erfc Erfinv Pow Sqrt Rsqrt SqrtGrad "
         "RsqrtGrad Sin Cos Softplus SoftplusGrad Softsign Elu EluGrad Selu SeluGrad Softmax LogSoftmax "

@@ -107,11 +107,11 @@ def read(text: str, *, replicas: int = 0, name: str = "text") -> Text:
     Args:
         text: lines as `ir.format.printer.render` prints them.
         replicas: for how many inputs `all(%x)` stands; 0 where the lines that read it state their counts.
-        name: name of the text in errors, usually a file name.
+        name: of the text in errors, usually a file name.
 
     Raises:
-        GraphError: a line cannot be read, or reads a value that no line makes; it names the line, and for a word of an
-            annotation also the column.
+        GraphError: a line cannot be read, or reads a value that no line makes; it names the line, and the column of a
+            word in an annotation.
     """
     graph, lines, anchors = Graph(), {}, []
     for number, written in enumerate(text.splitlines(), 1):

@@ -131,7 +131,7 @@ def drop_newer_attrs(graph: Any) -> None:
     """Remove attributes that a later TensorFlow added, and that have their defaults, from a GraphDef.
 
     Args:
-        graph: a message of TensorFlow's class, edited in place.
+        graph: of TensorFlow's class, edited in place.
     """
     for node in (*graph.node, *(node for function in graph.library.function for node in function.node_def)):
         for key, default in _newer_attrs(node.op):

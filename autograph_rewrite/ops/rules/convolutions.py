@@ -23,7 +23,7 @@ from autograph_rewrite.ops.rules.spatial import FILTER, FILTER_SIZES, X_SIZES, X
 #
 #     image [9, 9, 3], filter [3, 3, 3, 8]     a patch for each of 7 x 7 places: [49, 27], multiplied as a matrix
 #
-# Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h` of TensorFlow. They allocate as many images at a time as fit
+# Source: `conv_grad_filter_ops.cc`, `conv_grad_input_ops.h` of TensorFlow. They hold as many images at a time as fit
 # into 30 MiB with their operands, even if the batch has fewer. oneDNN's kernels hold none.
 
 

@@ -88,7 +88,7 @@ def place_gather(n: Op) -> Placed:
 
 
 def _is_of_rows_in_shards(n: Op) -> bool:
-    """Return whether whole rows are looked up in shards of a variable, by their numbers in the whole variable."""
+    """Return whether whole rows are looked up in shards of a variable, by their numbers in the whole."""
     table, is_number = n.inputs[0], n.output_dtypes[0] in dtypes.INEXACT | dtypes.INTEGER
     in_shards = bool(shards_of(table.split_size)) or n.semantics.alike
     return is_number and table.placement == split(0) and in_shards and not n.attr("batch_dims", 0)
@@ -106,7 +106,7 @@ def _resource_gather(n: Op) -> Signature | None:
 
 
 def place_resource_gather(n: Op) -> Placed:
-    """Look up rows: split columns give a part of every row on each device, sharded rows a contribution."""
+    """Look up rows: split columns give a part of every row, sharded rows a contribution."""
     held, indices = n.placement(0), n.inputs[1]
     if not held.is_split:
         return place(n, _resource_gather(n))
