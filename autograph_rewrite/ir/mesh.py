@@ -59,6 +59,7 @@ def is_axis(name: str) -> bool:
 
 def is_rarer(reader: Span, producer: Span) -> bool:
     """Return whether one instance of a reader meets several of a producer, and has to choose one or read all."""
+    # A span with REPLICA implies the model axis: see `Mesh.along`.
     return not producer <= (reader | PER_MODEL if REPLICA in reader else reader)
 
 

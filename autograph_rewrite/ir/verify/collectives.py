@@ -1,7 +1,7 @@
 """Checks the collectives of a job: no deadlock, and members agree on types, shapes and group size.
 
     rank 0    x ──► all_reduce (group 7, instance 11) ──►     the same op, type, shape and keys on all ranks,
-    rank 1    x ──► all_reduce (group 7, instance 11) ──►     on distinct devices, in one order, on one condition
+    rank 1    x ──► all_reduce (group 7, instance 11) ──►     on devices of their own, in one order, on one condition
 
 The graphs of all ranks are checked as one. A graph may also stand for equal graphs of several processes.
 """
@@ -40,7 +40,7 @@ from autograph_rewrite.ops.traits import BACK_EDGES, has
 # Control flow around collectives: all members are in the same loop and branch, under predicates that agree.
 #
 # rank 0   step % 2 == 0 ──► branch ──► all_reduce      the same on all ranks: they meet, or nobody comes
-# rank 1   sum(x) > 0    ──► branch ──► all_reduce      one rank's part of the batch: it may come alone
+# rank 1   sum(x) > 0    ──► branch ──► all_reduce      one rank's own part of the batch: it may come alone
 
 
 def conditions_are_equal(job: Job) -> Iterator[Fault]:

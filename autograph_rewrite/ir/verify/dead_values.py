@@ -1,7 +1,7 @@
 """Checks that no live node waits for a dead value (a result of an untaken branch).
 
     p ─► Switch ─► true:  a ─┐
-                └► false: b ─┴► Add       needs both branches: never runs, and its waiters wait for ever
+                └► false: b ─┴► Add       needs what both branches make: never runs, and who waits for it waits for ever
 
     Enter (device 0) ─► Mul (device 1)    sent in the first iteration only, and awaited in every one
 

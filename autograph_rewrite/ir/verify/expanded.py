@@ -205,7 +205,7 @@ def variables_are_written_as_often(finished: Finished) -> Iterator[Fault]:
 def fetches_write_the_same(finished: Finished) -> Iterator[Fault]:
     """Each output, target and initialiser, fetched alone, writes the variables that it writes in the original.
 
-    A fetch may fail to write a variable that the whole step writes, if it needed only a size: a session refuses it.
+    A fetch that needs only a size may write less than the original if the whole step writes it; a session refuses it.
     """
     original = finished.original
     step = {name.partition(":")[0] for name in original.targets if name in finished.graph}

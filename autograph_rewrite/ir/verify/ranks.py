@@ -67,6 +67,7 @@ class _Store:
     def is_ours(self) -> bool:
         """Whether a pass made it; a store of the user may be filled outside of steps."""
         nodes = (*self.declared, *self.puts, *self.takes)
+        # Expansion marks its copies of the user's nodes, too.
         return any(node.attr(PASS_ATTR, b"expand") != b"expand" for node in nodes)
 
 
