@@ -403,7 +403,7 @@ class Simulation:
 
 
 def _is_dead(node: Node) -> bool:
-    """Return whether no node needs a node, so that the last pass removes it."""
+    """Return whether a pure node has no reader, so that the last pass removes it."""
     is_read = node.control_users or any(value.uses for value in node.read_outputs)
     return is_pure(node.op) and not is_read
 

@@ -48,7 +48,7 @@ def runs_are_whole(graph: Graph, mesh: Mesh, roots: Iterable[Node]) -> Iterator[
 
 
 class _Reached:
-    """The members of collectives that a node needs, as bit masks: those of its own instance, the first ones, all."""
+    """The members of collectives that a node needs, as bit masks: its instance's, the first ones, all."""
 
     def __init__(self, mesh: Mesh, members: Iterable[tuple[Node, str]]) -> None:
         self._mesh = mesh
