@@ -180,11 +180,7 @@ class Sample:
         return self.whole(name)
 
     def block(self, whole: Any, claim: Claim, instance: int, name: str) -> Any:
-        """Return the rows of a whole value that an instance has.
-
-        Args:
-            name: of the value, for unknown sizes.
-        """
+        """Return the rows of a whole value that an instance has."""
         if self.has_rows_of_its_own(claim):
             dim = claim.shape[claim.dim] if claim.shape is not None else None
             sizes = [

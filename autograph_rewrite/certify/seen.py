@@ -156,11 +156,7 @@ class Seen:
 
 
 def as_read(claim: Claim, read: Read, batch: int | None) -> Claim:
-    """Return the claim of a value as a node reads it.
-
-    Args:
-        batch: examples of the global batch, where it is static.
-    """
+    """Return the claim of a value as a node reads it."""
     if read == OWN:
         return claim
     if read.kind == "entry":

@@ -227,9 +227,6 @@ def is_whole_of(dim: Dim, block: Dim, batch: int | None) -> bool:
 
     Any other size may be 1, where one row is broadcast, or count something else: it has no blocks. If the batch is
     open, a number does not qualify either, since the batch may have one example.
-
-    Args:
-        batch: the number of examples, where it is static.
     """
     return are_same(dim, to_global(block, batch))
 

@@ -22,11 +22,7 @@ def reached(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def join(facts: Iterable[Fact], batch: int | None) -> Fact:
-    """Return one fact for values that take turns: their common placement, and the sizes that all have.
-
-    Args:
-        batch: the number of examples, where it is static.
-    """
+    """Return one fact for values that take turns: their common placement, and the sizes that all have."""
     every = list(facts)
     known = reached(every)
     if not known:
